@@ -9,6 +9,10 @@ The bounds are linear programs over these; leaving intervals out only raises the
     by heads   the most readers: it favours cheap requests, and starves documents
     by work    the most work, each reader weighed by its price
     neutral    the largest share of every reader alike: for policies that do not choose by length. No bound
+    held       neutral for this machine's memory: at the end of an interval an answer holds the blocks of its prompt and
+               of what is due, or all of it is computed. For policies that compute nothing twice
+    careful    held for a policy that spends less than readers forgive: an answer starts in time for the engine's queue
+               (`standing_queue_seconds`), and its reader is kept `hungry_seconds` of text
 """
 
 from __future__ import annotations
@@ -20,12 +24,14 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_matrix
 
-from benchmarks.qoe.machines import Machine
+from benchmarks.qoe.machines import BLOCK_SIZE, Machine
 from benchmarks.qoe.readers import FIRST_SLACK_SECONDS, STALL_SECONDS
 from benchmarks.qoe.workload import Visit
+from streamserve.engine.config import CLASSES, EngineConfig
 
 # Intervals begin at multiples of this, and last so long or to the end. A grid of 1 s moves the bounds by 0.3 % at most.
 GRID_SECONDS = 5.0
+_HALVINGS = 20
 _LENGTHS = (2.5, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 240.0)
 
 
@@ -36,6 +42,21 @@ class Bounds:
     heads: float
     work: float
     neutral: float
+    held: float
+    careful: float
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """When tokens are due: the first so long after the class's budget, the k-th so long after k / pace from there."""
+
+    first_seconds: float
+    later_seconds: float
+
+
+LATEST = Due(FIRST_SLACK_SECONDS, STALL_SECONDS)
+# The classes differ in their budgets, not in what is after them.
+CAREFUL = Due(CLASSES["chat"].standing_queue_seconds - CLASSES["chat"].ttft_seconds, -EngineConfig().hungry_seconds)
 
 
 def bounds(machine: Machine, visits: Sequence[Visit], grid_seconds: float = GRID_SECONDS) -> Bounds:
@@ -46,6 +67,8 @@ def bounds(machine: Machine, visits: Sequence[Visit], grid_seconds: float = GRID
         heads=_best(np.ones(len(visits)), rows) / len(visits),
         work=_best(prices, rows) / float(prices.sum()),
         neutral=min([1.0, *(length / float(work.sum()) for length, _, work in rows)]),
+        held=_held(machine, visits, grid_seconds, LATEST),
+        careful=_held(machine, visits, grid_seconds, CAREFUL),
     )
 
 
@@ -67,32 +90,63 @@ def _rows(
     machine: Machine, visits: Sequence[Visit], grid_seconds: float
 ) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
     """Yield (length, visits, their work) of each interval that the work of all visits would overfill."""
-    arrivals = np.array([visit.arrives_at for visit in visits])
-    lasts = np.array([_due_at(visit, visit.answer_len - 1) for visit in visits])
-    end = float(lasts.max())
-    work_of = _WorkBy(machine, visits)
-    for start in np.arange(0.0, float(arrivals.max()), grid_seconds):
+    work_of = _WorkBy(machine, visits, LATEST)
+    for start, stop in _intervals(visits, grid_seconds, LATEST):
+        used = work_of.arrived(start, stop)
+        work = work_of(used, stop)
+        if work.sum() > stop - start:
+            is_any = work > 0
+            yield stop - start, used[is_any], work[is_any]
+
+
+def _intervals(visits: Sequence[Visit], grid_seconds: float, due: Due) -> Iterator[tuple[float, float]]:
+    """Yield the intervals that are looked at."""
+    last = max(visit.arrives_at for visit in visits)
+    end = max(_first_due_at(visit, due) + due.later_seconds + visit.answer_len / visit.pace for visit in visits)
+    for start in np.arange(0.0, last, grid_seconds):
         for length in (*_LENGTHS, end - start):
-            stop = start + length
-            if stop > end:
-                continue
-            used = np.flatnonzero((arrivals >= start) & (arrivals < stop))
-            work = work_of(used, stop)
-            if work.sum() > length:
-                is_any = work > 0
-                yield float(length), used[is_any], work[is_any]
+            if start + length <= end:
+                yield float(start), float(start + length)
 
 
-def _due_at(visit: Visit, index: int) -> float:
-    first = visit.first_due_at + FIRST_SLACK_SECONDS
-    return first + index / visit.pace + STALL_SECONDS if index else first
+def _held(machine: Machine, visits: Sequence[Visit], grid_seconds: float, due: Due) -> float:
+    """Return the largest share of every reader alike with the machine's memory.
+
+    Of the answers that are not due whole when an interval ends, those are computed whole that cost the least for the
+    memory they give back, until the others fit.
+    """
+    work_of, most = _WorkBy(machine, visits, due), 1.0
+    for start, stop in _intervals(visits, grid_seconds, due):
+        used = work_of.arrived(start, stop)
+        work = work_of(used, stop)
+        used, work = used[work > 0], work[work > 0]
+        left, blocks = work_of.left(used, stop)
+        order = np.argsort(left / blocks)
+        freed = np.concatenate([[0.0], np.cumsum(blocks[order])])
+        costs = np.concatenate([[0.0], np.cumsum(left[order])])
+        low, high = 0.0, most
+        for _ in range(_HALVINGS):
+            share = (low + high) / 2
+            surplus = freed[-1] - machine.num_blocks / share
+            if share * (work.sum() + np.interp(surplus, freed, costs)) <= stop - start:
+                low = share
+            else:
+                high = share
+        most = high
+    return most
+
+
+def _first_due_at(visit: Visit, due: Due) -> float:
+    return visit.first_due_at + due.first_seconds
 
 
 class _WorkBy:
     """The work of visits that is due by a time, in one pass of numpy."""
 
-    def __init__(self, machine: Machine, visits: Sequence[Visit]) -> None:
-        self._first_due = np.array([_due_at(visit, 0) for visit in visits])
+    def __init__(self, machine: Machine, visits: Sequence[Visit], due: Due) -> None:
+        self._arrives_at = np.array([visit.arrives_at for visit in visits])
+        self._first_due = np.array([_first_due_at(visit, due) for visit in visits])
+        self._later_seconds = due.later_seconds
         self._pace = np.array([visit.pace for visit in visits])
         self._prompt = np.array([float(visit.prompt_len) for visit in visits])
         self._answer = np.array([float(visit.answer_len) for visit in visits])
@@ -101,10 +155,28 @@ class _WorkBy:
         self._each = cost.base / machine.seats + cost.sequence + cost.token
         self._per_position = cost.position + cost.pair
 
+    def arrived(self, start: float, stop: float) -> np.ndarray:
+        """Return the visits that arrive in an interval."""
+        return np.flatnonzero((self._arrives_at >= start) & (self._arrives_at < stop))
+
     def __call__(self, used: np.ndarray, time: float) -> np.ndarray:
-        left = time - self._first_due[used]
-        decodes = np.floor((left - STALL_SECONDS) * self._pace[used] + 1e-9)
-        decodes = np.clip(decodes, 0.0, self._answer[used] - 1)
+        """Return the seconds of each that are due."""
+        return np.where(time >= self._first_due[used], self._seconds(used, self._decodes(used, time)), 0.0)
+
+    def left(self, used: np.ndarray, time: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return the seconds of each that are not due yet, and the blocks that it holds if these wait.
+
+        Only of those of which something is due. An answer that is due whole holds next to nothing.
+        """
+        decodes = self._decodes(used, time)
+        left = self._seconds(used, self._answer[used] - 1) - self._seconds(used, decodes)
+        blocks = np.ceil((self._prompt[used] + decodes) / BLOCK_SIZE)
+        return left, np.where(left > 0, blocks, 1e-9)
+
+    def _decodes(self, used: np.ndarray, time: float) -> np.ndarray:
+        after = time - self._first_due[used] - self._later_seconds
+        return np.clip(np.floor(after * self._pace[used] + 1e-9), 0.0, self._answer[used] - 1)
+
+    def _seconds(self, used: np.ndarray, decodes: np.ndarray) -> np.ndarray:
         positions = decodes * self._prompt[used] + decodes * (decodes + 1) / 2
-        work = self._prefill[used] + decodes * self._each + self._per_position * positions
-        return np.where(left >= 0, work, 0.0)
+        return self._prefill[used] + decodes * self._each + self._per_position * positions

@@ -29,10 +29,12 @@ def describe(machine: Machine) -> str:
 def print_head(workload: Workload, all_bounds: Sequence[Bounds]) -> None:
     """Print the workload, its bounds, and the names of the columns."""
     print(f"\n{workload}")
-    heads, work, neutral = (
-        100 * fmean(getattr(one, name) for one in all_bounds) for name in ("heads", "work", "neutral")
+    heads, work, neutral, held, careful = (
+        100 * fmean(getattr(one, name) for one in all_bounds)
+        for name in ("heads", "work", "neutral", "held", "careful")
     )
-    print(f"  at most {heads:.1f} % by heads, {work:.1f} % by work; neutral {neutral:.1f} %")
+    print(f"  at most {heads:.1f} % by heads, {work:.1f} % by work; neutral {neutral:.1f} %", end="")
+    print(f", with this memory {held:.1f} %, and careful {careful:.1f} %")
     tail = f"{'others':>9}{'flooder':>9}" if workload.flood else ""
     print(_HEAD + tail, flush=True)
 

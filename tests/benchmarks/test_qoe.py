@@ -14,7 +14,7 @@ pytest.importorskip("scipy", reason="needs scipy: pip install -r benchmarks/requ
 from benchmarks.qoe.bounds import bounds
 from benchmarks.qoe.chart import draw
 from benchmarks.qoe.contenders import FCFS, IN_TIME, OURS, contenders
-from benchmarks.qoe.machines import MACHINES, machine_of
+from benchmarks.qoe.machines import MACHINES, StepCost, machine_of
 from benchmarks.qoe.results import Job, Results
 from benchmarks.qoe.score import Score, score
 from benchmarks.qoe.simulation import REPORT_STEP, Simulation
@@ -63,6 +63,27 @@ def test_more_intervals_never_raise_a_bound() -> None:
     assert fine.work <= coarse.work + 1e-6
     assert fine.neutral <= coarse.neutral + 1e-9
     assert fine.neutral < fine.heads < 1
+
+
+def test_memory_lowers_neutral() -> None:
+    """Without end it changes nothing; the less there is, the fewer are served, and to be careful costs some more."""
+    visits = Workload(load=2.0).draw(1, CPU.capacity, 30.0)
+    by_blocks = [bounds(replace(CPU, num_blocks=number), visits) for number in (1 << 40, 1024, 512)]
+    assert by_blocks[0].held == pytest.approx(by_blocks[0].neutral, abs=1e-5)
+    assert by_blocks[0].held > by_blocks[1].held + 0.01 > by_blocks[2].held + 0.04
+    for one in by_blocks:
+        assert one.careful < one.held < one.neutral + 1e-5
+
+
+def test_readers_that_fit_one_after_the_other() -> None:
+    """Two slow readers that the machine serves at once, and the memory only if it computes one of them ahead."""
+    visit = Workload(load=1.0).draw(1, CPU.capacity, 20.0)[0]
+    both = [replace(visit, number=n, arrives_at=1.0, pace=1.0, prompt_len=100, answer_len=100) for n in (0, 1)]
+    cost = StepCost(base=0.0, sequence=0.49, token=0.0, position=0.0, pair=0.0)
+    wide, narrow = (bounds(replace(CPU, cost=cost, num_blocks=number), both) for number in (14, 7))
+    assert (wide.neutral, narrow.neutral) == (1.0, 1.0)
+    assert wide.held == pytest.approx(1.0, abs=1e-5)
+    assert 0.5 < narrow.held < 0.99
 
 
 def test_the_shares_of_the_time_are_the_whole() -> None:

@@ -1,7 +1,7 @@
 """Ten times the requests that the engine can answer: each ends with an answer or a true refusal, and none is lost.
 
 The real client on its thread. Load is counted in steps, not in seconds: each step brings ten times as many requests as
-a step at capacity answered, however fast the machine is.
+a step at capacity answered, however fast the machine is, and so many steps do.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from streamserve.engine.echo import EchoRunner
 from streamserve.protocol.errors import Refused
 from streamserve.protocol.events import Done, Error, Event, Status
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
-from tests.proofs.scale import IS_SOAK, scaled
+from tests.proofs.scale import scaled
 from tests.support.clients import load_of, ready
 
 TIMES = 10
-SECONDS = 60 if IS_SOAK else 3
+# Minutes, or seconds: many times the 40 steps of the longest answer, at whose ends a step gives less.
+NUM_STEPS = scaled(18_000)
 STEP_SECONDS = 0.002
 NUM_SEATS = 8
 NUM_BLOCKS = 36
@@ -108,12 +109,23 @@ class Load:
         self.tasks: asyncio.TaskGroup | None = None
         self.client: ThreadClient | None = None
         self._due = 0.0
+        self._num_left = 0
+        self._is_over = asyncio.Event()
 
     def on_plan(self, _: object) -> None:
         """A step begins. On the engine thread."""
         self.loop.call_soon_threadsafe(self._bring_due)
 
+    async def run(self, num_steps: int) -> None:
+        """Wait until so many more steps have begun."""
+        self._num_left = num_steps
+        self._is_over.clear()
+        await self._is_over.wait()
+
     def _bring_due(self) -> None:
+        self._num_left -= 1
+        if self._num_left == 0:
+            self._is_over.set()
         self._due += self.per_step
         num_requests = int(self._due)
         self._due -= num_requests
@@ -157,13 +169,13 @@ def resident_bytes() -> int:
 
 
 async def overload(load: Load, per_step: float) -> int:
-    """Bring requests for `SECONDS`, and wait for all to end; return by how many bytes memory grew after a third."""
+    """Bring requests for `NUM_STEPS`, and wait for all to end; return by how many bytes memory grew after a third."""
     async with asyncio.TaskGroup() as load.tasks:
         load.per_step = per_step
         load.bring(1)
-        await asyncio.sleep(SECONDS / 3)  # the duration of the load; nothing is waited for
+        await load.run(NUM_STEPS // 3)
         before = resident_bytes()
-        await asyncio.sleep(SECONDS * 2 / 3)
+        await load.run(NUM_STEPS * 2 // 3)
         growth = resident_bytes() - before
         load.per_step = 0.0
     return growth
@@ -188,7 +200,7 @@ async def test_overload() -> None:
     tally, num_steps = load.transcript, stats.steps - num_steps
     goodput = tally.num_tokens / num_steps
     print(
-        f"\noverload, {TIMES}x for {SECONDS} s: {tally.num_asked:,} requests in {num_steps:,} steps ended as"
+        f"\noverload, {TIMES}x for {NUM_STEPS:,} steps: {tally.num_asked:,} requests in {num_steps:,} steps ended as"
         f" {', '.join(f'{count:,} {end}' for end, count in sorted(tally.ends.items()))};"
         f" Retry-After up to {tally.longest_retry_after} s where {queue_seconds:.1f} s are true;"
         f" goodput {goodput:.2f} tokens a step, {best:.2f} at capacity;"
