@@ -15,7 +15,7 @@ from django.test import AsyncClient, Client
 from django.test.utils import override_settings
 from django.utils import timezone
 
-from streamserve.api.metrics import live_metrics
+from streamserve.api.ops import live_metrics
 from streamserve.durable.jobs import Job
 from streamserve.models import ApiKey, Watch
 from streamserve.models import Stream as StreamRow

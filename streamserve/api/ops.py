@@ -1,14 +1,24 @@
-"""The endpoints for operators and probes: /livez, /readyz, /metrics; and the 404 of any other address. asyncio."""
+"""The endpoints for operators and probes: /livez, /readyz, /metrics; and the 404 of any other address. asyncio.
+
+The metrics of `/metrics` and the live page are collected here from engines and streams. Names: protocol/metrics.py.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from streamserve.api.call import ANONYMOUS, Call, Reply, Site, json_reply
-from streamserve.api.metrics import CONTENT_TYPE, render_metrics
-from streamserve.protocol.engine import ABSENT, ModelDescription
+from streamserve.clients.base import EngineClient
+from streamserve.protocol.engine import ABSENT, EngineStats, ModelDescription
 from streamserve.protocol.errors import NotFound, no_stream
+from streamserve.protocol.frames import UNKNOWN_COUNT
 from streamserve.protocol.ids import is_stream_id
+from streamserve.protocol.measures import RESPONSES
+from streamserve.protocol.metrics import CONTENT_TYPE, Sample, render_prometheus
+from streamserve.streams.registry import Streams
+from streamserve.streams.stream import Stream
 
 _OF_A_STREAM = ("", "events", "stop", "watch")  # what follows a stream's id in its addresses
 # Messages of states for which the engine gives none.
@@ -73,3 +83,152 @@ async def unknown(call: Call, site: None) -> Reply:
     if stream_id and rest in _OF_A_STREAM and not is_stream_id(stream_id):
         raise no_stream()
     raise NotFound("There is nothing at this address. See docs/api.md for the routes.", code="unknown_url")
+
+
+def render_metrics(
+    clients: Mapping[str, EngineClient], streams: Streams, work: Mapping[str, Mapping[str, int]] = {}
+) -> str:
+    """Return every metric of this process in Prometheus' text format. `work`: kind → state → how many rows."""
+    samples = (*_engine_samples(clients), *_stream_samples(clients, streams.all()), *streams.measures.samples())
+    return render_prometheus([*samples, *RESPONSES.samples(), *_log_samples(), *_work_samples(work)])
+
+
+def _engine_samples(clients: Mapping[str, EngineClient]) -> Iterator[Sample]:
+    for alias, client in clients.items():
+        labels = {"model_name": alias}
+        for name, value in _engine_metrics(client.stats()).items():
+            yield Sample(name=name, value=value, labels=labels)
+        for name, value in client.stats().upstream.items():
+            yield Sample(name=f"upstream_{name}", value=value, labels=labels)
+        state = client.describe().state
+        yield Sample(name="engine_ready", value=float(state == "ready"), labels=labels)
+        yield Sample(name="engine_paused", value=float(state == "paused"), labels=labels)
+
+
+def _engine_metrics(stats: EngineStats) -> dict[str, float]:
+    return {
+        "num_requests_running": stats.running,
+        "num_requests_waiting": stats.waiting,
+        "kv_blocks_total": stats.blocks_total,
+        "kv_blocks_used": stats.blocks_used,
+        "kv_blocks_cached": stats.blocks_cached,
+        "kv_blocks_free": stats.blocks_free,
+        "kv_cache_usage_perc": stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0,
+        "prefix_cache_queries": stats.prefix_queries,
+        "prefix_cache_hits": stats.prefix_hits,
+        "prompt_tokens": stats.prompt_tokens,
+        "generation_tokens": stats.generation_tokens,
+        "tokens_per_second": stats.tokens_per_second,
+        "num_preemptions": stats.preemptions,
+        "num_parks": stats.parks,
+        "num_tokens_waiting": stats.queued_tokens,
+        "queue_seconds": stats.queued_seconds,
+        "step_token_budget": stats.token_budget,
+        "num_out_of_memory": stats.out_of_memory,
+        "num_quarantines": stats.quarantines,
+        "num_unknown_ids": stats.unknown_ids,
+        "num_grammar_waits": stats.grammar_waits,
+        "engine_steps": stats.steps,
+        "lost_engines": stats.lost_engines,
+        "num_readers_away": stats.readers_away,
+        "num_readers_late": stats.readers_late,
+        "num_readers_hungry": stats.readers_hungry,
+        "num_readers_ahead": stats.readers_ahead,
+        "num_requests_refused": stats.refused,
+        "num_requests_expired": stats.expired,
+        "computed_tokens": stats.computed_tokens,
+        "recomputed_tokens": stats.recomputed_tokens,
+        "engine_busy_seconds": stats.busy_seconds,
+    }
+
+
+def _stream_samples(clients: Mapping[str, EngineClient], streams: Iterable[Stream]) -> Iterator[Sample]:
+    states = Counter((stream.model, stream.state) for stream in streams if stream.is_live)
+    for alias in clients:
+        labels = {"model_name": alias}
+        parked = states[alias, "parked"]
+        yield Sample(name="streams_active", value=states[alias, "running"] + parked, labels=labels)
+        yield Sample(name="streams_parked", value=parked, labels=labels)
+
+
+def _log_samples() -> Iterator[Sample]:
+    yield Sample(name="num_unknown_events", value=UNKNOWN_COUNT.num_events)
+    yield Sample(name="num_unknown_fields", value=UNKNOWN_COUNT.num_fields)
+
+
+def _work_samples(work: Mapping[str, Mapping[str, int]]) -> Iterator[Sample]:
+    for kind, counts in work.items():
+        for state in ("queued", "running"):
+            yield Sample(name=f"work_{state}", value=counts.get(state, 0), labels={"kind": kind})
+
+
+def live_metrics(clients: Mapping[str, EngineClient], streams: Streams) -> dict[str, Any]:
+    """Return the models and the live streams of this process, for the live page."""
+    return {
+        "models": [_model_metrics(alias, client) for alias, client in clients.items()],
+        "streams": [_stream_metrics(stream) for stream in streams.all() if stream.is_live],
+    }
+
+
+def _model_metrics(alias: str, client: EngineClient) -> dict[str, Any]:
+    stats = client.stats()
+    return {
+        **_load_metrics(client.describe()),
+        "alias": alias,
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "queue_seconds": round(stats.queued_seconds, 2),
+        "blocks_used": stats.blocks_used,
+        "blocks_cached": stats.blocks_cached,
+        "blocks_free": stats.blocks_free,
+        "blocks_total": stats.blocks_total,
+        "prefix_hit_rate": round(stats.prefix_hits / stats.prefix_queries, 4) if stats.prefix_queries else 0.0,
+        "tokens_per_second": round(stats.tokens_per_second, 1),
+        "preemptions": stats.preemptions,
+        "parks": stats.parks,
+        "readers": {
+            "late": stats.readers_late,
+            "hungry": stats.readers_hungry,
+            "ahead": stats.readers_ahead,
+            "away": stats.readers_away,
+        },
+        "refused": stats.refused,
+        "expired": stats.expired,
+        "out_of_memory": stats.out_of_memory,
+        "quarantines": stats.quarantines,
+        "classes": {name: _rounded(one) for name, one in stats.classes.items()},
+    }
+
+
+def _rounded(numbers: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(number, 3) for name, number in numbers.items()}
+
+
+def _load_metrics(model: ModelDescription) -> dict[str, Any]:
+    return {
+        "state": model.state,
+        "stage": model.stage,
+        "fraction": round(model.fraction, 3),
+        "loaded_bytes": model.loaded_bytes,
+        "total_bytes": model.total_bytes,
+        "elapsed_seconds": round(model.elapsed_seconds, 1),
+        "message": model.message,
+    }
+
+
+def _stream_metrics(stream: Stream) -> dict[str, Any]:
+    summary = stream.summary()
+    return {
+        "id": summary.id,
+        "model": summary.model,
+        "state": summary.state,
+        "park_reason": summary.park_reason,
+        "lead": summary.lead,
+        "owner": summary.owner,
+        "age_seconds": round(summary.age_seconds, 1),
+        "tokens": summary.completion_tokens,
+        "tokens_per_second": round(summary.tokens_per_second, 1),
+        "ttft": None if summary.ttft is None else round(summary.ttft, 4),
+        "transport": summary.transport,
+        "is_away": stream.readers.are_away,
+    }

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve.api import anthropic, completions, jobs, native, openai, ops, pipelines
+from streamserve.api import anthropic, jobs, native, openai, ops, pipelines
 from streamserve.api.batch import batches, files, message_batches
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.dialects import native as native_dialect
@@ -161,10 +161,8 @@ ROUTES = (
     _openai("v1/chat/completions", openai.chat_completions, _CHAT, methods=("GET", "POST"), name="chat_completions"),
     _openai(_CHATCMPL, openai.chat_completion, _CHAT, methods=("GET", "POST", "DELETE"), name="chat_completion"),
     _openai(f"{_CHATCMPL}/messages", openai.chat_messages, _CHAT, name="chat_completion_messages", needs_rows=True),
-    _openai("v1/completions", completions.completions, _CHAT, methods=("POST",), name="completions"),
-    _openai(
-        "v1/completions/stream", completions.token_stream, _CHAT, methods=("GET", "POST"), name="completions_stream"
-    ),
+    _openai("v1/completions", openai.completions, _CHAT, methods=("POST",), name="completions"),
+    _openai("v1/completions/stream", openai.token_stream, _CHAT, methods=("GET", "POST"), name="completions_stream"),
     _anthropic("v1/messages", anthropic.messages, name="messages"),
     _anthropic("v1/messages/count_tokens", anthropic.count_tokens, name="count_tokens"),
     _message_batches(

@@ -1,7 +1,7 @@
 """Every metric, declared once, for `/metrics`, the live page, the `done` event and log lines.
 
 Names are vLLM's where it has the metric, under our prefix, so that dashboards carry over by search and replace.
-Pure: values in, text out; api/metrics.py collects the values.
+Pure: values in, text out; api/ops.py collects the values.
 """
 
 from __future__ import annotations

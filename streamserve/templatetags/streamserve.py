@@ -9,7 +9,7 @@ from django import template
 from django.core.exceptions import ImproperlyConfigured
 from django.middleware.csrf import get_token
 
-from streamserve.web.widget.config import widget_config
+from streamserve.web.chat_page import widget_config
 
 register = template.Library()
 

@@ -19,7 +19,7 @@ from channels.db import database_sync_to_async
 from django.utils import timezone
 
 from streamserve.api.logs import get_logger
-from streamserve.api.metrics import live_metrics
+from streamserve.api.ops import live_metrics
 from streamserve.clients.base import EngineClient
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.engine import EngineStats

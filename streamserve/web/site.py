@@ -110,7 +110,7 @@ def liveness_for(settings: SiteConfig) -> Liveness | None:
         return None
     folder = workers_folder(settings)
     if settings.log.startswith(LOG_SCHEMES):
-        from streamserve.streams.lease.redis_liveness import RedisLiveness  # needs the package redis
+        from streamserve.streams.lease.liveness import RedisLiveness  # needs the package redis
 
         return RedisLiveness(folder, settings.log)
     return Liveness(folder)

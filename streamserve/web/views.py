@@ -24,8 +24,7 @@ from streamserve.api.routes import Route, failure
 from streamserve.asgi.handover import HEADER, offer
 from streamserve.protocol.errors import MethodNotAllowed, Refused, StreamserveError
 from streamserve.protocol.ids import request_id_of
-from streamserve.streams.reader.delivery import Delivery
-from streamserve.streams.reader.joined import JoinedDelivery
+from streamserve.streams.reader.delivery import Delivery, JoinedDelivery
 from streamserve.web.access import admit, cors_headers
 from streamserve.web.auth import give_cookie
 from streamserve.web.front import LATE_BODY

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from streamserve.api import anthropic, completions, openai, pipelines
+from streamserve.api import anthropic, openai, pipelines
 from streamserve.api.call import Call, Caller, Reply, Site
 from streamserve.api.logs import get_logger
 from streamserve.clients.pipeline.client import PipelineClient
@@ -47,7 +47,7 @@ class Endpoint:
 # By the `url` of a row, which is the `endpoint` of its batch.
 ENDPOINTS: Mapping[str, Endpoint] = {
     "/v1/chat/completions": Endpoint(answer=openai.chat_completions, error_json=openai_chat.error_json),
-    "/v1/completions": Endpoint(answer=completions.completions, error_json=openai_chat.error_json),
+    "/v1/completions": Endpoint(answer=openai.completions, error_json=openai_chat.error_json),
     "/v1/messages": Endpoint(answer=anthropic.messages, error_json=shapes.error_json),
 }
 _RUN = Endpoint(answer=pipelines.run, error_json=native.error_json)

@@ -1,4 +1,4 @@
-"""`Liveness`: which workers of this host are alive, by one locked file each. For several hosts: redis_liveness.py.
+"""`Liveness`: which workers of this host are alive, by one locked file each. `RedisLiveness`: of several hosts.
 
     <folder>/<worker id>.lock     held (flock) while the worker lives; the kernel frees it at its death
     <folder>/host                 a random number that identifies the host: all processes that use this folder
@@ -6,6 +6,13 @@
 A worker id is `<host>-<random>`, and never used again. The locks of another host cannot be seen, so its workers never
 count as dead. An id without a host is from the previous release, and counts as one of this host.
 Unix; calls block briefly: no lock is waited for.
+
+    {prefix}:worker:<worker id>     a key in Redis for each worker; expires after 3 s, renewed each second
+
+A thread renews the key, so that a busy event loop does not count as a dead process. The same pipeline reads the keys of
+the workers that `is_alive` was called for; `is_alive` itself returns the last result. During an outage of Redis, and
+for 3 s after it, no other worker becomes dead. A wrong result costs a pause but loses nothing, because the log refuses
+a producer that lost the fence. The file lock is held too: a worker of this host is dead as soon as its process is.
 """
 
 from __future__ import annotations
@@ -13,9 +20,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import secrets
+import threading
+import time
 from pathlib import Path
+
+from streamserve.streams.log.redis_calls import connect_blocking
 
 _ID_BYTES = 8
 _HOST_DIGITS = 8
@@ -101,3 +113,107 @@ class Liveness:
 
     def _path(self, worker_id: str) -> Path:
         return self._folder / f"{worker_id}.lock"
+
+
+logger = logging.getLogger("streamserve.streams")
+
+LIFE_SECONDS = 3.0
+_BEATS = 3  # in that time, so that one may fail
+
+
+class RedisLiveness(Liveness):
+    """A `Liveness` for all hosts that share the Redis at `url`."""
+
+    def __init__(
+        self, folder: Path, url: str, *, prefix: str = "streamserve", life_seconds: float = LIFE_SECONDS
+    ) -> None:
+        super().__init__(folder)
+        self._life_seconds, self._beat_seconds = life_seconds, life_seconds / _BEATS
+        self._client = connect_blocking(url, self._beat_seconds)
+        self._prefix = prefix
+        self._lock = threading.Lock()  # guards the two below; never held during a call to Redis
+        self._grace: dict[str, float] = {}  # watched workers → until when a missing key is not death
+        self._dead: set[str] = set()
+        # Used by the thread alone; times are monotonic.
+        self._beat_at = 0.0  # when Redis last answered; 0 during an outage
+        self._sure_at = 0.0  # when a missing key begins to mean death
+        self._is_closing = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._beat_always, name="worker liveness", daemon=True)
+        self._thread.start()
+
+    def is_alive(self, worker_id: str) -> bool:
+        if worker_id == self.own_id:
+            return True
+        if self._is_locked(worker_id) is False:
+            return False
+        with self._lock:
+            if worker_id not in self._grace:
+                self._grace[worker_id] = time.monotonic() + self._life_seconds  # its first beat may not have arrived
+                self._wake.set()
+            return worker_id not in self._dead
+
+    def can_judge(self, worker_id: str) -> bool:
+        return True
+
+    def tidy(self) -> None:
+        """Stop watching the dead workers. A later `is_alive` of one returns False again after a few seconds."""
+        super().tidy()
+        with self._lock:
+            for worker_id in self._dead:
+                del self._grace[worker_id]
+            self._dead.clear()
+
+    def close(self) -> None:
+        self._is_closing = True
+        self._wake.set()
+        self._thread.join(self._life_seconds)
+        super().close()
+
+    def _beat_always(self) -> None:
+        while True:
+            self._wake.clear()
+            if self._is_closing:
+                break
+            try:
+                self._beat()
+            except Exception as error:  # the edge of a thread, which must survive any error of redis-py
+                self._note_outage(error)
+            self._wake.wait(self._beat_seconds)
+        with contextlib.suppress(Exception):  # the key expires within 3 s in any case
+            self._client.delete(self._key(self.own_id))
+        self._client.close()
+
+    def _beat(self) -> None:
+        """Renew this worker's key, and read the keys of the watched workers."""
+        with self._lock:
+            watched = list(self._grace)
+        read_at = time.monotonic()
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.set(self._key(self.own_id), "1", px=int(self._life_seconds * 1000))
+        pipeline.mget([self._key(worker_id) for worker_id in (self.own_id, *watched)])
+        _, (_, *found) = pipeline.execute()
+        if read_at - self._beat_at > self._life_seconds:
+            # After an outage of Redis or a pause of this process, other workers get time to renew their keys.
+            self._sure_at = read_at + self._life_seconds
+        self._beat_at = read_at
+        with self._lock:
+            for worker_id, exists in zip(watched, found, strict=True):
+                self._update(worker_id, exists is not None, read_at)
+
+    def _update(self, worker_id: str, exists: bool, read_at: float) -> None:
+        if worker_id not in self._grace:
+            return
+        if exists:
+            self._grace[worker_id] = 0.0
+            self._dead.discard(worker_id)
+        elif read_at >= max(self._grace[worker_id], self._sure_at):
+            self._dead.add(worker_id)
+
+    def _note_outage(self, error: Exception) -> None:
+        if self._beat_at:
+            logger.warning("liveness: the workers of other hosts cannot be checked: %s", error)
+        self._beat_at = 0.0
+
+    def _key(self, worker_id: str) -> str:
+        return f"{self._prefix}:worker:{worker_id}"

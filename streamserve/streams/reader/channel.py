@@ -1,14 +1,19 @@
-"""`Channel`: where one reader's frames go, and when there is room for another. Event loop only.
+"""`Channel`: where one reader's frames go, and when there is room for another. `Received`: the last event that it has.
 
-FlowServer has one of its own, which writes at once (asgi/flow/requests.py). `PullChannel` is for everything else: one
-frame at a time for a task that sends it (uvicorn, stock daphne, a WebSocket) or for an `async for`.
+FlowServer has a channel of its own, which writes at once (asgi/flow/requests.py). `PullChannel` is for everything else:
+one frame at a time for a task that sends it (uvicorn, stock daphne, a WebSocket) or for an `async for`. What a reader
+has received is what it acknowledges, else what its system has taken of what was sent. Event loop only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
+
+from streamserve.protocol.errors import BadRequest
 
 
 def nothing() -> int:
@@ -89,3 +94,64 @@ class PullChannel:
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
+
+
+# So many ends of frames are remembered; beyond, every other one is dropped.
+_MAX_ENDS = 1024
+# Transports do not report what is taken, and each poll costs as much as a small event: a few frames wait for one.
+_FRAMES_PER_POLL = 16
+# A reader that acknowledges is where it says. After so long without another acknowledgement (a page that is frozen, or
+# whose acknowledgements reach another worker) what its system has taken counts again.
+_ACK_SECONDS = 5.0
+
+
+def check_sent(seq: int, last_seq: int) -> None:
+    """Raise BadRequest for the acknowledgement of an event after the last one that was sent."""
+    if seq > last_seq:
+        message = f"Event {seq} has not been sent; the last one was {last_seq}."
+        raise BadRequest(message, code="not_sent", param="seq")
+
+
+class Received:
+    """Of one reader. `num_untaken` may count more than our frames (heads, chunk marks): never ahead of the truth."""
+
+    def __init__(self, seq: int, num_untaken: Callable[[], int]) -> None:
+        self._seq = seq
+        self._num_untaken = num_untaken
+        self._num_sent = 0
+        self._ends: deque[tuple[int, int]] = deque()  # (bytes sent up to the end of a frame, the last event in it)
+        self._acked_seq, self._acked_at = 0, -math.inf
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something was untaken or unacknowledged at the last poll, or has been sent since."""
+        return bool(self._ends) or (self._acked_at > -math.inf and self._acked_seq < self._seq)
+
+    def send(self, num_bytes: int, seq: int) -> bool:
+        """Note that so many more bytes are sent, with which the reader has event `seq`.
+
+        Return whether a poll costs nothing, or is worth it by now.
+        """
+        self._num_sent += num_bytes
+        self._ends.append((self._num_sent, seq))
+        num_ends = len(self._ends)
+        if num_ends > _MAX_ENDS:
+            self._ends = deque(list(self._ends)[::2])  # of an odd number: the last one stays
+        return num_ends % _FRAMES_PER_POLL == 0 or self._num_untaken is nothing
+
+    def ack(self, seq: int, now: float) -> None:
+        """Note that the reader has every event up to `seq`."""
+        self._acked_seq, self._acked_at = max(seq, self._acked_seq), now
+        self._seq = max(seq, self._seq)
+        while self._ends and self._ends[0][1] <= seq:
+            self._ends.popleft()
+
+    def poll(self, now: float) -> int:
+        """Return the last event that the reader has by now."""
+        num_taken = self._num_sent - self._num_untaken()
+        while self._ends and self._ends[0][0] <= num_taken:
+            self._seq = max(self._seq, self._ends.popleft()[1])
+        if now - self._acked_at < _ACK_SECONDS:
+            return self._acked_seq
+        self._acked_at = -math.inf
+        return self._seq

@@ -11,10 +11,9 @@ from collections import deque
 
 from streamserve.protocol.errors import Gone
 from streamserve.protocol.events import LoggedEvent
-from streamserve.streams.reader.channel import PullChannel
+from streamserve.streams.reader.channel import PullChannel, check_sent
 from streamserve.streams.reader.pages import read_page
 from streamserve.streams.reader.reader import BrokenStream, Reader
-from streamserve.streams.reader.received import check_sent
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream

@@ -1,7 +1,10 @@
 """`Pages`: a stream's log, read a page at a time for one reader: what the stream's recent events do not have.
 
 A page is 64 events, or fewer large ones, so a reader far behind costs a page of memory and not an answer. A log that is
-away is asked again for a while. asyncio; writes nothing and decides nothing about when a reader reads.
+away is asked again for a while. Writes nothing and decides nothing about when a reader reads.
+
+`take_snapshot`: one event in place of those that a reader far behind has missed: the whole answer, once. It folds the
+log from its beginning, page by page: a page and the answer are in memory. asyncio.
 """
 
 from __future__ import annotations
@@ -10,12 +13,28 @@ import asyncio
 import contextlib
 import random
 import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from io import StringIO
 
 from streamserve.dialects.base import Encoder
 from streamserve.protocol.errors import Gone
-from streamserve.protocol.events import Done, LoggedEvent, Token
+from streamserve.protocol.events import (
+    TEXT,
+    BlockStart,
+    BlockStop,
+    BlockText,
+    ChoiceDone,
+    ChoiceText,
+    Citation,
+    Done,
+    Event,
+    LoggedEvent,
+    Meta,
+    Snapshot,
+    Token,
+)
 from streamserve.streams.log.base import EventLog, LogUnavailable
-from streamserve.streams.reader.snapshot import take_snapshot
 from streamserve.streams.stream import Stream
 
 # Events held at once; also how many a replay goes through before other tasks have their turn. As many plain tokens, or
@@ -88,3 +107,116 @@ def _weight(logged: LoggedEvent) -> int:
     if not isinstance(event, Token) or event.logprobs is None:
         return 1
     return 1 + sum(1 + len(position.top) for position in event.logprobs)
+
+
+# (after, limit) -> some of the events that follow `after`, at least one while there are any.
+ReadPage = Callable[[int, int], Awaitable[list[LoggedEvent]]]
+
+
+async def take_snapshot(read_page: ReadPage, after: int, until: int) -> list[LoggedEvent]:
+    """Return the events for a reader that has those up to `after`, in place of the ones up to `until`.
+
+    That is `meta` if it lacks it, a snapshot as of the last event that added to the answer, and the events behind that
+    one: a status that holds, the terminal event. [] if the reader lacks nothing of the answer, or if there are
+    logprobs, which no snapshot has.
+    """
+    answer, head, behind, seq, answer_seq = _Answer(), list[LoggedEvent](), list[LoggedEvent](), 0, 0
+    while seq < until:
+        page = await read_page(seq, until - seq)
+        if not page:
+            return []
+        for logged in page:
+            seq, event = logged.seq, logged.event
+            if isinstance(event, Token) and event.logprobs is not None:
+                return []
+            if answer.add(event):
+                answer_seq = seq
+                behind.clear()
+            elif seq > after:
+                (head if isinstance(event, Meta) else behind).append(logged)
+        await asyncio.sleep(0)
+    if answer_seq <= after:
+        return []
+    return [*head, LoggedEvent(seq=answer_seq, event=answer.snapshot(answer_seq)), *behind]
+
+
+@dataclass(slots=True)
+class _Block:
+    """One block so far. `start` is None for text block 0 of a choice that had no `block_start`."""
+
+    index: int
+    start: BlockStart | None = None
+    stop: BlockStop | None = None
+    text: StringIO = field(default_factory=StringIO)
+
+    @property
+    def kind(self) -> str:
+        return TEXT if self.start is None else self.start.kind
+
+    def result(self, *, is_last: bool) -> BlockText:
+        return BlockText(
+            index=self.index,
+            kind=self.kind,
+            text=self.text.getvalue(),
+            id=None if self.start is None else self.start.id,
+            name=None if self.start is None else self.start.name,
+            signature=None if self.stop is None else self.stop.signature,
+            is_open=self.stop is None and is_last,
+        )
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One choice so far."""
+
+    blocks: dict[int, _Block] = field(default_factory=dict)
+    done: ChoiceDone | None = None
+
+    def block(self, index: int) -> _Block:
+        if index not in self.blocks:
+            self.blocks[index] = _Block(index)
+        return self.blocks[index]
+
+    def result(self) -> ChoiceText:
+        blocks = list(self.blocks.values())
+        is_plain = all(block.start is None for block in blocks)
+        is_over = self.done is not None
+        return ChoiceText(
+            text="".join(block.text.getvalue() for block in blocks if block.kind == TEXT),
+            finish_reason=None if self.done is None else self.done.finish_reason,
+            blocks=() if is_plain else tuple(one.result(is_last=one is blocks[-1] and not is_over) for one in blocks),
+            stop_string=None if self.done is None else self.done.stop_string,
+        )
+
+
+class _Answer:
+    """The fold: all choices so far. It is fed every event, in order."""
+
+    def __init__(self) -> None:
+        self._choices: dict[int, _Choice] = {}
+        self._citations: list[Citation] = []
+
+    def add(self, event: Event) -> bool:
+        """Add what `event` holds; return whether a snapshot holds it."""
+        if isinstance(event, Token):
+            self._choice(event.choice).block(event.index).text.write(event.text)
+        elif isinstance(event, BlockStart):
+            self._choice(event.choice).block(event.index).start = event
+        elif isinstance(event, BlockStop):
+            self._choice(event.choice).block(event.index).stop = event
+        elif isinstance(event, ChoiceDone):
+            self._choice(event.choice).done = event
+        elif isinstance(event, Citation):
+            self._citations.append(event)
+        else:
+            return False
+        return True
+
+    def _choice(self, number: int) -> _Choice:
+        if number not in self._choices:
+            self._choices[number] = _Choice()
+        return self._choices[number]
+
+    def snapshot(self, seq: int) -> Snapshot:
+        choices = [self._choice(number).result() for number in range(max(self._choices, default=0) + 1)]
+        return Snapshot(seq=seq, choices=tuple(choices), citations=tuple(self._citations))

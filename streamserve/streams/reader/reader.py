@@ -28,9 +28,8 @@ from streamserve.protocol.events import Error, GoingAway, LoggedEvent, Status, T
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import LogUnavailable
 from streamserve.streams.producer import LOG_AWAY
-from streamserve.streams.reader.channel import Channel
+from streamserve.streams.reader.channel import Channel, Received, check_sent
 from streamserve.streams.reader.pages import PAGE, Pages
-from streamserve.streams.reader.received import Received, check_sent
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import LOST, Stream

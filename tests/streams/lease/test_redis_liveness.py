@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.streams.lease.redis_liveness import LIFE_SECONDS, RedisLiveness
+from streamserve.streams.lease.liveness import LIFE_SECONDS, RedisLiveness
 from tests.support.logs import redis_server
 from tests.support.redis_server import RedisServer
 
@@ -24,7 +24,7 @@ Start = Callable[[Path], tuple[str, subprocess.Popen[str]]]
 PROGRAM = """
 import sys
 from pathlib import Path
-from streamserve.streams.lease.redis_liveness import RedisLiveness
+from streamserve.streams.lease.liveness import RedisLiveness
 workers = RedisLiveness(Path(sys.argv[1]), sys.argv[2], life_seconds=float(sys.argv[3]))
 print(workers.own_id, flush=True)
 sys.stdin.read()

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.errors import BadRequest
+from streamserve.streams.reader.channel import _MAX_ENDS, Received
 from streamserve.streams.reader.delivery import Delivery, Flow
 from streamserve.streams.reader.reader import _POLL_SECONDS
-from streamserve.streams.reader.received import _MAX_ENDS, Received
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from tests.streams.reader.test_delivery import DONE

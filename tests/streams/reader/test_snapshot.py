@@ -30,7 +30,7 @@ from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import follow
-from streamserve.streams.reader.snapshot import take_snapshot
+from streamserve.streams.reader.pages import take_snapshot
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream

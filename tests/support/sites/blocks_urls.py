@@ -7,7 +7,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import include, path
 
-from streamserve.web.widget.config import widget_config
+from streamserve.web.chat_page import widget_config
 
 
 def page(request: HttpRequest, model: str) -> HttpResponse:
