@@ -15,7 +15,6 @@ import torch
 
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.core import EngineCore
-from streamserve.engine.model.lean import restore_layers
 from streamserve.engine.model.runner import load_runner
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.requests import SamplingParams
@@ -75,20 +74,31 @@ class Ours:
 
     def decode(self, num_streams: int, prompt_len: int, num_steps: int) -> float:
         """Prefill all streams, then time `num_steps` steps in which every one of them decodes."""
+        self.start(num_streams, prompt_len, num_steps + 1000)
+        seconds = self.time_steps(num_streams, num_steps)
+        self.stop(num_streams)
+        return seconds
+
+    def start(self, num_streams: int, prompt_len: int, max_tokens: int) -> None:
+        """Prefill as many streams."""
         for _ in range(num_streams):
-            self._add(make_prompt(prompt_len, self.seq_id), num_steps + 1000)
-        first = self.seq_id - num_streams + 1
+            self._add(make_prompt(prompt_len, self.seq_id), max_tokens)
         started: set[int] = set()
         while len(started) < num_streams:
             started |= {update.seq_id for update in self.core.step() if update.token_ids}
+
+    def time_steps(self, num_streams: int, num_steps: int) -> float:
+        """Return the mean of the next steps, in each of which all streams decode."""
         started_at = clock()
         for _ in range(num_steps):
             assert len(self.core.step()) == num_streams
-        seconds = (clock() - started_at) / num_steps
-        for seq_id in range(first, self.seq_id + 1):
+        return (clock() - started_at) / num_steps
+
+    def stop(self, num_streams: int) -> None:
+        """End the streams started last."""
+        for seq_id in range(self.seq_id - num_streams + 1, self.seq_id + 1):
             self.core.abort(seq_id)
         self.core.step()
-        return seconds
 
     def first_token(self, prompt_len: int) -> float:
         """Return a prompt that is not in the prefix cache."""
@@ -152,16 +162,6 @@ class Ours:
     def close(self) -> None:
         """Free the memory."""
         self.runner.close()
-
-
-class HFLayers(Ours):
-    """The same engine, with transformers' decoder layers in the place of lean ones; the linears stay packed."""
-
-    name = "HF layers"
-
-    def __init__(self, folder: str, dtype: str) -> None:
-        super().__init__(folder, dtype)
-        assert restore_layers(self.runner.loaded.model), "this model has no lean layer"
 
 
 class Generate:

@@ -1,7 +1,7 @@
 """Our engine beside transformers `generate` and transformers continuous batching, in turns, in one run.
 
     python -m benchmarks.engine [--dtype bf16,fp32] [--streams 1,8,32] [--quick] [--cpu-time]
-    python -m benchmarks.engine --plain     ours beside ours with transformers' decoder layers
+    python -m benchmarks.engine --plain    lean decoder layers beside transformers' own
     python -m benchmarks.engine --spin [--policies "passive;ours"]     see benchmarks/spin.py
 
 A random model of SmolLM2-135M's shape is built locally. Every contender decodes as many streams over as long a
@@ -25,7 +25,7 @@ import torch
 import transformers
 
 from benchmarks import spin
-from benchmarks.contenders import GREEDY, SAMPLED, Contender, ContinuousBatching, Generate, HFLayers, Ours, choose_clock
+from benchmarks.contenders import GREEDY, SAMPLED, Contender, ContinuousBatching, Generate, Ours, choose_clock
 from benchmarks.machine import processor
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
@@ -54,7 +54,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             build_model(Path(folder), DTYPES[name])
             print(f"\n{name}", flush=True)
-            (spin.run if options.spin else run_dtype)(folder, DTYPES[name], options)
+            (spin.run if options.spin else run_plain if options.plain else run_dtype)(folder, DTYPES[name], options)
 
 
 def parse_options() -> argparse.Namespace:
@@ -64,7 +64,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--streams", default="1,8,32")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and steps, no continuous batching")
     parser.add_argument("--cpu-time", action="store_true", help="CPU seconds of one thread: for a busy machine")
-    parser.add_argument("--plain", action="store_true", help="beside ours with transformers' decoder layers")
+    parser.add_argument("--plain", action="store_true", help="only ours, with and without lean decoder layers")
     parser.add_argument("--greedy-peers", action="store_true", help="only ours samples")
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--steps", type=int, default=None, help="decode steps a round")
@@ -107,12 +107,11 @@ def build_model(folder: Path, dtype: str, shape: dict[str, Any] = SMOLLM2_135M) 
 def run_dtype(folder: str, dtype: str, options: argparse.Namespace) -> None:
     """Measure decode, first token, and shared prefix; print a line for each."""
     how = GREEDY if options.greedy_peers else SAMPLED
-    other = HFLayers(folder, dtype) if options.plain else Generate(folder, dtype, how=how)
-    contenders: list[Contender] = [Ours(folder, dtype), other]
-    if not options.quick and not options.plain:
+    contenders: list[Contender] = [Ours(folder, dtype), Generate(folder, dtype, how=how)]
+    if not options.quick:
         contenders.append(ContinuousBatching(folder, dtype, how=how))
     names = "".join(f"{contender.name:>14}" for contender in contenders)
-    print(f"{'':24}{names}   ours / {other.name}")
+    print(f"{'':24}{names}   ours / generate")
     for num_streams in options.streams:
         times = take_turns(
             contenders, lambda one, n=num_streams: one.decode(n, options.prompt_len, options.steps), options
@@ -121,10 +120,33 @@ def run_dtype(folder: str, dtype: str, options: argparse.Namespace) -> None:
     print_line("first token, 1k prompt", take_turns(contenders, lambda one: one.first_token(LONG_PROMPT_LEN), options))
     ours = contenders[0]
     assert isinstance(ours, Ours)
-    if not options.plain:
-        print_shared_prefix(ours, options)
+    print_shared_prefix(ours, options)
     for contender in contenders:
         contender.close()
+
+
+def run_plain(folder: str, dtype: str, options: argparse.Namespace) -> None:
+    """Measure lean decoder layers and transformers' own, exchanged in one loaded model; print a line for each shape."""
+    ours = Ours(folder, dtype)
+    layers = ours.runner.loaded.model.model.layers
+    kinds = [list(layers), [layer.layer for layer in layers]]  # both kinds share their weights
+    print(f"{'':24}{'lean layers':>14}{'HF layers':>14}   lean / HF")
+
+    def run_with(kind: list[Any], measure: Callable[[], float]) -> float:
+        for index, layer in enumerate(kind):
+            layers[index] = layer
+        return measure()
+
+    def compare(title: str, measure: Callable[[], float]) -> None:
+        turns = [[run_with(kind, measure) for kind in kinds] for _ in range(options.rounds + 1)][1:]
+        print_line(title, [list(times) for times in zip(*turns, strict=True)])
+
+    for num_streams in options.streams:
+        ours.start(num_streams, options.prompt_len, 2 * options.steps * (options.rounds + 1) + 100)
+        compare(f"decode step, {num_streams} streams", lambda n=num_streams: ours.time_steps(n, options.steps))
+        ours.stop(num_streams)
+    compare("first token, 1k prompt", lambda: ours.first_token(LONG_PROMPT_LEN))
+    ours.close()
 
 
 def take_turns(
