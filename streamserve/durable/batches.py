@@ -44,7 +44,9 @@ class BatchQuerySet(WorkQuerySet["Batch"]):
     def cancel(self, pk: str) -> int:
         """Ask for the batch to be cancelled; 0 if it is too late for that. A batch that waits is due at once."""
         now = timezone.now()
-        return self.filter(pk=pk, status__in=_CANCELLABLE).update(status="cancelling", cancelling_at=now, due_at=now)
+        return self.filter(pk=pk, status__in=_CANCELLABLE).update(
+            status="cancelling", cancelling_at=now, due_at=F("created_at")
+        )
 
     def move(self, pk: str, fence: int, worker_id: str, before: Iterable[str], status: str, **columns: Any) -> int:
         """Change the status from one of `before`; 0 if the worker has lost its claim, or the status was another."""

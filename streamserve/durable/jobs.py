@@ -29,8 +29,9 @@ class WorkerQuerySet(models.QuerySet["Worker"]):
             self.filter(beat_at__lt=Now() - _KEEP_DEAD).delete()
 
     def alive(self) -> WorkerQuerySet:
-        """Return the workers that have given a beat lately."""
-        return self.filter(beat_at__gte=Now() - timedelta(seconds=LEASE_SECONDS))
+        """Return the workers that have given a beat lately. One in the future is from before the clock was set back."""
+        lately = timedelta(seconds=LEASE_SECONDS)
+        return self.filter(beat_at__gte=Now() - lately, beat_at__lte=Now() + lately)
 
 
 class Worker(models.Model):

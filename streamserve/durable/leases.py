@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, Self, TypeVar
 
 from django.db import connections, models, transaction
-from django.db.models import F
+from django.db.models import F, Q
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
@@ -50,8 +50,12 @@ class WorkQuerySet(LeasedQuerySet[WorkT]):
     """Rows of a queue: see `Work`. What runs out of attempts is taken once more, to be ended as failed."""
 
     def due(self, now: datetime | None = None) -> Self:
-        """Return the rows that may be taken, the next one first."""
-        return self.filter(state="queued", due_at__lte=now or timezone.now()).order_by("due_at", "created_at", "pk")
+        """Return the rows that may be taken, the next one first.
+
+        One that waits for nothing is due when it is created, by whatever clock: clocks differ, and are set back.
+        """
+        is_due = Q(due_at__lte=now or timezone.now()) | Q(due_at__lte=F("created_at"))
+        return self.filter(is_due, state="queued").order_by("due_at", "created_at", "pk")
 
     def take(self, worker_id: str, most: int = 1) -> list[WorkT]:
         """Claim the next rows that are due for `worker_id`, `most` at most. Two workers never get the same row."""
@@ -94,7 +98,7 @@ class WorkQuerySet(LeasedQuerySet[WorkT]):
 
     def give_back(self) -> int:
         """Queue these rows again at once; the attempt does not count: their worker stops in good order."""
-        return self.update(state="queued", producer="", due_at=timezone.now(), attempts=F("attempts") - 1)
+        return self.update(state="queued", producer="", due_at=F("created_at"), attempts=F("attempts") - 1)
 
     def requeue_of(self, worker_id: str, *, but: Iterable[Any] = ()) -> int:
         """Queue again what a worker holds but does not work on: all of a dead one's rows. Return how many.

@@ -138,9 +138,10 @@ def no_file(file_id: str, param: str = "file_id") -> NotFound:
 class FileBody(Closing):
     """A file as a response's `Body`. It is read on a thread, a piece at a time, when the reader has taken the last."""
 
-    def __init__(self, file: FileRecord, open_file: Callable[[], IO[bytes]]) -> None:
+    def __init__(self, record: FileRecord, file: IO[bytes]) -> None:
         super().__init__()
-        self._record, self._open = file, open_file
+        self._record, self._file = record, file
+        self.on_close(file.close)
 
     @property
     def stream(self) -> FileRecord:
@@ -166,12 +167,11 @@ class FileBody(Closing):
             await send(piece)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        file = await asyncio.to_thread(self._open)
         try:
-            while not self.is_closed and (piece := await asyncio.to_thread(file.read, _PIECE_BYTES)):
+            while not self.is_closed and (piece := await asyncio.to_thread(self._file.read, _PIECE_BYTES)):
                 yield piece
         finally:
-            file.close()
+            self.close()
 
     def cut_off(self) -> bytes | None:
         """Close; a file has no last bytes that say where to go on."""

@@ -44,7 +44,7 @@ async def message_batch(call: Call, site: BatchSite) -> Reply:
         return _reply(call, batch)
     _refuse_unended(batch)
     for file_id in (batch.output_file_id, batch.input_file_id):
-        with suppress(NotFound):
+        with suppress(NotFound, BadRequest):  # another batch may read the requests: they stay for it
             await site.files.delete(call.caller, file_id)
     await site.batches.delete(call.caller, batch.id, api=API)
     return json_reply(dialect.deleted_json(batch.id), headers=id_header(call.request_id))

@@ -11,7 +11,6 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
-from functools import partial
 from typing import IO, Any
 
 from django.core.exceptions import SuspiciousOperation
@@ -194,10 +193,14 @@ class SiteFiles:
     async def content(self, caller: Caller, file_id: str) -> Body:
         """Return the file as the body of a response."""
         row = await self._row(caller, file_id)
-        if not await asyncio.to_thread(self.storage.exists, row.name):
+        try:
+            file = await asyncio.to_thread(
+                self.storage.open, row.name, "rb"
+            )  # before the answer: it may be deleted then
+        except FileNotFoundError:
             log.error("stored_file_lost", file_id=row.pk)
-            raise no_file(file_id)
-        return FileBody(record_of(row), partial(self.storage.open, row.name, "rb"))
+            raise no_file(file_id) from None
+        return FileBody(record_of(row), file)
 
     async def open(self, tenant: str, file_id: str) -> IO[bytes]:
         """Open a file of the tenant for a batch that began with it, expired or not. Blocking reads. Raises NotFound."""

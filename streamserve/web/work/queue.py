@@ -134,7 +134,8 @@ class SiteJobs:
 
         def find() -> tuple[int, str]:
             is_served = Worker.objects.alive().filter(kinds__contains=Jobs.name).exists()
-            waits_for = "worker" if not is_served else "retry" if job.due_at > timezone.now() else "turn"
+            is_retry = job.due_at > max(timezone.now(), job.created_at)
+            waits_for = "worker" if not is_served else "retry" if is_retry else "turn"
             return Job.objects.place_of(job), waits_for
 
         place, waits_for = await orm.call(find)

@@ -179,6 +179,24 @@ async def test_no_batch_begins_with_a_file_that_is_being_deleted(
         await site.reset()
 
 
+async def test_a_download_outlives_its_file(tenant: Tenant) -> None:
+    """What was answered with 200 comes whole, though the file is deleted before its first byte is read."""
+    content = b'{"a": 1}\n' * 30_000
+    file_id = await tenant.file(content)
+    response = await tenant.get(f"/v1/files/{file_id}/content")
+    assert (await tenant.delete(f"/v1/files/{file_id}")).status_code == 200
+    assert b"".join([piece async for piece in response.streaming_content]) == content
+
+
+async def test_a_file_that_its_storage_has_lost(tenant: Tenant) -> None:
+    """It is a 404, and not half an answer."""
+    file_id = await tenant.file(b"{}")
+    row = await orm.call(StoredFile.objects.get)
+    await asyncio.to_thread(site.get_site().files.storage.delete, row.name)
+    missing = await tenant.get(f"/v1/files/{file_id}/content")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "file_not_found")
+
+
 async def test_contents_are_in_a_private_folder(tenant: Tenant) -> None:
     """Under a name that no client is shown, in STATE_DIR, which no web server serves."""
     file = (await tenant.upload(b"secret")).json()

@@ -214,3 +214,18 @@ def test_a_large_body_over_the_wire(hard_server: DaphneServer) -> None:
         connection.request("POST", PATH, headers=head)  # without the body
         response = connection.getresponse()
         assert (response.status, json.loads(response.read())["error"]["type"]) == (413, "request_too_large")
+
+
+async def test_a_batch_is_deleted_while_another_reads_its_requests(tenant: Tenant) -> None:
+    """With its results; the requests stay for the other."""
+    batch = await created(tenant, request("a"))
+    await until_ended(tenant, batch["id"])
+    row = await Batch.objects.aget()
+    body = {"input_file_id": row.input_file_id, "endpoint": "/v1/messages", "completion_window": "24h"}
+    other = await tenant.post("/v1/batches", body)
+    assert other.status_code == 200, other.content
+    deleted = await tenant.delete(f"{PATH}/{batch['id']}")
+    assert deleted.status_code == 200, deleted.content
+    assert (await tenant.get(f"{PATH}/{batch['id']}")).status_code == 404
+    assert [one.pk async for one in StoredFile.objects.all()] == [row.input_file_id]
+    assert (await tenant.until_ended(other.json()["id"]))["request_counts"]["completed"] == 1

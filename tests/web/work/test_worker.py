@@ -254,3 +254,23 @@ async def test_what_it_holds_and_does_not_run_is_queued_again(tmp_path: Path) ->
     assert await kind.orphans(own.alive, own.worker_id, [claim.id]) == 0
     assert await kind.orphans(own.alive, own.worker_id, []) == 1
     assert await states() == [("queued", 1)]
+
+
+def test_a_clock_that_is_set_back_delays_nothing_new() -> None:
+    """What was queued, or given back, by a clock that was an hour ahead is taken at once; a retry has its wait."""
+    fresh, given_back, retried = queued(3)
+    ahead = timezone.now() + timedelta(hours=1)
+    Job.objects.filter(pk=fresh).update(due_at=ahead, created_at=ahead)
+    held = Job.objects.filter(pk=given_back)
+    held.update(created_at=ahead, due_at=ahead + timedelta(minutes=1), state="running", producer="w", attempts=1)
+    held.give_back()
+    Job.objects.filter(pk=retried).update(due_at=ahead)
+    assert {row.pk for row in Job.objects.take("here", 3)} == {fresh, given_back}
+
+
+def test_a_beat_from_the_future_is_no_life() -> None:
+    """It was given before the database's clock was set back: a worker that lives gives another within seconds."""
+    for name, seconds in (("now", 0), ("behind", -60), ("ahead", 3600)):
+        beat_at = timezone.now() + timedelta(seconds=seconds)
+        WorkerRow.objects.create(id=name, kinds="jobs", concurrency=1, beat_at=beat_at)
+    assert [one.pk for one in WorkerRow.objects.alive()] == ["now"]

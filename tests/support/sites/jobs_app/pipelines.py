@@ -1,4 +1,4 @@
-"""`audit`: a pipeline of every kind of step, which notes each call in the state folder, and waits at a gate."""
+"""`audit`: a pipeline of every kind of step, which notes each call in the state folder, and waits at two gates."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ async def audit(run: Run) -> None:
         run.step("write", run.generate, f"{name} two", of=4, **GENERATE),
         run.generate(f"{name} three", show=False, **GENERATE),
     )
+    while (FOLDER / "last_gate").exists():  # noqa: ASYNC110  (a file of another process)
+        await asyncio.sleep(0.05)
     await run.say(f" {hidden} The end.")
 
 
