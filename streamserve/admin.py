@@ -35,7 +35,7 @@ from streamserve.web.permissions import WATCH_PERMISSION
 from streamserve.web.site import get_site
 from streamserve.web.views import non_atomic, to_django
 from streamserve.web.work import admin as work_admin  # noqa: F401  (registers its own)
-from streamserve.web.work.record_admin import RecordAdmin, in_short, in_words
+from streamserve.web.work.admin import RecordAdmin, in_short, in_words
 
 log = get_logger(__name__)
 

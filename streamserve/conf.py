@@ -20,7 +20,6 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from streamserve.api.batch.config import BatchConfig
 from streamserve.asgi.flow.config import FlowConfig
 from streamserve.clients.process.config import LaunchConfig, ProcessConfig
 from streamserve.clients.remote.config import AUTO, SERVERS, RemoteConfig
@@ -30,7 +29,7 @@ from streamserve.durable.webhooks import Webhook, read_webhooks
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
 from streamserve.engine.text.formats.markup import NAMES as FORMAT_NAMES
 from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES, Limits
-from streamserve.streams.config import JobConfig, StreamConfig
+from streamserve.streams.config import BatchConfig, JobConfig, StreamConfig
 
 T = TypeVar("T")
 

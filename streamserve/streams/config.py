@@ -1,4 +1,7 @@
-"""`StreamConfig` and `JobConfig`: the times and bounds of streams and of jobs. conf.py makes them; knows no Django."""
+"""`StreamConfig`, `JobConfig` and `BatchConfig`: the times and bounds of streams, jobs and batches.
+
+conf.py makes them; knows no Django.
+"""
 
 from __future__ import annotations
 
@@ -58,3 +61,19 @@ class JobConfig:
     def __post_init__(self) -> None:
         if self.concurrency < 1 or self.max_attempts < 1:
             raise ValueError("CONCURRENCY and MAX_ATTEMPTS are 1 at least")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchConfig:
+    """`storage` is an alias of Django's STORAGES; "" is a private folder in STATE_DIR.
+
+    `concurrency`: rows of one batch that run at once. `keep_days`: files, and batches after their end; 0: for ever.
+    """
+
+    storage: str = ""
+    concurrency: int = 8
+    keep_days: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not self.concurrency:
+            raise ValueError("concurrency is 0; it takes how many rows run at once")

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from streamserve import checks
-from streamserve.api.batch.config import BatchConfig
 from streamserve.asgi.flow.config import FlowConfig
 from streamserve.clients.process.config import ProcessConfig
 from streamserve.clients.remote.config import RemoteConfig
 from streamserve.conf import SiteConfig
 from streamserve.engine.config import CLASSES, WARM, EngineConfig, LatencyClass, ModelConfig
 from streamserve.protocol.requests import Limits
-from streamserve.streams.config import JobConfig, StreamConfig
+from streamserve.streams.config import BatchConfig, JobConfig, StreamConfig
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 _ROW = re.compile(r"^\| (`[A-Z_]+`(?:, `[A-Z_]+`)*) \| (.+?) \|", re.MULTILINE)

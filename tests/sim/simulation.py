@@ -14,7 +14,7 @@ from streamserve.engine.core import EngineCore
 from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import StepPlan
-from streamserve.engine.policy.lengths import NUM_TO_KNOW
+from streamserve.engine.policy.reserve import NUM_TO_KNOW
 from streamserve.engine.sequence import Sequence, SequenceRequest
 from streamserve.protocol.engine import Park
 from streamserve.protocol.requests import SamplingParams

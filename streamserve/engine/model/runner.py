@@ -24,10 +24,9 @@ from streamserve.engine.model.load.device import HostCopy, give_back_memory, is_
 from streamserve.engine.model.load.loader import LoadedModel, load_model
 from streamserve.engine.model.load.source import ModelLoadError, UnsupportedModel
 from streamserve.engine.model.load.support import max_model_len
-from streamserve.engine.model.penalties import PenaltyCounts
 from streamserve.engine.model.prompt_scores import Scores, score
 from streamserve.engine.model.sampler import Draws, Shapers, raw_logprobs, sample
-from streamserve.engine.model.token_rules import RuleTensors
+from streamserve.engine.model.token_rules import PenaltyCounts, RuleTensors
 from streamserve.engine.plan import (
     Chunk,
     Progress,

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from streamserve.engine.model.load.device import on_device, to_device
-from streamserve.engine.model.penalties import PenaltyCounts
-from streamserve.engine.model.token_rules import RuleTensors
+from streamserve.engine.model.token_rules import PenaltyCounts, RuleTensors
 from streamserve.engine.plan import RawLogprobs, SampleSpec
 
 MAX_CUTS = 16  # after that many refusals a row is sorted instead

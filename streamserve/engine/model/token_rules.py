@@ -1,9 +1,19 @@
-"""`RuleTensors`: biases, allowed ids and bad words of a step's draws, applied to all rows together.
+"""What changes a step's logits before its draws, all rows together: `RuleTensors` and `PenaltyCounts`.
 
-The rules of a sequence are brought to the device once, and live there as long as the rules do. A step then costs a few
-kernels, however many rows have rules and however long these are. Whether a bad word is about to be completed is decided
-on the device, by the newest token: that may be one which the host does not know yet, so that no step waits for it.
-Knows `SampleSpec`s; no sequences. Engine thread only.
+Rules are biases, allowed ids and bad words. Those of a sequence are brought to the device once, and live there as long
+as the rules do. A step then costs a few kernels, however many rows have rules and however long these are. Whether a bad
+word is about to be completed is decided on the device, by the newest token: that may be one which the host does not
+know yet, so that no step waits for it.
+
+Penalties need how often each sequence's tokens have occurred, on the device, one row a sequence. A row is begun with
+tokens from the host, once, and then takes each new token from the step's own input. So nothing waits, and a step costs
+the same for the first token and for the thousandth. (Idea: vLLM V1's output bin counts.)
+
+    seen     [ the prompt's tokens, each once | output tokens as they come | the first one again, up to the end )
+    counts   (vocab_size,) how often each token is in the output
+
+Only the tokens in `seen` can be changed by a penalty: a few hundred of a vocabulary of a hundred thousand. One that is
+there twice is changed to the same value twice. Knows rows and `SampleSpec`s; no sequences. Engine thread only.
 """
 
 from __future__ import annotations
@@ -87,3 +97,87 @@ class RuleTensors:
                 bad_ids=on_device(rules.bad_token_ids(), torch.int64, self._device),
             )
         return known
+
+
+_LEAST_CAPACITY = 256
+
+
+class PenaltyCounts:
+    """The rows of all sequences with penalties. Memory grows with the highest row and the longest sequence so far."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._seen = torch.zeros(0, _LEAST_CAPACITY, dtype=torch.int64, device=device)
+        self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        self._num_seen: list[int] = []
+
+    def update(self, specs: Sequence[SampleSpec], last_token_ids: torch.Tensor) -> None:
+        """Count what is new before a draw. last_token_ids (num_rows,): the newest input token of each spec."""
+        counting = [row for row, spec in enumerate(specs) if spec.counts_row is not None]
+        for row in counting:
+            if specs[row].prompt_token_ids:
+                self._begin(specs[row])
+        going_on = [row for row in counting if not specs[row].prompt_token_ids]
+        if going_on:
+            new = last_token_ids.index_select(0, on_device(going_on, torch.int64, self._device))
+            self._add([specs[row].counts_row or 0 for row in going_on], new)
+
+    def penalise(self, logits: torch.Tensor, specs: Sequence[SampleSpec]) -> None:
+        """Change logits (num_rows, vocab_size): repetition over prompt and output, the others over the output."""
+        places = [row for row, spec in enumerate(specs) if spec.counts_row is not None]
+        rows = [specs[place].counts_row or 0 for place in places]
+        longest = max(self._num_seen[row] for row in rows)
+        index = self._index(rows)
+        seen = self._seen[:, :longest].index_select(0, index)  # (num_places, longest)
+        counts = self._counts.take(index[:, None] * self._vocab_size + seen)
+        there = self._index(places)[:, None] * self._vocab_size + seen
+        values = logits.take(there)
+        repetition = self._column([specs[place].repetition_penalty for place in places])
+        frequency = self._column([specs[place].frequency_penalty for place in places])
+        presence = self._column([specs[place].presence_penalty for place in places])
+        values = torch.where(values > 0, values / repetition, values * repetition)
+        logits.put_(there, values - torch.where(counts > 0, frequency * counts + presence, 0.0))
+
+    def _begin(self, spec: SampleSpec) -> None:
+        assert spec.counts_row is not None
+        row, output = spec.counts_row, list(spec.output_token_ids)
+        seen = list(dict.fromkeys([*spec.prompt_token_ids, *output] if spec.repetition_penalty != 1.0 else output))
+        seen = seen or [spec.prompt_token_ids[0]]  # one that no penalty changes: it is not in the output
+        self._grow(row + 1, len(seen) + 1)
+        self._seen[row].fill_(seen[0])
+        self._seen[row, : len(seen)] = self._index(seen)
+        self._num_seen[row] = len(seen)
+        self._counts[row].zero_()
+        if output:
+            ones = torch.ones(len(output), dtype=torch.int32, device=self._device)
+            self._counts[row].index_add_(0, self._index(output), ones)
+
+    def _add(self, rows: list[int], token_ids: torch.Tensor) -> None:
+        """Add one token to each of `rows`, which are different ones. token_ids (len(rows),)."""
+        ends = [self._num_seen[row] for row in rows]
+        self._grow(0, max(ends) + 1)
+        index, capacity = self._index(rows), self._seen.shape[1]
+        self._seen.put_(index * capacity + self._index(ends), token_ids)
+        ones = torch.ones(len(rows), dtype=torch.int32, device=self._device)
+        self._counts.view(-1).index_add_(0, index * self._vocab_size + token_ids, ones)
+        for row in rows:
+            self._num_seen[row] += 1
+
+    def _grow(self, num_rows: int, capacity: int) -> None:
+        """Make room, at least twice of what there was: growing is rare."""
+        old_rows, old_capacity = self._seen.shape
+        if num_rows > old_rows:
+            more = max(num_rows, 2 * old_rows) - old_rows
+            self._counts = torch.cat([self._counts, self._counts.new_zeros(more, self._vocab_size)])
+            self._seen = torch.cat([self._seen, self._seen.new_zeros(more, old_capacity)])
+            self._num_seen += [1] * more
+        if capacity > old_capacity:
+            more = max(capacity, 2 * old_capacity) - old_capacity
+            self._seen = torch.cat([self._seen, self._seen[:, :1].expand(-1, more)], dim=1)
+
+    def _index(self, numbers: Sequence[int]) -> torch.Tensor:
+        return on_device(numbers, torch.int64, self._device)
+
+    def _column(self, numbers: Sequence[float]) -> torch.Tensor:
+        return on_device(numbers, torch.float32, self._device)[:, None]

@@ -1,6 +1,8 @@
 """`MemoryReserve`: how many blocks stay free on an admission, for what is still to come of the answers that run.
 
 Enough for the time when they hold most: they grow, and those that end give their blocks back to those that do not.
+`AnswerLengths` are what is expected of them: how long the answers of each class were that have ended. (Reserving for
+`max_tokens` holds memory free that most answers never take; SGLang lets such a reserve decay, which guesses.)
 
 Knows sequences and counts of blocks; decides no order. Engine thread only.
 """
@@ -12,8 +14,36 @@ from collections.abc import Iterable
 
 from streamserve.engine.kv.free_list import Block
 from streamserve.engine.kv.pool import BlockPool
-from streamserve.engine.policy.lengths import AnswerLengths
 from streamserve.engine.sequence import Sequence
+
+# Fewer answers say little: until then memory is reserved for a share of what was asked for.
+NUM_TO_KNOW = 8
+_NEWEST = 1 / 32
+# An answer that is longer than the mean already has this share of the mean left, as far as anything is known.
+_LEAST_LEFT = 0.25
+
+
+class AnswerLengths:
+    """The running mean of each class."""
+
+    def __init__(self) -> None:
+        self._means: dict[str, float] = {}
+        self._numbers: dict[str, int] = {}
+
+    def note(self, latency_class: str, num_tokens: int) -> None:
+        """Record that an answer has ended after `num_tokens`."""
+        number = self._numbers.get(latency_class, 0) + 1
+        mean = self._means.get(latency_class, 0.0)
+        self._numbers[latency_class] = number
+        self._means[latency_class] = mean + (num_tokens - mean) * max(1 / number, _NEWEST)
+
+    def left(self, latency_class: str, num_tokens: int) -> float | None:
+        """Return how many tokens may still come in an answer that has `num_tokens`; None: too few answers ended."""
+        if self._numbers.get(latency_class, 0) < NUM_TO_KNOW:
+            return None
+        mean = self._means[latency_class]
+        return max(mean - num_tokens, _LEAST_LEFT * mean)
+
 
 # Until it is known how long answers of a class are, the share of their remaining max_tokens kept free for running
 # sequences on admission. Most answers end long before max_tokens, so it decays while nothing goes wrong, and starts

@@ -93,7 +93,7 @@ async def _row(settings: SiteConfig, name: str) -> Row:
 def _local(name: str, path: str, *, state: str) -> Row:
     """Return the row of a model that an engine of ours runs, or would run."""
     try:
-        from streamserve.engine.model.load.listing import support_of
+        from streamserve.engine.model.load.loader import support_of
     except ImportError as error:
         reason = f'{error.name} is not installed: pip install "streamserve[engine]"'
         return Row(name=name, path=path, model_type="", support=_REFUSED, state=state, reason=reason)

@@ -1,6 +1,6 @@
 """`Channel`: where one reader's frames go, and when there is room for another. `Received`: the last event that it has.
 
-FlowServer has a channel of its own, which writes at once (asgi/flow/requests.py). `PullChannel` is for everything else:
+FlowServer has a channel of its own, which writes at once (asgi/flow/channel.py). `PullChannel` is for everything else:
 one frame at a time for a task that sends it (uvicorn, stock daphne, a WebSocket) or for an `async for`. What a reader
 has received is what it acknowledges, else what its system has taken of what was sent. Event loop only.
 """

@@ -5,8 +5,9 @@
     finalizing   rows and lines side by side, in the order of the input, are written to the output and the error file
     failed       the worker was lost too often, or the input file is gone: the files are made of what there is
 
-What a kill cuts short is what the slots held, one row each: the next worker reads which lines have rows. asyncio; the
-storage is read on threads, the database on the ORM thread.
+What a kill cuts short is what the slots held, one row each: the next worker reads which lines have rows. Rows that wait
+for one write are stored together by the next (`RowWriter`). asyncio; the storage is read on threads, the database on
+the ORM thread.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from streamserve.dialects.batch_lines import (
     Line,
     LineChecker,
     LineError,
+    RowResult,
     failed_row,
     parse_line,
     read_lines,
@@ -34,13 +36,62 @@ from streamserve.dialects.batch_lines import (
 from streamserve.durable.batches import Batch, BatchRow
 from streamserve.protocol.errors import NotFound
 from streamserve.web.batches.output import compose
-from streamserve.web.batches.row_writer import RowWriter
 from streamserve.web.permissions import owners_without_permission
 from streamserve.web.rows import orm
 from streamserve.web.work.kinds import Claim, Failed, LeaseLost, RetryPolicy, RowKind
 
 if TYPE_CHECKING:
     from streamserve.web.site import DjangoSite
+
+
+class RowWriter:
+    """One for each claim of a batch. A slot waits for its row's write, so that a kill costs it one row at most."""
+
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim
+        self._waiting: list[tuple[RowResult, asyncio.Future[None]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def store(self, row: RowResult) -> None:
+        """Return when the row is stored. Raises LeaseLost, and the database's errors."""
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((row, stored))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._write(), name=f"{self._claim.id} rows")
+        await stored
+
+    async def aclose(self) -> None:
+        """Finish the writes that are under way: a row that has ended is not run again."""
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _write(self) -> None:
+        while self._waiting:
+            taken, self._waiting = self._waiting, []
+            error = await self._write_rows([row for row, _ in taken])
+            for _, stored in taken:
+                if not stored.done():
+                    stored.set_exception(error) if error is not None else stored.set_result(None)
+
+    async def _write_rows(self, results: list[RowResult]) -> Exception | None:
+        claim = self._claim
+        rows = [
+            BatchRow(
+                batch_id=claim.id,
+                line=one.line,
+                custom_id=one.custom_id,
+                request_id=one.request_id,
+                status_code=one.status_code,
+                body=one.body.replace("\0", "\N{REPLACEMENT CHARACTER}"),  # PostgreSQL refuses NUL
+            )
+            for one in results
+        ]
+        try:
+            is_held = await orm.write(Batch.objects.store, claim.id, claim.fence, claim.worker_id, rows)
+        except Exception as error:  # each slot raises it
+            return error
+        return None if is_held else LeaseLost(claim.id)
+
 
 log = get_logger(__name__)
 

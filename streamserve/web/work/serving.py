@@ -19,9 +19,8 @@ from streamserve.web.batches.work import BatchKind
 from streamserve.web.rows import orm
 from streamserve.web.work.jobs import Jobs
 from streamserve.web.work.kinds import Kind, RetryPolicy
-from streamserve.web.work.presence import Presence
 from streamserve.web.work.webhooks import Webhooks
-from streamserve.web.work.worker import Worker
+from streamserve.web.work.worker import Presence, Worker
 
 if TYPE_CHECKING:
     from streamserve.web.site import DjangoSite

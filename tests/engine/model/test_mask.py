@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from streamserve.engine.model.penalties import PenaltyCounts
 from streamserve.engine.model.sampler import Shapers, raw_logprobs, sample
-from streamserve.engine.model.token_rules import RuleTensors
+from streamserve.engine.model.token_rules import PenaltyCounts, RuleTensors
 from streamserve.engine.plan import SampleSpec
 
 VOCAB_SIZE = 50

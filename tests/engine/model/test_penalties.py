@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from streamserve.engine.model.penalties import PenaltyCounts
+from streamserve.engine.model.token_rules import PenaltyCounts
 from streamserve.engine.plan import SampleSpec
 
 VOCAB = 50

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from streamserve.engine.model import sampler
-from streamserve.engine.model.penalties import PenaltyCounts
 from streamserve.engine.model.sampler import exponential, raw_logprobs, row_key
-from streamserve.engine.model.token_rules import RuleTensors
+from streamserve.engine.model.token_rules import PenaltyCounts, RuleTensors
 from streamserve.engine.plan import SampleSpec, TokenRules
 
 VOCAB = 40

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamserve.engine.policy.lengths import AnswerLengths
+from streamserve.engine.policy.reserve import AnswerLengths
 
 
 def test_a_few_answers_say_nothing() -> None:

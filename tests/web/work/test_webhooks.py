@@ -23,9 +23,8 @@ from streamserve.streams.lease.liveness import Liveness
 from streamserve.web.rows import orm
 from streamserve.web.work.jobs import end_job
 from streamserve.web.work.kinds import RetryPolicy
-from streamserve.web.work.presence import Presence
 from streamserve.web.work.webhooks import Webhooks
-from streamserve.web.work.worker import Worker
+from streamserve.web.work.worker import Presence, Worker
 from tests.conftest import until
 
 pytestmark = pytest.mark.django_db(transaction=True)

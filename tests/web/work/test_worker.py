@@ -20,8 +20,7 @@ from streamserve.models import Worker as WorkerRow
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.web.rows import orm
 from streamserve.web.work.kinds import Claim, Failed, LeaseLost, RetryPolicy, RowKind
-from streamserve.web.work.presence import Presence
-from streamserve.web.work.worker import Worker
+from streamserve.web.work.worker import Presence, Worker
 from tests.conftest import until
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -1,5 +1,8 @@
 """Load a causal language model into memory: find it, check it, read safetensors, pack its linears.
 
+`support_of` says whether this engine runs a model that is on this machine, and why not, without reading its weights
+(for `streamserve_models`). What is refused there is refused at a load by the same functions, with the same words.
+
 Knows transformers; not the KV memory, not plans. Runs once, before the engine thread's loop.
 """
 
@@ -19,11 +22,12 @@ from streamserve.engine.model.load.source import (
     ModelLoadError,
     UnsupportedModel,
     available_memory,
+    find,
     require_safetensors,
     resolve,
     revision,
 )
-from streamserve.engine.model.load.support import eos_token_ids, require_supported
+from streamserve.engine.model.load.support import PROVEN, eos_token_ids, max_model_len, require_supported
 from streamserve.engine.plan import Progress, no_progress
 
 READ_BYTES = 16 << 20  # at once: a few hundred reports a minute from a disk, each a chance to give up
@@ -170,3 +174,61 @@ def _pack(model: Any, model_config: ModelConfig, device: torch.device, progress:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n", 1)[0][:300]
+
+
+# What a model can be.
+IS_PROVEN, IS_TRIED, IS_REFUSED, IS_ABSENT = "supported", "tried at load", "refused", "not here"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Support:
+    """One model. `traits` are what its attention has beside the plain kind; `reason` says why it is refused."""
+
+    verdict: str
+    model_type: str = ""
+    traits: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def support_of(path: str) -> Support:
+    """Return what is known of the model named `path`: a folder, or a hub id that was downloaded."""
+    folder = find(path)
+    if folder is None:
+        return Support(verdict=IS_ABSENT, reason="It is no folder, and was not downloaded from the hub yet.")
+    try:
+        config = read_config(folder)
+        require_supported(config)
+        require_safetensors(folder)
+    except ModelLoadError as error:
+        return Support(verdict=IS_REFUSED, model_type=_type_of(folder), reason=str(error))
+    verdict = IS_PROVEN if config.get_text_config().model_type in PROVEN else IS_TRIED
+    return Support(verdict=verdict, model_type=config.model_type, traits=tuple(_traits(config.get_text_config())))
+
+
+def _type_of(folder: Any) -> str:
+    from streamserve.engine.model.load.source import read_config as read_json
+
+    try:
+        return str(read_json(folder).get("model_type", ""))
+    except ModelLoadError:
+        return ""
+
+
+def _traits(text: Any) -> list[str]:
+    """Return the parts of the model that the paged attention takes care of, each in a few words."""
+    out = [f"context of {max_model_len(text, None):,}"]
+    kinds = list(getattr(text, "layer_types", None) or ())
+    window = getattr(text, "sliding_window", None)
+    if window and (not kinds or "sliding_attention" in kinds):
+        share = f" in {kinds.count('sliding_attention')} of {len(kinds)} layers" if kinds else ""
+        out.append(f"window of {window:,}{share}")
+    rope = getattr(text, "rope_parameters", None) or {}
+    scaled = {part.get("rope_type", "default") for part in (rope, *rope.values()) if isinstance(part, dict)}
+    out += [f"rope {kind}" for kind in sorted(scaled - {"default"})]
+    if getattr(text, "attn_logit_softcapping", None):
+        out.append("softcap")
+    if text.model_type == "gpt_oss":
+        out.append("attention sinks")
+    if getattr(text, "tie_word_embeddings", False):
+        out.append("tied head")
+    return out
