@@ -178,7 +178,13 @@ async def test_a_worker_that_dies_before_the_first_event_keeps_no_key(scripted: 
     """A record without an event, whose worker is dead, blocks nothing: its key starts a new answer."""
     workers = Workers(scripted)
     log = workers.streams[0].log
-    commit, log.commit = log.commit, lambda batches: asyncio.Event().wait()
+    dies, commit = asyncio.Event(), log.commit
+
+    async def hanging(batches: Any) -> Any:
+        await dies.wait()
+        return await commit(batches)
+
+    log.commit = hanging
     dying = asyncio.create_task(workers.start(0))
     await until(lambda: workers.stores[0].calls["insert"], "its record is there")
     log.commit = commit
@@ -186,6 +192,7 @@ async def test_a_worker_that_dies_before_the_first_event_keeps_no_key(scripted: 
     stream = await workers.start(1)
     assert stream.last_seq == 1
     dying.cancel()
+    dies.set()
     await asyncio.gather(dying, return_exceptions=True)
     await workers.aclose()
 

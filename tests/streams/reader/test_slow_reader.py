@@ -134,7 +134,7 @@ async def test_a_whole_answer_is_never_parked() -> None:
 
 
 @each_request
-@pytest.mark.parametrize("num_tokens", [1, 7])
+@pytest.mark.parametrize("num_tokens", [pytest.param(1, marks=pytest.mark.proof), 7])
 async def test_parked_for_any_reason_equals_never_parked(
     echo: EngineClient, request_: GenerateRequest, num_tokens: int
 ) -> None:

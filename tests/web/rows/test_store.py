@@ -130,11 +130,6 @@ async def in_row(stream_id: str, **fields: Any) -> None:
             await asyncio.sleep(0.01)
 
 
-async def forever(*args: Any, **kwargs: Any) -> None:
-    """Never return, as a call of a process that dies in it."""
-    await asyncio.Event().wait()
-
-
 async def test_a_request_is_read_back_as_it_was_kept() -> None:
     """Every field of a request is read back; a wrong or an unknown one is refused."""
     request = GenerateRequest(
@@ -367,7 +362,8 @@ async def test_a_worker_dies_between_the_end_and_its_row(
     one: Worker, two: Worker, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log has the end: a reader, or the reaper's first round, writes the row with the answer's own counts."""
-    monkeypatch.setattr(one.store, "finish", forever)
+    dies = asyncio.Event()
+    monkeypatch.setattr(one.store, "finish", lambda *args, **kwargs: dies.wait())
     stream = await one.start(asked())
     full = check_native(await one.read(stream.id))
     one.release_lock()
@@ -376,6 +372,7 @@ async def test_a_worker_dies_between_the_end_and_its_row(
     else:
         await two.reaper.round()
     await in_row(stream.id, state="finished", finish_reason="length", completion_tokens=NUM_TOKENS, error_code="")
+    dies.set()  # else the end of the test waits for it
 
 
 async def test_a_quota_counts_what_other_workers_run(one: Worker, two: Worker, gate: Gate) -> None:
