@@ -193,22 +193,30 @@ class RouteHandler(ASGIHandler):
     async def _respond(
         self, request: Any, late: LateBody | None, receive: Receive, send: Any
     ) -> HttpResponseBase | None:
-        """Send the response and return it; cancel the view, and return None, when the client leaves before."""
-        responding = asyncio.create_task(self._get_and_send(request, send), name="request")
-        left = _left(receive) if late is None else late.wait_left()
-        leaving = asyncio.create_task(left, name="request watch")
-        try:
-            await asyncio.wait({responding, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (leaving, responding):
-                task.cancel()
-            await asyncio.gather(leaving, responding, return_exceptions=True)
-        return None if responding.cancelled() else responding.result()
+        """Send the response and return it; cancel the view, and return None, when the client leaves before.
 
-    async def _get_and_send(self, request: Any, send: Any) -> HttpResponseBase:
-        response = await self.run_get_response(request)
-        await self.send_response(response, send)
-        return response
+        The view runs in the task of the request: a task of its own would cost four turns of the loop.
+        """
+        task, has_left = asyncio.current_task(), False
+        assert task is not None
+
+        async def watch() -> None:
+            nonlocal has_left
+            await (_left(receive) if late is None else late.wait_left())
+            has_left = True
+            task.cancel()
+
+        watching = asyncio.create_task(watch(), name="request watch")
+        try:
+            response = await self.run_get_response(request)
+            await self.send_response(response, send)
+            return response
+        except asyncio.CancelledError:
+            if not has_left or task.uncancel():  # the server cancels the request
+                raise
+            return None
+        finally:
+            watching.cancel()
 
     async def _close(self, response: HttpResponseBase | None) -> None:
         """Close the response and send `request_finished`: on the request's thread, if it has got one."""

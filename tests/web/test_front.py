@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -171,6 +172,19 @@ async def test_a_view_is_cancelled_when_its_client_leaves(engine: None, alice_ke
         pass
     client.leave()
     await client.task
+    assert client.messages == []
+
+
+async def test_a_request_that_the_server_cancels_is_cancelled(engine: None, alice_key: str) -> None:
+    """Its server sees that, as with any app; only a client that leaves ends it quietly."""
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1000, "ignore_eos": True}
+    headers = {"host": "testserver", "authorization": f"Bearer {alice_key}"}
+    client = call(StreamMiddleware(fronted(ASGIHandler())), "POST", "/v1/chat/completions", body, "", **headers)
+    while not await StreamRow.objects.aexists():
+        pass
+    client.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await client.task
     assert client.messages == []
 
 
