@@ -1,13 +1,8 @@
-"""`call`, `write` and `record`: Django's ORM for the event loop, on one thread that keeps its connections.
+"""`call` and `write`: Django's ORM for the event loop, on one thread that keeps its connections.
 
 `asgiref.sync_to_async` makes a thread for each request, and `channels.db` opens and closes a connection for each call.
 Here one thread of the process does all of streamserve's queries. Writes that wait together are one transaction; if one
 of them fails, each is done again by itself.
-
-SQLite waits for the disk at each commit, for some milliseconds. A `record` does not: in WAL mode it is committed with
-`synchronous=NORMAL`, and this thread writes the write-ahead log to the disk within about a second. So it survives the
-death of every process; a power cut may lose the last second of records, as it may of the streams' log (file_store.py).
-A `write` after them waits for the disk with all that came before.
 
 A connection is kept while it is used. CONN_MAX_AGE counts from when it was opened, as in Django; 0, Django's default,
 closes it after `IDLE_SECONDS` without a query, since no request owns it. One that an error has broken is closed.
@@ -39,24 +34,18 @@ logger = logging.getLogger("streamserve.web")
 T = TypeVar("T")
 
 IDLE_SECONDS = 10.0
-SYNC_SECONDS = 1.0  # a record is on the disk so long after its commit
 _TRUSTED_SECONDS = 1.0  # without a query: a connection that rested longer is checked before it is used
 _CLOSE_SECONDS = 5.0  # a query that hangs on a lock does not hold up a server that stops
 _MAX_GROUP = 64  # jobs that are taken at once
-_FULL = 2  # SQLite's `synchronous`, by default: each commit waits for the disk
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One call. One that `is_write` may share a transaction with others; without a `future` no caller waits.
-
-    The commit of one that `is_record` need not wait for the disk.
-    """
+    """One call. One that `is_write` may share a transaction with others; without a `future` no caller waits."""
 
     work: Callable[[], Any]
     future: asyncio.Future[Any] | None
     is_write: bool
-    is_record: bool = False
 
 
 _Answer = tuple[asyncio.Future[Any], Any, BaseException | None]
@@ -65,20 +54,19 @@ _Answer = tuple[asyncio.Future[Any], Any, BaseException | None]
 class OrmThread:
     """The thread. It is started by its first job and ends with the process, or by `close`."""
 
-    def __init__(self, idle_seconds: float = IDLE_SECONDS, sync_seconds: float = SYNC_SECONDS) -> None:
-        self._idle_seconds, self._sync_seconds = idle_seconds, sync_seconds
+    def __init__(self, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._idle_seconds = idle_seconds
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()  # guards `_thread`
         self.num_transactions = 0  # of writes
-        self._unsynced: dict[str, float] = {}  # write-ahead logs with records that may not be on the disk, since when
 
-    async def run(self, work: Callable[[], T], *, is_write: bool, is_record: bool = False) -> T:
+    async def run(self, work: Callable[[], T], *, is_write: bool) -> T:
         """Return the result of `work`. A caller that is cancelled does not wait for it; the work is done."""
         if getattr(AsyncToSync.executors, "current", None) is not None:
             return cast(T, await database_sync_to_async(work)())
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._put(_Job(work, future, is_write, is_record))
+        self._put(_Job(work, future, is_write))
         return await future
 
     def post(self, work: Callable[[], Any]) -> None:
@@ -108,8 +96,6 @@ class OrmThread:
             done = [(job, *_result_of(job.work)) for job in jobs if not job.is_write]
             writes = [job for job in jobs if job.is_write]
             _settle(done + self._written(writes) if writes else done)
-            self._sync(self._sync_seconds)
-        self._sync()
         _tidy(lambda connection: connection.close())
 
     def _next_jobs(self) -> list[_Job]:
@@ -117,9 +103,10 @@ class OrmThread:
         jobs: list[_Job | None] = []
         began = time.monotonic()
         try:
-            jobs.append(self._jobs.get(timeout=self._sync_seconds if self._unsynced else self._idle_seconds))
+            jobs.append(self._jobs.get(timeout=self._idle_seconds))
         except queue.Empty:
-            jobs.append(self._job_after_rest())
+            _tidy(_close_unowned)
+            jobs.append(self._jobs.get())
         is_rested = time.monotonic() - began > _TRUSTED_SECONDS
         with suppress(queue.Empty):
             while jobs[-1] is not None and len(jobs) < _MAX_GROUP:
@@ -129,47 +116,7 @@ class OrmThread:
         _tidy(partial(_close_unfit, is_rested=is_rested))
         return [job for job in jobs if job is not None]
 
-    def _job_after_rest(self) -> _Job | None:
-        """Return the next job. Before it bring all to the disk, and then close what no request owns."""
-        if self._unsynced:
-            self._sync()
-            with suppress(queue.Empty):
-                return self._jobs.get(timeout=self._idle_seconds)
-        _tidy(_close_unowned)
-        return self._jobs.get()
-
     def _written(self, jobs: list[_Job]) -> list[tuple[_Job, Any, BaseException | None]]:
-        """Do the writes; if all are records, without waiting for the disk, where that can be left for later."""
-        if not all(job.is_record for job in jobs):
-            return self._committed(jobs)
-        connection = connections[router.db_for_write(Stream)]
-        raw = None
-        with suppress(Exception):  # the writes find what is wrong with the connection
-            if wal := _waited_for(connection):
-                raw = connection.connection
-                raw.execute("PRAGMA synchronous = NORMAL")
-                self._unsynced.setdefault(wal, time.monotonic())
-        try:
-            return self._committed(jobs)
-        finally:
-            with suppress(Exception):  # it was closed: the next one waits for the disk by itself
-                if raw is not None:
-                    raw.execute("PRAGMA synchronous = FULL")
-
-    def _sync(self, seconds: float = 0.0) -> None:
-        """Write records to the disk that were committed more than `seconds` ago."""
-        for path, since in list(self._unsynced.items()):
-            if time.monotonic() - since < seconds:
-                continue
-            del self._unsynced[path]
-            try:
-                # Not the database file: closing a second descriptor of it would release SQLite's locks (POSIX).
-                with suppress(FileNotFoundError), open(path, "rb") as log:
-                    os.fsync(log.fileno())
-            except OSError:
-                logger.exception("records of the last second may not be on the disk")
-
-    def _committed(self, jobs: list[_Job]) -> list[tuple[_Job, Any, BaseException | None]]:
         """Do the writes in one transaction; each in its own if that fails."""
         self.num_transactions += 1
         if len(jobs) > 1:
@@ -188,20 +135,6 @@ def _result_of(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return work(), None
     except BaseException as error:  # the edge of a thread: the caller raises it
         return None, error
-
-
-def _waited_for(connection: Any) -> str:
-    """Return the write-ahead log of an SQLite connection whose commits wait for the disk, "" of any other."""
-    if connection.vendor != "sqlite":
-        return ""
-    connection.ensure_connection()
-
-    def pragma(name: str) -> Any:
-        return connection.connection.execute(f"PRAGMA {name}").fetchone()
-
-    if pragma("journal_mode")[0] != "wal" or pragma("synchronous")[0] != _FULL:
-        return ""
-    return f"{pragma('database_list')[2]}-wal"
 
 
 def _settle(done: list[tuple[_Job, Any, BaseException | None]]) -> None:
@@ -274,11 +207,6 @@ async def call(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 async def write(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """The same for one statement that may share its transaction with others that wait."""
     return await _thread.run(lambda: work(*args, **kwargs), is_write=True)
-
-
-async def record(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """The same for a stream's record, which is as safe as its log: its commit need not wait for the disk."""
-    return await _thread.run(lambda: work(*args, **kwargs), is_write=True, is_record=True)
 
 
 def post(work: Callable[[], Any]) -> None:

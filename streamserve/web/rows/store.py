@@ -38,7 +38,7 @@ class RowStore:
 
     async def insert(self, record: Record) -> None:
         try:
-            await orm.record(StreamRow.objects.insert, row_of(record))
+            await orm.write(row_of(record).save, force_insert=True)
         except IntegrityError as error:
             if record.once is not None and await self.find(request_key=record.once.key) is not None:
                 raise KeyTaken from error
@@ -64,7 +64,7 @@ class RowStore:
         await orm.write(StreamRow.objects.release, stream_id, fence, self.worker_id)
 
     async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
-        is_written = await orm.record(
+        is_written = await orm.write(
             StreamRow.objects.finish,
             summary.id,
             finish_reason=summary.finish_reason or "",

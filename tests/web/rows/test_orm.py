@@ -35,15 +35,12 @@ def handle() -> Any:
     return connection.connection
 
 
-async def while_it_is_busy(thread: OrmThread, *works: Any, num_records: int = 0) -> list[Any]:
-    """Put `works` as writes, the first as records, while the thread is busy; return their results and errors."""
+async def while_it_is_busy(thread: OrmThread, *works: Any) -> list[Any]:
+    """Put `works` as writes while the thread does something else; return their results and errors."""
     go = threading.Event()
     busy = asyncio.create_task(thread.run(go.wait, is_write=False))
     await asyncio.sleep(0)
-    writes = [
-        asyncio.create_task(thread.run(work, is_write=True, is_record=number < num_records))
-        for number, work in enumerate(works)
-    ]
+    writes = [asyncio.create_task(thread.run(work, is_write=True)) for work in works]
     await asyncio.sleep(0)  # each is queued in the first step of its task
     go.set()
     await busy
@@ -52,10 +49,6 @@ async def while_it_is_busy(thread: OrmThread, *works: Any, num_records: int = 0)
 
 def make(name: str) -> Any:
     return lambda: Group.objects.create(name=name).name
-
-
-def fail() -> None:
-    raise OperationalError("no")
 
 
 async def test_a_connection_is_kept(thread: OrmThread) -> None:
@@ -117,52 +110,12 @@ async def test_writes_on_a_connection_that_was_lost_are_done_on_a_new_one(
     assert await while_it_is_busy(thread, make("a"), make("b")) == ["a", "b"]
 
 
-def waits_for_disk() -> bool:
-    """Return whether a commit of this thread's connection waits for the disk."""
-    connection.ensure_connection()
-    return bool(connection.connection.execute("PRAGMA synchronous").fetchone()[0] == 2)
-
-
-@pytest.fixture
-def syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The files that were brought to the disk."""
-    done: list[str] = []
-    sync = os.fsync
-
-    def note(fd: int) -> None:
-        done.append(os.readlink(f"/proc/self/fd/{fd}"))
-        sync(fd)
-
-    monkeypatch.setattr(os, "fsync", note)
-    return done
-
-
-async def test_only_records_do_not_wait_for_the_disk(thread: OrmThread) -> None:
-    """A write that shares a transaction with records waits, and so does every statement after them."""
-    assert await thread.run(waits_for_disk, is_write=True) is True
-    assert await thread.run(waits_for_disk, is_write=True, is_record=True) is False
-    assert await thread.run(waits_for_disk, is_write=False) is True
-    assert await while_it_is_busy(thread, waits_for_disk, waits_for_disk, num_records=2) == [False, False]
-    assert await while_it_is_busy(thread, waits_for_disk, waits_for_disk, num_records=1) == [True, True]
-    with pytest.raises(OperationalError):
-        await thread.run(fail, is_write=True, is_record=True)
-    assert await thread.run(waits_for_disk, is_write=True) is True
-
-
-@pytest.mark.parametrize("sync_seconds", [0.0, 0.01, 1e6])
-async def test_records_are_brought_to_the_disk(sync_seconds: float, syncs: list[str]) -> None:
-    """With the job after which they are due, while the thread has nothing to do, or at its end."""
-    thread = OrmThread(sync_seconds=sync_seconds)
-    await thread.run(make("a"), is_write=True)
-    await thread.run(make("b"), is_write=True, is_record=True)
-    if sync_seconds < 1:
-        await until(lambda: bool(syncs))
-    thread.close()
-    assert syncs == [f"{connections['default'].settings_dict['NAME']}-wal"]
-
-
 async def test_an_error_of_a_call_is_its_callers(thread: OrmThread) -> None:
     """The thread goes on after an error."""
+
+    def fail() -> None:
+        raise OperationalError("no")
+
     with pytest.raises(OperationalError, match="no"):
         await thread.run(fail, is_write=False)
     assert await thread.run(threading.get_ident, is_write=False) != threading.get_ident()
