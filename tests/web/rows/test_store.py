@@ -37,7 +37,7 @@ from streamserve.streams.store import Admission, Group
 from streamserve.streams.stream import Stream
 from streamserve.web import site
 from streamserve.web.rows import orm
-from streamserve.web.rows.store import RowStore, record_of, row_of
+from streamserve.web.rows.store import RowStore, record_of
 from tests.conftest import Caller, body_of
 from tests.support.log_lines import captured_events
 from tests.support.stream_checks import check_native, check_native_part, going_away_of, text_of
@@ -467,38 +467,6 @@ async def test_each_call_is_one_query(one: Worker, gate: Gate) -> None:
         text="abc",
     )
     gate.open()
-
-
-async def test_rows_are_written_as_django_writes_them(one: Worker, gate: Gate) -> None:
-    """The statements that are written out put the same values into every column."""
-    gate.allow(0)
-    stream = await one.start(asked(prompt='"\\ \N{SNOWMAN}'))
-    record = await one.store.find(stream_id=stream.id)
-    assert record is not None
-    gate.open()
-    end: dict[str, Any] = {"finish_reason": "stop", "phases": {"queue": 0.25}, "ttft_seconds": None, "text": "a%sb"}
-    now = timezone.now()
-
-    def written(number: int) -> tuple[Any, Any]:
-        """Insert and finish a copy; return its row after each, as the database has it."""
-        row, rows = row_of(replace(record, id=f"{number:032}", log_id=f"{number:012}")), StreamRow.objects
-        row.save(force_insert=True) if number else rows.insert(row)
-        before = raw(row.pk)
-        if number:
-            changes = end | {"state": "finished", "request": None, "producer": "", "finished_at": now}
-            num_changed = rows.filter(pk=row.pk, state="running").update(**changes)
-        else:
-            num_changed = rows.finish(row.pk, **end, finished_at=now)
-        assert num_changed == 1
-        return before, raw(row.pk)
-
-    def raw(pk: str) -> Any:
-        with connections["default"].cursor() as cursor:
-            cursor.execute("SELECT * FROM streamserve_stream WHERE id = %s", [pk])
-            [columns] = cursor.fetchall()
-        return [value for value in columns if value not in (pk, pk[-12:])]
-
-    assert await orm.call(written, 0) == await orm.call(written, 1)
 
 
 async def test_one_line_a_stream_without_its_text(engine: None, alice_key: str) -> None:
