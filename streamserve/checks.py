@@ -73,7 +73,8 @@ def check_sqlite(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
         Warning(
             f"DATABASES[{alias!r}] is SQLite without WAL: processes that write at a time fail with "
             '"database is locked".',
-            hint='"OPTIONS": {"init_command": "PRAGMA journal_mode=WAL", "transaction_mode": "IMMEDIATE"}',
+            hint='"OPTIONS": {"transaction_mode": "IMMEDIATE",'
+            ' "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL"}',
             id="streamserve.W012",
         )
         for alias, options in settings.DATABASES.items()

@@ -52,7 +52,11 @@ DATABASES = {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": _DATABASE,
         "TEST": {"NAME": _DATABASE},
-        "OPTIONS": {"timeout": 20, "transaction_mode": "IMMEDIATE", "init_command": "PRAGMA journal_mode=WAL"},
+        "OPTIONS": {
+            "timeout": 20,
+            "transaction_mode": "IMMEDIATE",
+            "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL",
+        },
     },
 }
 if os.environ.get("STREAMSERVE_TEST_POSTGRES"):  # the port of tests/support/postgres_server.py
