@@ -193,10 +193,8 @@ class SiteFiles:
     async def content(self, caller: Caller, file_id: str) -> Body:
         """Return the file as the body of a response."""
         row = await self._row(caller, file_id)
-        try:
-            file = await asyncio.to_thread(
-                self.storage.open, row.name, "rb"
-            )  # before the answer: it may be deleted then
+        try:  # before the answer begins: it may be deleted then
+            file = await asyncio.to_thread(self.storage.open, row.name, "rb")
         except FileNotFoundError:
             log.error("stored_file_lost", file_id=row.pk)
             raise no_file(file_id) from None
