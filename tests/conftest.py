@@ -26,6 +26,7 @@ pytest_plugins = [
     "tests.support.covering",
     "tests.support.flush",
     "tests.support.migrated",
+    "tests.support.patience",
     "tests.support.schedule",
     "tests.support.stream_watch",
 ]

@@ -18,7 +18,7 @@ from typing import IO
 import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
-_READY_SECONDS = 60.0
+_READY_SECONDS = 120.0
 _STOP_SECONDS = 15.0
 
 
@@ -121,7 +121,7 @@ def wait_until_listening(server: Server) -> None:
     raise RuntimeError(f"the server is not ready after {_READY_SECONDS:.0f} s:\n{server.output()}")
 
 
-def wait_until_ready(url: str, seconds: float = 120.0) -> None:
+def wait_until_ready(url: str, seconds: float = 240.0) -> None:
     """Wait until the site at `url` has its models."""
     deadline = time.monotonic() + seconds
     with httpx.Client(trust_env=False, timeout=10) as client:
