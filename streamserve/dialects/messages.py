@@ -34,6 +34,9 @@ _NAME = text(1, 128)
 # Fields that only one role may carry.
 _ONLY = {"tool_calls": "assistant", "reasoning_content": "assistant", "reasoning": "assistant", "tool_call_id": "tool"}
 
+# What a reply may have that is cut before its text, or has none.
+_INSTEAD_OF_TEXT = ("tool_calls", "reasoning_content", "reasoning", "refusal")
+
 _PLAIN = {"role", "content"}
 
 
@@ -67,6 +70,7 @@ def _message_table(limits: Limits) -> Table:
         "parsed": _anything,  # the official client's `.parse`
         "provider_specific_fields": any_object,  # litellm
         "thinking_blocks": any_list,
+        "cache_control": any_object,  # a hint for other servers' caches
         "audio": _unsupported,
         "function_call": _unsupported,
     }
@@ -88,10 +92,10 @@ def _message(value: Any, param: str, table: Table, limits: Limits) -> Message:
 
 
 def _refuse_empty(role: str, content: str | None, fields: Mapping[str, Any], param: str) -> None:
-    """Raise for a user's empty content, and for a missing one without tool calls. "" of another role is valid."""
+    """Raise for a user's empty content, and for one that is missing with nothing in its place; else "" is valid."""
     if role == "user" and content is not None:
         raise BadRequest(f"{param} must not be empty.", code="empty_prompt", param=param)
-    if content is None and not fields.get("tool_calls"):
+    if content is None and not any(fields.get(name) for name in _INSTEAD_OF_TEXT):
         raise BadRequest(f"{param} is missing.", code="missing_field", param=param)
 
 
@@ -121,7 +125,8 @@ def _part(value: Any, param: str) -> str:
         raise BadRequest(
             f"{param} is of type {kind}; this server takes text only.", code="unsupported_content", param=param
         )
-    fields = read(part, {"type": one_of("text"), "text": _any_text}, prefix=param + ".")
+    table: Table = {"type": one_of("text"), "text": _any_text, "cache_control": any_object}
+    fields = read(part, table, prefix=param + ".")
     return str(required(fields, "text", prefix=param + "."))
 
 

@@ -119,7 +119,8 @@ def _tool(value: Any, param: str, limits: Limits) -> Tool:
             code="unsupported_parameter",
             param=param + ".type",
         )
-    outer = read(tool, {"type": one_of("function"), "function": any_object}, prefix=param + ".")
+    own: Table = {"type": one_of("function"), "function": any_object, "cache_control": any_object}
+    outer = read(tool, own, prefix=param + ".")
     inner = param + ".function."
     table: Table = {
         "name": tool_name,

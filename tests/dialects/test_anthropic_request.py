@@ -139,7 +139,9 @@ def test_fields_that_are_honoured():
 def test_fields_that_change_nothing():
     """Those of accounts and caches."""
     fields = {"cache_control": {"type": "ephemeral"}, "inference_geo": "eu", "speed": "fast", "workspace_id": "w"}
-    assert ask(**fields, diagnostics={}, user_profile_id="p", mcp_servers=[], container=None) == ask()
+    assert ask(**fields, diagnostics={}, user_profile_id="p", mcp_servers=[], container=None, thread=None) == ask()
+    for nothing in ({}, {"edits": []}):
+        assert ask(context_management=nothing) == ask()
 
 
 def test_counting_needs_no_max_tokens():

@@ -79,6 +79,22 @@ def test_a_reply_of_the_official_client_may_be_sent_back_as_it_came():
     assert read({**reply, "function_call": None, "tool_calls": None}) == (Message(role="assistant", content="4"),)
 
 
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "refusal"])
+def test_a_reply_without_text_may_be_sent_back(field: str):
+    """One that was cut in its thought has no content, and neither has a refusal; a turn with nothing is no turn."""
+    (message,) = read({"role": "assistant", "content": None, field: "Hm."})
+    assert message.content == ""
+    with pytest.raises(BadRequest, match="content is missing"):
+        read({"role": "assistant", "content": None, field: ""})
+
+
+def test_hints_for_caches_are_ignored():
+    """`cache_control` of a message and of a part, as clients of other servers send it."""
+    hint = {"cache_control": {"type": "ephemeral"}}
+    part = {"type": "text", "text": "Hi"}
+    assert read({"role": "user", "content": [{**part, **hint}], **hint}) == read({"role": "user", "content": [part]})
+
+
 def test_the_length_limit_counts_all_turns_and_is_inclusive():
     """150 characters pass, 151 do not; other fields for the template count too."""
     half = {"role": "user", "content": "a" * 75}

@@ -162,6 +162,7 @@ IGNORABLE: dict[str, Any] = {
     "prompt_cache_options": {"mode": "implicit"},
     "prediction": {"type": "content", "content": "x"},
     "verbosity": "low",
+    "cache_control": {"type": "ephemeral"},
     "cache_prompt": True,
     "cache_salt": "s",
     "id_slot": -1,
@@ -260,6 +261,8 @@ def test_tools_arrive():
     )
     assert (generate.tool_choice, generate.parallel_tool_calls) == (ToolChoice(), True)
     assert parse(tools=TOOLS, parallel_tool_calls=False).generate.parallel_tool_calls is False
+    hinted = [{**one, "cache_control": {"type": "ephemeral"}} for one in TOOLS]
+    assert parse(tools=hinted).generate.tools == generate.tools
 
 
 @pytest.mark.parametrize(

@@ -132,8 +132,10 @@ def _table(limits: Limits) -> Table:
         "service_tier": one_of(*_TIERS),
         **IGNORED,
         "container": _unsupported("This server runs no code for a model; leave it out."),
-        "context_management": _unsupported("Shorten the messages yourself."),
-        "mcp_servers": _unsupported("Send what their tools are as tools.", allows_empty=True),
+        "context_management": _unsupported("Shorten the messages yourself.", {}, {"edits": []}),
+        "mcp_servers": _unsupported("Send what their tools are as tools.", []),
+        # The code on which the client's `tool_runner` and `thread` send the whole conversation instead.
+        "thread": _unsupported("Send the whole conversation as messages.", code="thread_unsupported_request"),
     }
 
 
@@ -245,12 +247,12 @@ def _without_nulls(value: Any) -> Any:
     return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else value
 
 
-def _unsupported(way_out: str, *, allows_empty: bool = False) -> Reader:
+def _unsupported(way_out: str, *allowed: Any, code: str = "unsupported_parameter") -> Reader:
+    """Refuse every value but the `allowed` ones, which ask for nothing."""
+
     def reader(value: Any, param: str) -> None:
-        if not (allows_empty and value == []):
-            raise BadRequest(
-                f"{param} is not supported by this server. {way_out}", code="unsupported_parameter", param=param
-            )
+        if value not in allowed:
+            raise BadRequest(f"{param} is not supported by this server. {way_out}", code=code, param=param)
 
     return reader
 

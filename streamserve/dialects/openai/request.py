@@ -50,6 +50,7 @@ IGNORED: Table = {
     "prediction": any_object,
     "verbosity": _WORD,
     # Of other servers: hints for their caches, queues and reports.
+    "cache_control": any_object,
     "cache_prompt": boolean,
     "cache_salt": _WORD,
     "id_slot": integer(-1, 2**31 - 1),

@@ -123,9 +123,9 @@ class OrmThread:
             try:
                 with transaction.atomic(using=router.db_for_write(Stream)):
                     return [(job, job.work(), None) for job in jobs]
-            except Exception:
+            except Exception as error:  # of one of them, whose caller gets it below
                 self.num_transactions += len(jobs)
-                logger.info("%d writes are done again one by one", len(jobs), exc_info=True)
+                logger.info("%d writes are done again one by one: %s", len(jobs), error)
                 _tidy(partial(_close_unfit, is_rested=True))  # perhaps the server has closed the connection
         return [(job, *_result_of(job.work)) for job in jobs]
 

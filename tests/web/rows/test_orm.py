@@ -93,11 +93,15 @@ async def test_writes_that_wait_are_one_transaction(thread: OrmThread) -> None:
     assert await Group.objects.acount() == 20
 
 
-async def test_a_write_that_fails_fails_alone(thread: OrmThread) -> None:
-    """One duplicate among others raises for its caller only."""
+async def test_a_write_that_fails_fails_alone(thread: OrmThread, caplog: pytest.LogCaptureFixture) -> None:
+    """One duplicate among others raises for its caller only; the log has a line, as callers expect some errors."""
+    caplog.set_level("INFO", "streamserve")
     results = await while_it_is_busy(thread, make("a"), make("b"), make("a"), make("c"))
     assert [type(one) for one in results] == [str, str, IntegrityError, str]
     assert await Group.objects.acount() == 3
+    (line,) = caplog.records
+    assert "4 writes are done again one by one: " in line.getMessage()
+    assert line.exc_info is None
 
 
 async def test_writes_on_a_connection_that_was_lost_are_done_on_a_new_one(

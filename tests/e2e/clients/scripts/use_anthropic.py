@@ -137,6 +137,18 @@ def check_tools():
         assert ("tool_use" in kinds(ask(OSLO, tools=TOOLS, tool_choice=choice))) == expected
 
 
+def check_the_tool_runner():
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """The sky over a city."""
+        return "foggy"
+
+    runner = client.beta.messages.tool_runner(
+        model=NAME, max_tokens=120, messages=OSLO, tools=[get_weather], extra_body=GREEDY
+    )
+    assert [message.stop_reason for message in runner] == ["tool_use", "end_turn"]
+
+
 def check_a_schema():
     properties = {"city": {"type": "string", "enum": CITIES}, "weather": {"type": "string", "enum": ["rainy", "sunny"]}}
     schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
@@ -217,6 +229,7 @@ check_answers()
 check_streams()
 check_thinking()
 check_tools()
+check_the_tool_runner()
 check_a_schema()
 check_errors()
 check_models()
