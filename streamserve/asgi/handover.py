@@ -123,7 +123,7 @@ class Exchange:
                 await app(self._scope, self.receive, self.send)
             finally:
                 _offered.reset(token)
-                for offer_id in offered:
+                for offer_id in _offers.keys() & offered:  # those that were not taken
                     withdraw(offer_id)
             if self._delivery is not None and self._start is not None and not self._has_left:
                 await self._respond(self._start, self._delivery)
@@ -219,13 +219,14 @@ class Exchange:
         offered = self._scope.get("extensions", {}).get("streamserve.flow", {})
         channel = offered.get("channel")
         is_direct = channel is not None and channel.send is self._send
-        flow = Flow(untaken_of(self._scope, self._send), channel if is_direct else None)
+        flow = Flow(channel.num_untaken, channel) if is_direct else Flow(untaken_of(self._scope, self._send))
         await delivery.run(self._send_frame, flow)
 
     async def _watch(self, delivery: Body) -> None:
         """Close the delivery at the client's disconnect, so that the engine is freed before anything else runs."""
-        while (await self.receive())["type"] != "http.disconnect":
+        while (await self._receive())["type"] != "http.disconnect":
             pass
+        self._has_left = True
         delivery.close()
 
     async def _send_frame(self, data: bytes) -> None:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from streamserve.dialects.base import GOING_DOWN, Ending, TextBlocks, ending, trimmed_of
 from streamserve.dialects.fields import Reader, boolean, conflict, integer, one_of, read, required, text
@@ -214,8 +214,8 @@ class NativeEncoder:
     takes_snapshots = True
 
     def __init__(self, log_id: str, stream: IsStream | None = None) -> None:
-        self._log_id = log_id
-        self._meta, self._stream = None if stream is None else meta_of(stream), stream
+        self._log_id, self._stream = log_id, stream
+        self._meta: Meta | None = None  # once the reader was shown it
         self._token_head = numbered_head(Token.type, event_id(log_id, 0)[:-1])
 
     def encode(self, logged: LoggedEvent) -> bytes:
@@ -231,9 +231,12 @@ class NativeEncoder:
         before = b""
         if isinstance(event, Meta):
             self._meta = event
-        elif isinstance(event, Done) and self._meta is not None:
-            outline = () if self._stream is None else self._stream.outline
-            before = frame(one_line_json(closing_meta(self._meta, event, outline)), event=Meta.type)
+        elif isinstance(event, Done):
+            meta, outline = self._meta, cast(Sequence[Citation | Status], ())
+            if self._stream is not None:
+                meta, outline = meta or meta_of(self._stream), self._stream.outline
+            if meta is not None:
+                before = frame(one_line_json(closing_meta(meta, event, outline)), event=Meta.type)
         return before + frame(one_line_json(event.payload()), event=event.type, id=id)
 
     def going_away(self, notice: GoingAway) -> bytes:

@@ -167,7 +167,8 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
             _close_websocket(protocol, message)
             return
         else:
-            await control.wait()
+            if not control.is_open:
+                await control.wait()
             await super().handle_reply(protocol, message)
         if not control.is_open:
             await control.wait()
