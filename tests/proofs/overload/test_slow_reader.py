@@ -78,14 +78,14 @@ def read_on(drive: Drive, one: SequenceRequest, shown: list[int]) -> list[int]:
 @pytest.mark.parametrize("overlap", [False, True], ids=["one step at a time", "overlapped steps"])
 @pytest.mark.parametrize("what", SCARCE)
 def test_slow_reader(what: str, overlap: bool) -> None:
-    """A slow reader parks at the lead limit, fast ones end in fewer steps than without parks, its text is the same."""
+    """A slow reader parks at the lead limit; fast ones end in no more steps than without parks, and in fewer in all."""
     num_scenes, steps, steps_without = scaled(100, least=10), 0, 0
     for seed in range(num_scenes):
         scene = Scene.of(seed)
         drive = Drive(overlap=overlap, **SCARCE[what], **ONLY_LEAD)
         with_park = scene.play(drive)
         without = scene.play(Drive(overlap=overlap, **SCARCE[what], **NO_PARK))
-        assert with_park < without, f"scene {seed}"
+        assert with_park <= without, f"scene {seed}"
         shown = drive.answers[0].token_ids
         assert len(shown) == LEAD_TOKENS, f"scene {seed}"
         assert decoded(drive) <= LEAD_TOKENS + overlap, f"scene {seed}"
@@ -95,6 +95,7 @@ def test_slow_reader(what: str, overlap: bool) -> None:
         drive.assert_empty()
         steps += with_park
         steps_without += without
+    assert steps < steps_without
     print(
         f"\nslow reader, {what}, {'overlapped' if overlap else 'in turn'}: {num_scenes} scenes, each stops at"
         f" {LEAD_TOKENS} tokens; {NUM_FAST} other answers in {steps / num_scenes:.0f} steps,"
