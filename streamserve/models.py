@@ -8,9 +8,8 @@ from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from streamserve.durable.batches import Batch, BatchRow
+from streamserve.durable.batches import Batch, BatchRow, StoredFile
 from streamserve.durable.completions import StoredCompletion
-from streamserve.durable.files import StoredFile
 from streamserve.durable.jobs import Job, JobStep, WebhookDelivery, Worker
 from streamserve.keys import digest_of, prefix_of
 from streamserve.managers import ApiKeyQuerySet, StreamQuerySet, WatchQuerySet

@@ -7,10 +7,15 @@
 A claim is committed at once, and no row lock is held over the work. Every later write names the fence and the worker in
 its WHERE, so that a worker that lost its claim changes nothing. (Idea: Kleppmann, "How to do distributed locking";
 SKIP LOCKED as in PostgreSQL's queues.)
+
+`hold_limit`: a lock under which rows are counted and one more is inserted, so that no limit is passed. Blocking.
+PostgreSQL: an advisory lock of the transaction (its manual, 13.3.5). SQLite: its write lock, taken before the count.
+On other databases two requests at the same moment may pass a limit by one.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Self, TypeVar
@@ -163,3 +168,15 @@ class Work(models.Model):
     def is_finished(self) -> bool:
         """Whether it has ended."""
         return self.state not in ("queued", "running")
+
+
+def hold_limit(rows: models.QuerySet[models.Model], of: str) -> None:
+    """Hold the limit on `rows` of a tenant or an owner until the transaction ends. Call it inside one."""
+    connection = connections[rows.db]
+    name = f"{rows.model._meta.db_table} {of}"
+    if connection.vendor == "postgresql":
+        key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [key])
+    elif connection.vendor == "sqlite":
+        rows.filter(pk="").update(created_at=F("created_at"))  # changes nothing, and is a write

@@ -27,10 +27,8 @@ from streamserve.api.call import Body, Call, Caller
 from streamserve.api.logs import get_logger
 from streamserve.conf import SiteConfig
 from streamserve.dialects.openai.batches import PURPOSE, FileRecord, Page
-from streamserve.durable.batches import Batch
-from streamserve.durable.files import StoredFile
-from streamserve.durable.leases import delete_in_parts
-from streamserve.durable.limits import hold_limit
+from streamserve.durable.batches import Batch, StoredFile
+from streamserve.durable.leases import delete_in_parts, hold_limit
 from streamserve.protocol.errors import (
     BadRequest,
     KeyReused,

@@ -24,8 +24,7 @@ from streamserve.dialects.anthropic import batches as anthropic_batches
 from streamserve.dialects.batch_lines import Line, RowResult, Unrun, parse_line, read_lines
 from streamserve.dialects.openai import batches as openai_batches
 from streamserve.dialects.openai.batches import OUTPUT_PURPOSE, FileRecord
-from streamserve.durable.batches import Batch, BatchRow
-from streamserve.durable.files import StoredFile
+from streamserve.durable.batches import Batch, BatchRow, StoredFile
 from streamserve.protocol.requests import Limits
 from streamserve.web.rows import orm
 from streamserve.web.work.kinds import Claim, LeaseLost

@@ -16,9 +16,8 @@ from streamserve.api.call import Caller
 from streamserve.conf import SiteConfig
 from streamserve.dialects.batch_lines import LineError
 from streamserve.dialects.openai.batches import ENDED, PURPOSE, TIMES, WINDOW_SECONDS, BatchRecord, NewBatch, Page
-from streamserve.durable.batches import Batch
-from streamserve.durable.files import StoredFile
-from streamserve.durable.limits import hold_limit
+from streamserve.durable.batches import Batch, StoredFile
+from streamserve.durable.leases import hold_limit
 from streamserve.protocol.errors import BadRequest, KeyReused, QuotaExceeded
 from streamserve.streams.store import Once
 from streamserve.web.batches.files import part_of, seconds_of

@@ -18,8 +18,7 @@ from django.utils.formats import date_format
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from streamserve.durable.batches import Batch
-from streamserve.durable.files import StoredFile
+from streamserve.durable.batches import Batch, StoredFile
 from streamserve.durable.jobs import Job, JobStep, WebhookDelivery, Worker
 from streamserve.protocol.errors import StreamserveError
 from streamserve.web.calls import background

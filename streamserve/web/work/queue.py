@@ -18,7 +18,7 @@ from django.utils import timezone
 from streamserve.api.call import Caller
 from streamserve.api.jobs import JobView, no_job
 from streamserve.clients.pipeline.client import PipelineClient
-from streamserve.durable.limits import hold_limit
+from streamserve.durable.leases import hold_limit
 from streamserve.models import Job, Worker
 from streamserve.protocol.errors import BadRequest, KeyReused, NotFound, Overloaded, QuotaExceeded
 from streamserve.protocol.events import Done, Meta
