@@ -37,7 +37,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait until `condition()` holds; fail after `seconds`."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  (the condition has no event)

@@ -19,7 +19,7 @@ from streamserve.protocol.events import Done, Event, LoggedEvent, Token
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
 from streamserve.streams.log.base import Batch, LogUnavailable, MemoryLog, Result
 
-_DEADLINE_SECONDS = 30.0
+_DEADLINE_SECONDS = 90.0
 
 
 def tok(text: str, *ids: int, choice: int = 0) -> Token:
