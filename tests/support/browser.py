@@ -140,8 +140,12 @@ class Watched:
 
 @contextmanager
 def watching(browser: Browser, origin: str, **options: Any) -> Iterator[Watched]:
-    """Open an empty page in a context of its own; when the block ends, it must have no complaints."""
-    context: BrowserContext = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+    """Open an empty page in a context of its own; when the block ends, it must have no complaints.
+
+    It asks for reduced motion: drawn by the CPU, a caret that breathes costs as much as the rest of the page.
+    """
+    common = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"}
+    context: BrowserContext = browser.new_context(**{**common, **options})
     try:
         watched = Watched(page=context.new_page(), origin=origin)
         watched.listen()
