@@ -35,8 +35,8 @@ def python() -> Path:
 
 
 @pytest.fixture(scope="module")
-def worker(site: Server, env: dict[str, str]) -> Iterator[None]:
-    """A process that runs the site's batches."""
+def worker(python: Path, site: Server, env: dict[str, str]) -> Iterator[None]:
+    """A process that runs the site's batches; none without the venv, as it would end before it has begun."""
     command = [sys.executable, "manage.py", "streamserve_worker", "--kinds", "batch"]
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **env}, stderr=subprocess.DEVNULL)
     yield
