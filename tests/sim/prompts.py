@@ -112,7 +112,9 @@ class PromptLaws:
         chosen = [s for s in scheduler.running if s.seq_id in planned]
         heads = laws.debts.heads
         sooner = heads[: heads.index(first.seq_id)] if first.seq_id in heads else []  # of lighter tenants
-        later = [s.seq_id for s in chosen if s.order_key > first.order_key and s.seq_id not in {*lending, *sooner}]
+        # It comes after these in the queue, so what has begun before them goes before it, too.
+        key = max([first.order_key, *(s.order_key for s in chosen if s.seq_id in sooner)])
+        later = [s.seq_id for s in chosen if s.order_key > key and s.seq_id not in {*lending, *sooner}]
         if first.seq_id not in planned:  # the sequences before it took the whole budget, or left some to the shortest
             if any(s.order_key < first.order_key for s in chosen):
                 later = [seq_id for seq_id in later if lacks.get(seq_id, 0) >= lacks[first.seq_id]]
