@@ -98,6 +98,6 @@ def test_no_query_raises_anything_but_ours(query: dict[str, str]):
 def test_every_field_is_in_the_corpus():
     """The corpus has a body for each field of the tables."""
     params = {bad.param for bad in CORPUS}
-    exempt = {"prompt_cache_options", "prompt_cache_retention", "reasoning_effort"}
+    exempt = {"cache_control", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort"}
     missing = {*sampling_fields(LIMITS), *request_fields(LIMITS), *_table(LIMITS)} - params - exempt
     assert not missing

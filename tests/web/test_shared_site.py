@@ -189,7 +189,7 @@ async def test_purge(shared: Path, caller: Caller) -> None:
     later = time.time() + 3600
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("streamserve.management.commands.streamserve_purge.time.time", lambda: later)
-        assert (await said("--dry-run")).startswith("Would delete 1 logs of streams that ended before ")
+        assert (await said("--dry-run")).startswith("Would delete 1 logs that were last written before ")
         assert (await said("--dry-run")).startswith("Would delete 1 logs")
         assert (await said()).startswith("Deleted 1 logs")
         assert (await said("--dry-run")).startswith("Would delete 0 logs")
