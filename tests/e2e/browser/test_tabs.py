@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -24,6 +25,8 @@ from tests.support.browser import (
 )
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+
+SECONDS = 60.0
 
 # Over plain http on a network address there are no Web Locks, and the tabs ask each other.
 NO_LOCKS = "Object.defineProperty(Navigator.prototype, 'locks', { value: undefined });"
@@ -79,10 +82,13 @@ def questions(page: Page) -> list[str]:
 
 def assert_whole(page: Page) -> None:
     """Every stored answer is the server's, and the page shows as many."""
+    until = time.monotonic() + SECONDS
+    while any(turn["state"] != "done" for turn in stored_turns(page)):  # another tab may still have to write it
+        assert time.monotonic() < until, stored_turns(page)
+        page.wait_for_timeout(50)
     turns = stored_turns(page)
     expect(page.locator(".ss-turn")).to_have_count(len(turns))
     for index, turn in enumerate(turns):
-        assert turn["state"] == "done"
         assert turn["text"] == log_text(server_log(page, turn["streamId"]))
         assert answer_text(page, index).strip() != ""
 
