@@ -144,6 +144,7 @@ def test_an_answer_survives_reloads_without_gap_or_duplicate(watched: Watched) -
     assert len(bodies) == 1
 
 
+@pytest.mark.proof
 def test_a_lost_network_is_shown_and_bridged(watched: Watched) -> None:
     """When reads fail in mid-answer a banner shows it, and the rest follows without a seam."""
     page = watched.page

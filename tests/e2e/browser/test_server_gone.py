@@ -15,7 +15,7 @@ from tests.support.demo_site import environment, manage
 from tests.support.migrated import Migrate
 from tests.support.servers import Server, daphne, free_port, wait_until_ready
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser, pytest.mark.proof, pytest.mark.timeout(180)]
 
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.browser_site"}
 GONE = "The server does not answer. Trying again…"

@@ -61,7 +61,7 @@ STORE_AS_UNFINISHED = """(name) => {
 }"""
 
 
-@pytest.fixture(params=["locks", "no locks"])
+@pytest.fixture(params=["locks", pytest.param("no locks", marks=pytest.mark.proof)])
 def tabs(request: pytest.FixtureRequest, browser: Browser, site: str) -> Iterator[tuple[Page, Page]]:
     """Two tabs, both opened before anything is asked. None may show an error."""
     with watching(browser, site) as watched:
