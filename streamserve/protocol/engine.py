@@ -1,5 +1,5 @@
 """What an engine says. Of one request: `Accepted` when it takes it, `Park` when it ends it early. Of itself:
-`ModelDescription`, and its counts, `CoreStats` and `EngineStats`. Values only.
+`ModelDescription`, and its counts, `CoreStats` and `EngineStats`. Values, and `Losses`, which counts.
 """
 
 from __future__ import annotations
@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 # An answer whose step has ended its engine so often, without a new token in between, is a suspect: its next steps hold
 # nothing else, so that the next loss shows whether it was the cause.
 SUSPECT_LOSSES = 2
+# One that loses its engine this often may itself end the engine. One that was a suspect, and alone in the step that
+# did, is known to.
+_MAX_LOSSES = 5
+HOPELESS = "The engine failed repeatedly on this answer. Try again."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,29 @@ class Park:
     resume_seconds: float = 0.0
     is_counted: bool = True
     was_alone: bool = False
+
+
+class Losses:
+    """How often an answer has lost its engine since its last new token: in a step with it, or in none."""
+
+    def __init__(self, num_losses: int = 0) -> None:
+        self.num_losses = num_losses
+        self._num_tokens = 0
+        self._was_alone = False
+
+    def note(self, park: Park, num_tokens: int) -> None:
+        """Note a park of any kind, at so many tokens of the answer."""
+        if num_tokens > self._num_tokens:
+            self.num_losses = 0
+        self._num_tokens = num_tokens
+        self.num_losses += park.reason == "lost" and park.is_counted
+        self._was_alone = park.was_alone
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether the engine was lost too often without a new token, or by this answer alone."""
+        is_guilty = self._was_alone and self.num_losses > SUSPECT_LOSSES
+        return is_guilty or self.num_losses >= _MAX_LOSSES
 
 
 # A reader that waits for longer notices.

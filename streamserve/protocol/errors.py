@@ -34,6 +34,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from streamserve.protocol.engine import Park
+
 _MAX_SHOWN_CHARS = 100  # of a caller's text
 
 
@@ -208,9 +210,13 @@ class UnmetNeeds(Refused):
 
 
 class EngineUnavailable(Refused):
-    """The engine is loading, has failed, or is being replaced."""
+    """The engine is loading, has failed, or is being replaced.
+
+    `lost`: it ended in a step that held the request, before its asker knew that it had taken it.
+    """
 
     code = "engine_unavailable"
+    lost: Park | None = None
 
 
 class CannotContinue(Refused):

@@ -13,7 +13,7 @@ and the number of unread tokens.
 
 from __future__ import annotations
 
-from streamserve.protocol.engine import SUSPECT_LOSSES, Park
+from streamserve.protocol.engine import Losses, Park
 from streamserve.protocol.errors import EngineUnavailable, Refused
 from streamserve.protocol.events import BlockStart, Event, Token
 
@@ -26,9 +26,6 @@ MESSAGES = {
 }
 LOADING = "The model is being loaded. The answer continues by itself."
 
-# An answer that loses its engine this often without a new token in between may itself end the engine. One that was a
-# suspect, and alone in the step that did, is known to.
-_MAX_LOSSES = 5
 # The first delay before an engine that starts is asked again. It doubles up to the engine's own `retry_after`.
 _BACKOFF_SECONDS = 0.1
 _MAX_DOUBLINGS = 10
@@ -37,15 +34,15 @@ _MAX_DOUBLINGS = 10
 class Parking:
     """The parking of one stream, over its whole life. `park` is None while it has a generation."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_losses: int = 0) -> None:
+        """`num_losses`: before the engine has taken it."""
         self.park: Park | None = None
         self.num_parks = 0
         self.shown: set[str] = set()  # the statuses that readers were shown during this park: "resumed" follows
         self._ask_at = 0.0
         self._refused_at: float | None = None
-        # Counted since the answer's last new token: losses of the engine in a step with this answer (or in none), and
-        # parks and refusals of any kind.
-        self.num_losses = self._num_tries = 0
+        self.losses = Losses(num_losses)
+        self._num_tries = 0  # parks and refusals of any kind, since the answer's last new token
         self._num_tokens = 0
 
     def begin(self, park: Park, num_tokens: int, now: float) -> None:
@@ -53,9 +50,9 @@ class Parking:
         self.park = park
         self.num_parks += 1
         if num_tokens > self._num_tokens:
-            self.num_losses = self._num_tries = 0
+            self._num_tries = 0
         self._num_tokens = num_tokens
-        self.num_losses += park.reason == "lost" and park.is_counted
+        self.losses.note(park, num_tokens)
         self._ask_at = now + (self._backoff() if park.reason in MESSAGES else park.resume_seconds)
         self._num_tries += 1
 
@@ -63,12 +60,6 @@ class Parking:
     def reason(self) -> str | None:
         """Why the answer is parked; None while it is not."""
         return None if self.park is None else self.park.reason
-
-    @property
-    def is_hopeless(self) -> bool:
-        """Whether the engine was lost too often without a new token, or by this answer alone."""
-        is_guilty = self.park is not None and self.park.was_alone and self.num_losses > SUSPECT_LOSSES
-        return is_guilty or self.num_losses >= _MAX_LOSSES
 
     def refuse(self, refused: Refused, now: float) -> float:
         """Note that the engine refuses to resume it; return the seconds since the first refusal."""

@@ -14,8 +14,8 @@ from functools import partial
 from itertools import count
 
 from streamserve.clients.base import EngineClient, Generation
-from streamserve.protocol.engine import Accepted, Park
-from streamserve.protocol.errors import CannotContinue, Refused, StreamserveError
+from streamserve.protocol.engine import HOPELESS, Accepted, Park
+from streamserve.protocol.errors import CannotContinue, EngineUnavailable, Refused, StreamserveError
 from streamserve.protocol.events import TERMINALS, Done, Error, Event, LoggedEvent, Meta, Status
 from streamserve.protocol.frames import encode_event
 from streamserve.protocol.measures import FIRST_TOKEN, PARKED
@@ -33,7 +33,7 @@ from streamserve.streams.writer import MAX_BATCH_EVENTS, LogWriter
 _MAX_BATCH_BYTES = 8 * 1024
 
 _NOT_ACCEPTED = Accepted(num_prompt_tokens=0, max_tokens=0, seed=0)  # of a restored stream; its meta event has the rest
-_HOPELESS = Error(code="engine_died", message="The engine failed repeatedly on this answer. Try again.", retryable=True)
+_HOPELESS = Error(code="engine_died", message=HOPELESS, retryable=True)
 _TIMEOUT = Error(code="timeout", message="The answer was not finished within timeout_seconds.")
 LOG_AWAY = Status(status="waiting", message="The server cannot save the answer now. It continues by itself.")
 _LOG_BACK = Status(status="resumed")
@@ -65,7 +65,7 @@ class Producer(Replica):
         self.lag = ReaderLag(
             transcript, self.readers, is_bounded=on_disconnect not in ("finish", JOB), known=request.reader_tokens
         )
-        self.parking = Parking()
+        self.parking = Parking(request.num_losses)
         self._client, self._writer, self._config = client, writer, config
         self._generation = generation
         self._own: deque[Event] = deque()  # to be committed, before what the generation has
@@ -200,13 +200,16 @@ class Producer(Replica):
             shown=self.transcript.shown,
             first_token_at=self.transcript.timings.first_at,
             reader_tokens=self.lag.reader_tokens,
-            num_losses=self.parking.num_losses,
+            num_losses=self.parking.losses.num_losses,
             num_prompt_chars=() if shown is None else shown.num_chars(self.request.n),
             num_prompt_logprobs=0 if shown is None else shown.num_logprobs,
         )
         try:
             generation = await self._client.generate(request)
         except Refused as refused:
+            if isinstance(refused, EngineUnavailable) and refused.lost is not None:
+                self._lose(refused.lost)
+                return
             seconds = self.parking.refuse(refused, time.monotonic())
             is_final = isinstance(refused, CannotContinue) or refused.code == "engine_died"
             if is_final or seconds > self._config.resume_window_seconds:
@@ -244,8 +247,12 @@ class Producer(Replica):
         if park is None:
             raise RuntimeError("the generation ended without a terminal event")
         self._generation = generation.on_news = None
+        self._lose(park)
+
+    def _lose(self, park: Park) -> None:
+        """The engine holds nothing of the answer any more."""
         self._begin_park(park)
-        if self.parking.is_hopeless:
+        if self.parking.losses.is_hopeless:
             self.end_with(_HOPELESS)
         elif park.reason in MESSAGES:
             self._show_waiting(MESSAGES[park.reason])

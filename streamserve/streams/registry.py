@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from streamserve.clients.base import EngineClient, Generation
-from streamserve.protocol.engine import ModelDescription
+from streamserve.protocol.engine import HOPELESS, Losses, ModelDescription
 from streamserve.protocol.errors import EngineUnavailable, StreamserveError, no_model
 from streamserve.protocol.events import Error
 from streamserve.protocol.measures import Measures
@@ -202,16 +202,20 @@ class Streams:
         self, client: EngineClient, request: GenerateRequest, admission: Admission
     ) -> tuple[Stream, Generation]:
         """Return the accepted stream. While the engine is being replaced, wait and restart the arrival time."""
-        wait_until = time.monotonic() + self.settings.engine_wait_seconds
+        wait_until, losses = time.monotonic() + self.settings.engine_wait_seconds, Losses()
         while True:
             try:
                 generation = await client.generate(request)
                 break
-            except EngineUnavailable:
+            except EngineUnavailable as refused:
+                if refused.lost is not None:
+                    losses.note(refused.lost, 0)
+                    if losses.is_hopeless:
+                        raise EngineUnavailable(HOPELESS, code="engine_died") from refused
                 if self._is_closing or not _is_starting(client.describe()) or time.monotonic() >= wait_until:
                     raise
             await asyncio.sleep(_ENGINE_POLL_SECONDS)
-            request = replace(request, arrived_at=time.monotonic())
+            request = replace(request, arrived_at=time.monotonic(), num_losses=losses.num_losses)
         if self._is_closing:
             generation.cancel()
             raise EngineUnavailable("The server is shutting down.")

@@ -89,11 +89,11 @@ def test_an_answer_that_loses_its_engine_five_times_is_given_up() -> None:
     for _ in range(4):
         parking.begin(LOST, 5, 0.0)
         parking.begin(NO_READER, 5, 0.0)
-        assert not parking.is_hopeless
+        assert not parking.losses.is_hopeless
     parking.begin(LOST, 5, 0.0)
-    assert parking.is_hopeless
+    assert parking.losses.is_hopeless
     parking.begin(LOST, 6, 0.0)
-    assert not parking.is_hopeless
+    assert not parking.losses.is_hopeless
 
 
 @pytest.mark.parametrize(("park", "is_shown"), [(LEAD, False), (AHEAD, False), (NO_READER, True)])
@@ -112,7 +112,7 @@ def test_an_engine_lost_in_another_answers_step_is_not_counted() -> None:
     parking = Parking()
     for _ in range(20):
         parking.begin(BESIDE, 5, 0.0)
-        assert (parking.num_losses, parking.is_hopeless) == (0, False)
+        assert (parking.losses.num_losses, parking.losses.is_hopeless) == (0, False)
 
 
 def test_a_suspect_that_loses_an_engine_alone_is_given_up() -> None:
@@ -120,10 +120,10 @@ def test_a_suspect_that_loses_an_engine_alone_is_given_up() -> None:
     parking = Parking()
     for park in (ALONE, BESIDE, LOST):
         parking.begin(park, 5, 0.0)
-        assert not parking.is_hopeless
-    assert parking.num_losses == SUSPECT_LOSSES
+        assert not parking.losses.is_hopeless
+    assert parking.losses.num_losses == SUSPECT_LOSSES
     parking.begin(ALONE, 5, 0.0)
-    assert parking.is_hopeless
+    assert parking.losses.is_hopeless
 
 
 def test_a_token_ends_the_suspicion() -> None:
@@ -132,4 +132,4 @@ def test_a_token_ends_the_suspicion() -> None:
     for park in (LOST, LOST):
         parking.begin(park, 5, 0.0)
     parking.begin(ALONE, 6, 0.0)
-    assert (parking.num_losses, parking.is_hopeless) == (1, False)
+    assert (parking.losses.num_losses, parking.losses.is_hopeless) == (1, False)

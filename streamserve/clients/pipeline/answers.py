@@ -17,7 +17,7 @@ from streamserve.clients.pipeline.journal import Journal, Key, joined
 from streamserve.clients.pipeline.phases import RunPhases
 from streamserve.clients.pipeline.speech import Speech
 from streamserve.clients.pipeline.tools import ToolCall
-from streamserve.protocol.engine import Park
+from streamserve.protocol.engine import HOPELESS, Losses, Park
 from streamserve.protocol.errors import EngineUnavailable, error_for
 from streamserve.protocol.events import TEXT, BlockStart, BlockStop, Done, Error, Event, Status, Token
 from streamserve.protocol.measures import FIRST_TOKEN, parts_of
@@ -54,6 +54,7 @@ class Answering:
         self._first_token_at: float | None = None
         self._first = 0  # tokens of the run that were shown before this answer
         self._has_turn = False
+        self._losses = Losses()
 
     async def run(self) -> tuple[str, Done]:
         """Return text and end of the answer. Raises StreamserveError, and Stopped by a filter."""
@@ -82,6 +83,7 @@ class Answering:
                 assert generation.parked is not None
                 if self._text and not generation.accepted.has_token_ids:  # it would begin anew
                     raise EngineUnavailable("The server of the model was lost in the middle of an answer. Try again.")
+                self._note_loss(generation.parked)
                 await self._wait(generation.parked)
         finally:
             self._phases.end(span, parts)
@@ -136,10 +138,13 @@ class Answering:
                 output_token_ids=shown,
                 first_token_at=self._first_token_at,
                 reader_tokens=None if num_read is None else (num_read,),
+                num_losses=self._losses.num_losses,
             )
             try:
                 generation = await self._client.generate(request)
-            except EngineUnavailable:
+            except EngineUnavailable as refused:
+                if refused.lost is not None:
+                    self._note_loss(refused.lost)
                 if self._client.describe().state == "failed" or time.monotonic() > until:
                     raise
                 if self._speech is not None and self._has_turn:
@@ -152,6 +157,12 @@ class Answering:
                 unset = tuple(name for name in ("seed", "max_tokens") if getattr(request.sampling, name) is None)
                 self._request = replace(self._request, sampling=sampling, unset=request.unset + unset)
             return generation
+
+    def _note_loss(self, park: Park) -> None:
+        """Count a park; raise EngineUnavailable if the answer itself ends its engines."""
+        self._losses.note(park, len(self._token_ids))
+        if self._losses.is_hopeless:
+            raise EngineUnavailable(HOPELESS, code="engine_died")
 
     async def _take_all(self, generation: Generation) -> Done | None:
         """Take the events of one admission; None if the engine has parked it."""

@@ -174,18 +174,22 @@ class ClientSession:
 
         `flight`: what the engine has left in flight.
         """
-        for question in self._questions.values():
+        flight = flight or LastFlight()
+        for request_id, question in self._questions.items():
             if not question.done():
-                question.set_exception(EngineUnavailable("the engine is being replaced. Try again.", retry_after=2))
+                refused = EngineUnavailable("the engine is being replaced. Try again.", retry_after=2)
+                if self._stream_ids[request_id] in flight.stream_ids:
+                    refused.lost = self._lost(self._stream_ids[request_id], flight)
+                question.set_exception(refused)
         generations, self.generations = self.generations, {}
         for generation in generations.values():
-            generation.end(error=error, parked=None if error is not None else self._lost(generation, flight))
+            generation.end(error=error, parked=None if error is not None else self._lost(generation.stream_id, flight))
 
-    def _lost(self, generation: ProcessGeneration, flight: LastFlight | None) -> Park:
+    def _lost(self, stream_id: str, flight: LastFlight) -> Park:
         """Return the park of an answer whose engine has ended: not counted after a goodbye, nor for another's step."""
         if self.goodbye is not None:
             return Park(reason="lost", is_counted=False)
-        stream_id, in_flight = generation.stream_id, (flight or LastFlight()).stream_ids
+        in_flight = flight.stream_ids
         is_counted = not in_flight or not stream_id or stream_id in in_flight
         return Park(reason="lost", is_counted=is_counted, was_alone=in_flight == {stream_id})
 
