@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from streamserve.protocol.engine import Park
+from streamserve.protocol.engine import ModelDescription, Park
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.events import Done, Error, Event, Meta, Status, Usage
 from streamserve.streams.config import StreamConfig
@@ -130,6 +130,40 @@ async def test_an_answer_that_kills_its_engine_ends_in_an_error(streams: Streams
     *_, end = await events_of(streams, stream)
     assert isinstance(end, Error)
     assert (end.code, end.retryable, len(scripted.requests)) == ("engine_died", True, 5)
+
+
+def lost_before_it_was_known(*, alone: bool) -> EngineUnavailable:
+    """What is raised when the engine ends in a step with the request, before its acceptance is read."""
+    refused = EngineUnavailable("being replaced", retry_after=1)
+    refused.lost = Park(reason="lost", was_alone=alone)
+    return refused
+
+
+async def test_an_engine_lost_before_it_accepts_is_counted(streams: Streams, scripted: ScriptedClient) -> None:
+    """At a readmission as after it: the third loss, of a step that held nothing else, ends the answer."""
+    stream = await read(streams, Attachment())
+    scripted.refusals.extend(lost_before_it_was_known(alone=alone) for alone in (False, True))
+    scripted.last.park(Park(reason="lost"))
+    *_, end = await events_of(streams, stream)
+    assert isinstance(end, Error)
+    assert (end.code, [request.num_losses for request in scripted.requests]) == ("engine_died", [0, 1, 2])
+
+
+async def test_an_engine_lost_before_the_first_acceptance_is_counted(scripted: ScriptedClient) -> None:
+    """A new request is asked again with its losses, which its stream keeps; the third one, alone, is refused."""
+    coming = ModelDescription(alias="scripted", state="loading", was_ready=True)
+    scripted.description = coming
+    streams = Streams({"scripted": scripted}, MemoryLog(), StreamConfig(engine_wait_seconds=60))
+    scripted.refusals.extend(lost_before_it_was_known(alone=False) for _ in range(2))
+    stream = await read(streams, Attachment())
+    assert stream.parking.losses.num_losses == 2
+    await stream.stop()
+    scripted.refusals.extend(lost_before_it_was_known(alone=alone) for alone in (False, False, True))
+    with pytest.raises(EngineUnavailable) as caught:
+        await read(streams, Attachment())
+    assert caught.value.code == "engine_died"
+    assert [request.num_losses for request in scripted.requests] == [0, 1, 2, 0, 1, 2]
+    await streams.aclose()
 
 
 async def test_a_model_that_has_failed_is_not_waited_for(streams: Streams, scripted: ScriptedClient) -> None:
