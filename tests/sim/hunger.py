@@ -128,8 +128,8 @@ class HungerLaws:
         has_prompts = any(s in group.running and not laws.sharing.waits(s) for s in prompts)
         if has_prompts and not group.is_last:
             assert len(planned & hungry.keys()) < num_seats, "10: no seat is kept for prompts that have begun"
+        room = num_seats - min(num_begun, max(1, num_seats // 2))
         if starved and not group.is_spent:
-            room = num_seats - min(num_begun, max(1, num_seats // 2))
             assert num_decodes >= room, f"10: {starved[0].seq_id} is hungry, and left out of {num_decodes} decodes"
         if starved:
             least = min(hungry[s.seq_id] for s in starved)
@@ -137,7 +137,8 @@ class HungerLaws:
             assert not others, f"10: {others[0]} decodes before a hungrier one"
         is_full = len(planned) >= num_seats or group.is_spent
         for sequence in left_out:
-            is_short = sim.core.pool.num_free == 0 and sequence.seq_id not in hungry
+            # A hungry one makes room for itself, but not in a seat that was kept for prompts and is left over.
+            is_short = sim.core.pool.num_free == 0 and (sequence.seq_id not in hungry or num_decodes >= room)
             assert is_full or is_short, f"10: {sequence.seq_id} could decode and was left out"
         if not group.is_last:
             self._count(hungry, starved, left_out)
