@@ -29,7 +29,7 @@ from streamserve.protocol.errors import (
     headers_of,
     to_body,
 )
-from streamserve.protocol.json_body import file_too_large, too_large
+from streamserve.protocol.json_body import announced_bytes, file_too_large, too_large
 
 BODY_BYTES_PER_SECOND = 1024  # of a body that is slow but not too slow
 _RETRY_SECONDS = 5
@@ -185,8 +185,8 @@ def uploads_busy() -> Overloaded:
 
 def _content_length(scope: Scope) -> int:
     for name, value in scope["headers"]:
-        if name.lower() == b"content-length" and value.isdigit():
-            return int(value[:20])
+        if name.lower() == b"content-length":
+            return announced_bytes(value.decode("latin-1")) or 0
     return 0
 
 

@@ -21,9 +21,16 @@ _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NOT_BRACKETS = re.compile(r"[^\[\]{}]+")
 
 
+def announced_bytes(content_length: str) -> int | None:
+    """Return what the header says ("" if absent), None if it is no number. Twenty digits behind zeros are enough."""
+    if not (content_length.isascii() and content_length.isdigit()):
+        return None
+    return int(content_length.lstrip("0")[:20] or 0)
+
+
 def check_head(content_length: str, content_encoding: str, limits: Limits) -> None:
     """Raise if these headers ("" if absent) already show that the body is too long, or compressed. Reads nothing."""
-    if content_length.isascii() and content_length.isdigit() and int(content_length[:20]) > limits.max_body_bytes:
+    if (announced_bytes(content_length) or 0) > limits.max_body_bytes:
         raise too_large(limits.max_body_bytes)
     if content_encoding.lower() not in ("", "identity"):
         raise UnsupportedMedia("Compressed bodies are not read. Send the JSON as it is.", param="Content-Encoding")

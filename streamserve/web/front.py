@@ -46,6 +46,7 @@ from django.utils.functional import SimpleLazyObject, empty
 from streamserve.api.routes import ROUTES, Route
 from streamserve.asgi.types import App, Receive, Scope, Send
 from streamserve.conf import get_settings
+from streamserve.protocol.json_body import announced_bytes
 
 # Exactly these classes: a subclass may do anything.
 _PURE = (
@@ -143,10 +144,10 @@ def _is_late(scope: Scope) -> bool:
     if route is None or not route.takes_file or scope["method"] != "POST":
         return False
     headers = dict(scope["headers"])
-    length = headers.get(b"content-length", b"")
-    if length.isdigit():
+    num_bytes = announced_bytes(headers.get(b"content-length", b"").decode("latin-1"))
+    if num_bytes is not None:
         try:
-            return int(length[:20]) > get_settings().limits.max_body_bytes
+            return num_bytes > get_settings().limits.max_body_bytes
         except ImproperlyConfigured:  # the view raises it
             return False
     return b"transfer-encoding" in headers or scope.get("http_version") not in ("1.0", "1.1")

@@ -43,7 +43,7 @@ async def small() -> Any:
 class Upload:
     """A request whose body comes when the test sends it. `num_asked`: how often the app asked for some of it."""
 
-    def __init__(self, app: Any, headers: dict[str, str], *, length: int | None = len(WHOLE)) -> None:
+    def __init__(self, app: Any, headers: dict[str, str], *, length: int | str | None = len(WHOLE)) -> None:
         self.sent: list[Message] = []
         self.num_asked = 0
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()
@@ -100,8 +100,8 @@ async def signed_in(user: Any) -> dict[str, str]:
     return {"cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())}
 
 
-@pytest.mark.parametrize("length", [len(WHOLE), None])
-async def test_callers_that_may_not_upload(app: Any, alice: Any, lonely_key: str, length: int | None) -> None:
+@pytest.mark.parametrize("length", [len(WHOLE), f"{len(WHOLE):040}", None], ids=["announced", "zeros", "unknown"])
+async def test_callers_that_may_not_upload(app: Any, alice: Any, lonely_key: str, length: int | str | None) -> None:
     """No key, a wrong one, one without the scope, a visitor, a login without the CSRF token: nothing is asked for."""
     await ApiKey.objects.filter(name="lonely").aupdate(scopes=["ops"])
     cases: list[tuple[dict[str, str], tuple[int, str]]] = [

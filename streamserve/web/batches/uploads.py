@@ -17,7 +17,7 @@ from streamserve.api.batch.files import FORM_BYTES
 from streamserve.api.call import Call
 from streamserve.asgi.guard import uploads_busy
 from streamserve.protocol.errors import DiskFull, QuotaExceeded
-from streamserve.protocol.json_body import check_head, file_too_large
+from streamserve.protocol.json_body import announced_bytes, check_head, file_too_large
 from streamserve.protocol.requests import Limits
 
 _RETRY_SECONDS = 5
@@ -37,7 +37,8 @@ class Uploads:
         """Return how large the body is, or may be. Raises for one that its headers show to be wrong."""
         length, most = call.headers.get("content-length", ""), self._limits.max_file_bytes
         check_head("", call.headers.get("content-encoding", ""), self._limits)
-        num_bytes = int(length[:20]) if length.isascii() and length.isdigit() else most + FORM_BYTES
+        announced = announced_bytes(length)
+        num_bytes = most + FORM_BYTES if announced is None else announced
         if num_bytes > most + FORM_BYTES:
             raise file_too_large(most)
         return num_bytes
