@@ -6,9 +6,10 @@
 
 `stop` ends it gracefully: nothing is claimed any more, what runs has `grace_seconds` to end, and is then given back.
 
-`Presence`: this process among the workers, and which of the others live. A worker of this host holds a file lock, and
-its death shows at once (streams/lease/liveness.py); so does, with Redis, one of another host after 3 s. Where neither
-tells, the row counts: a worker without a beat for `LEASE_SECONDS` is dead. A worker that was only slow is fenced.
+`Presence`: this process among the workers, and which of the others live. A worker of this host holds a file lock, so
+its death shows at once (streams/lease/liveness.py); with Redis that of one on another host shows after 3 s. Where there
+is neither, a worker whose row has had no beat for `LEASE_SECONDS` counts as dead; if it was only slow, its writes are
+refused.
 """
 
 from __future__ import annotations
