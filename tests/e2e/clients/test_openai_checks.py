@@ -16,6 +16,8 @@ from tests.e2e.clients.conftest import MODEL
 from tests.support.servers import Server
 from tests.support.thinking_world import is_held_out, tool
 
+pytestmark = pytest.mark.sampled("at a temperature, or without its likeliest words, the trained model may say any byte")
+
 WEATHER = [tool("set_light"), tool("get_weather"), tool("put_record")]
 STRICT = [{**one, "function": {**one["function"], "strict": True}} for one in WEATHER]
 OSLO: list[Any] = [{"role": "user", "content": "Tell me the weather in Oslo."}]

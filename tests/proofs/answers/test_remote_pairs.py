@@ -103,6 +103,7 @@ async def test_each_feature_behind_a_remote_on_a_real_model(is_greedy: bool, tmp
     assert fields >= {"frequency_penalty", "allowed_token_ids"}
 
 
+@pytest.mark.sampled("at a temperature, the trained model may say any byte")
 @each_way
 async def test_blocks_with_each_feature_behind_a_remote(is_greedy: bool) -> None:
     """Thoughts, calls with their arguments, and text, of the model that is trained to think and to call tools."""

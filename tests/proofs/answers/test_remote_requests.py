@@ -78,6 +78,7 @@ def requests_of(found: Sequence[tuple[str, str]], sampling: SamplingParams) -> l
     ]
 
 
+@pytest.mark.sampled("without its likeliest words, the trained model says bytes that are no text")
 @pytest.mark.parametrize("is_greedy", [True, False], ids=["greedy", "seeded"])
 async def test_each_pair_of_abilities_behind_a_remote(is_greedy: bool) -> None:
     """On the trained model, several at once, with a feature of the engine there as a third; refusals are the same too.
@@ -93,6 +94,8 @@ async def test_each_pair_of_abilities_behind_a_remote(is_greedy: bool) -> None:
     assert {end for one in answered for _, end in one.choices} >= {"stop", "tool_calls"}
     assert any(any(one.logprobs) for one in answered)
     assert any(len(one.choices) == 3 for one in answered)
+    constrained = [one for request, one in zip(requests, plain, strict=True) if request.grammar is not None]
+    assert not any("\ufffd" in text for one in constrained for kind, text in one.texts if kind == "text")
     features = [one for one in FEATURES if one.n == 1 and one is not SLOW]
     for feature in features if IS_SOAK else [PREEMPTION if is_greedy else PARK]:
         await compare(model, feature, requests, plain)

@@ -46,7 +46,12 @@ class Told:
     @property
     def kinds(self) -> set[str]:
         """The kinds of blocks that there are."""
-        return {kind for blocks, _ in self.choices for kind, _, _ in blocks}
+        return {kind for kind, _ in self.texts}
+
+    @property
+    def texts(self) -> list[tuple[str, str]]:
+        """The kind and the text of each block of each choice."""
+        return [(kind, text) for blocks, _ in self.choices for kind, _, text in blocks]
 
 
 async def ask(client: EngineClient, request: GenerateRequest) -> Told:
