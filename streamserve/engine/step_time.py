@@ -108,7 +108,7 @@ class StepTime:
     def tokens_within(self, seconds: float, *, tokens: int, pairs: int, start: int) -> int | None:
         """Return how many tokens of a sequence from position `start` may join a step of that size within `seconds`.
 
-        n tokens cost per_token · n + per_pair · (start · n + n² / 2): the positive root. 0 if the time is up already.
+        n tokens cost per_token · n + per_pair · (start · n + n (n + 1) / 2): the positive root. 0 if the time is up.
         """
         fit = self._latest_fit()
         if fit is None:
@@ -116,7 +116,7 @@ class StepTime:
         left = seconds - fit.seconds(tokens, pairs)
         if left <= 0:
             return 0
-        linear = fit.per_token + fit.per_pair * start
+        linear = fit.per_token + fit.per_pair * (start + 0.5)
         # Written so that it stays exact as per_pair goes to 0, where it is left / linear.
         num_tokens = 2 * left / (linear + sqrt(linear * linear + 2 * fit.per_pair * left))
         return int(min(num_tokens, self._most_tokens * _MAX_STRETCH))

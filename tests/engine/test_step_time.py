@@ -113,8 +113,15 @@ def test_tokens_within_is_the_most_that_fits(start: int, per_pair: float) -> Non
         assert value is not None
         return value
 
-    assert predicted(most) <= 0.1 + 1e-4
-    assert predicted(most + 2) > 0.1
+    assert predicted(most) <= 0.1 + 1e-9
+    assert predicted(most + 1) > 0.1
+
+
+def test_few_dear_tokens_are_counted_with_their_own_position() -> None:
+    """A token attends to itself, too: of n tokens n (n + 1) / 2 pairs are new, not n² / 2."""
+    step_time = taught(base=0.0, per_token=0.001, per_pair=0.001)
+    assert step_time.tokens_within(0.018, tokens=0, pairs=0, start=0) == 4  # 0.004 + 0.010; 5 cost 0.005 + 0.015
+    assert step_time.tokens_within(0.021, tokens=0, pairs=0, start=0) == 5
 
 
 def test_nothing_fits_when_the_time_is_up() -> None:

@@ -51,6 +51,11 @@ class Flights:
         sequence = self.sim.core._sequences.get(seq_id)
         return sequence is None or self._launched_at.get((plan.step_id, seq_id)) != sequence.num_preemptions
 
+    def has_left_any(self) -> bool:
+        """Whether a sequence in the queue had a chunk in flight when it went back there."""
+        launched = {chunk.seq_id for plan in self.sim.runner.launched for chunk in plan.chunks}
+        return any(sequence.seq_id in launched for sequence in self.sim.core.scheduler.waiting)
+
     def chunk_of(self, sequence: Sequence) -> Chunk | None:
         """Return the sequence's chunk in an uncollected step."""
         for plan in self.sim.runner.launched:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from streamserve.engine.plan import StepPlan
@@ -76,14 +77,15 @@ class PromptLaws:
         is_short = is_short or bool(decodes)
         if not laws.is_calm or self.sim.has_jumped:
             return
-        predicted = self.sim.core.scheduler.step_time.predict(plan)
+        step_time = self.sim.core.scheduler.step_time
+        until_joined = [c for c in plan.chunks if c.seq_id in planned or c.seq_id in {s.seq_id for s in decodes}]
+        predicted = step_time.predict(replace(plan, chunks=tuple(until_joined)))
         until_fitted = 0 if predicted is not None else shape.prefill_chunk if is_short else shape.budget
         seconds = min(shape.max_step_seconds, shape.itl_target_seconds if is_short else 1e9)
         hungry = {sequence.seq_id for sequence in decodes} & {chunk.seq_id for chunk in plan.chunks}
         by_time = round((seconds - STEP_SECONDS) / TOKEN_SECONDS) - len(hungry)  # those ahead join after the prompts
         most = max(by_time, until_fitted, shape.block_size)
-        fits = predicted is not None and predicted <= seconds + TOKEN_SECONDS * (plan.num_tokens - num_prefill)
-        most += 2 * fits  # a fit of few sizes is a token or two off
+        most += 2 * (predicted is not None and predicted <= seconds)  # a fit of few sizes is a token or two off
         assert num_prefill <= most, f"29: {num_prefill} tokens of prefill, not {most}"
 
     def _check_share(self, planned: dict[int, int], *, is_full: bool) -> None:
@@ -107,8 +109,8 @@ class PromptLaws:
         first = min(prompts, key=lambda s: s.order_key)
         if any(seq_id in planned and key < first.order_key for seq_id, key in lending.items()):
             return  # the step belongs to an earlier sequence, through the writer that it waits for
-        if any(s.state is State.FINISHED for s in (*laws.running, *laws.waiting)):
-            return  # it waited for a writer that has just parked, and has its turn in the next step
+        if any(s.state is State.FINISHED for s in (*laws.running, *laws.waiting)) or laws.flights.has_left_any():
+            return  # it waited for a writer that has just left, and has its turn in the next step
         chosen = [s for s in scheduler.running if s.seq_id in planned]
         heads = laws.debts.heads
         sooner = heads[: heads.index(first.seq_id)] if first.seq_id in heads else []  # of lighter tenants
