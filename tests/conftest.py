@@ -13,6 +13,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import AsyncClient
 from django.test.utils import override_settings
+from hypothesis import HealthCheck, settings
 
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.models import ApiKey
@@ -33,6 +34,9 @@ pytest_plugins = [
 
 # A test run started in the background of a script inherits an ignored SIGINT, and so would the commands under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# None of the laws that Hypothesis tries is about time, and a busy machine draws slowly.
+settings.register_profile("steady", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
 # Before anything imports torch: spinning OpenMP threads make a busy machine ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

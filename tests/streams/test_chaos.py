@@ -78,7 +78,7 @@ class Chaos:
         self.positions[number] += num_tokens
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from(ACTIONS), max_size=40), st.sampled_from(["park", "abort", "finish"]), st.integers(0, 9))
 def test_any_order_of_acts(actions: list[str], on_disconnect: str, keep_ends: int) -> None:
     """Readers, stops, crashes and refusals in any order keep the laws of a stream."""

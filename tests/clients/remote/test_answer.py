@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.clients.remote.answer import Answer
@@ -223,7 +223,6 @@ REASONS = st.sampled_from([None, None, None, "stop", "length", "tool_calls", "fu
 CHOICES = st.fixed_dictionaries({"index": st.integers(0, 1), "delta": st.none() | DELTAS, "finish_reason": REASONS})
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 @given(chunks=st.lists(st.fixed_dictionaries({"choices": st.lists(CHOICES, max_size=2)}), max_size=12))
 def test_any_chunks_keep_the_grammar_or_are_refused(chunks: list[dict[str, Any]]) -> None:
     """Blocks open, close and are numbered as the law says, whatever a server sends in which order."""

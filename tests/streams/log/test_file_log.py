@@ -314,7 +314,7 @@ async def test_an_event_that_cannot_be_written_costs_only_its_append(log: FileLo
     assert await append(log, "a", 1, [tok("x")]) == 1
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=st.lists(st.lists(st.text(), min_size=1, max_size=4), min_size=1, max_size=4))
 def test_any_text_comes_back(batches: list[list[str]], tmp_path: Path) -> None:
     """decode(encode(event)) holds through the file for any text in any batches, read from the file, not from memory."""

@@ -95,7 +95,7 @@ def joined(parts: list[Part]) -> list[Part]:
 FORMATS = st.sampled_from([(markup.name, has_tags) for markup in KNOWN for has_tags in (True, False)])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(FORMATS, OUTPUTS, st.lists(st.integers(1, 120), max_size=12))
 def test_every_character_is_text_or_markup(key: tuple[str, bool], output: str, cuts: list[int]) -> None:
     """The parts' texts, joined, are the output; in other chunks the blocks are the same."""
@@ -107,7 +107,7 @@ def test_every_character_is_text_or_markup(key: tuple[str, bool], output: str, c
     assert joined(parts) == joined(one_by_one) == joined(parts_of(answer, text, []))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(FORMATS, OUTPUTS, st.sampled_from(["stop", "length"]), st.data())
 def test_every_id_is_one_event(key: tuple[str, bool], output: str, reason: str, data: st.DataObject) -> None:
     """Ids come in order, each at once; the log keeps its laws; a resumed answer is the same."""
@@ -125,7 +125,7 @@ def test_every_id_is_one_event(key: tuple[str, bool], output: str, reason: str, 
     assert resumed(answer, events[:cut], token_ids, reason) == events
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     FORMATS,
     OUTPUTS,
@@ -169,7 +169,7 @@ def test_logprobs_stand_with_their_ids() -> None:
     assert all(len(token.logprobs or ()) == len(token.token_ids) for token in tokens)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(FORMATS, OUTPUTS, st.lists(st.integers(1, 120), max_size=12))
 def test_what_passes_changes_nothing(key: tuple[str, bool], output: str, cuts: list[int]) -> None:
     """A text that a parser lets pass is what it would return for it, and it goes on in the same way without it."""
@@ -187,7 +187,7 @@ def test_what_passes_changes_nothing(key: tuple[str, bool], output: str, cuts: l
     assert passed.num_calls == fed.num_calls
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(FORMATS, OUTPUTS)
 def test_calls_are_json_or_do_not_parse(key: tuple[str, bool], output: str) -> None:
     """A call's text is an object, or the beginning of one that no reader takes for whole."""
@@ -212,7 +212,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(JSON, st.booleans(), st.integers(1, 5), st.text(alphabet=" \n}],x", max_size=3))
 def test_json_ends_where_it_ends(value: object, is_ascii: bool, size: int, rest: str) -> None:
     """A value is whole at its last character, and not before; numbers need what follows them."""
@@ -225,7 +225,7 @@ def test_json_ends_where_it_ends(value: object, is_ascii: bool, size: int, rest:
     assert at == len(source)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(alphabet='{}[]",:\\ntrue0123eE+-. a', max_size=24))
 def test_json_breaks_where_python_does(text: str) -> None:
     """What is found whole parses, and what parses is found whole."""

@@ -1,6 +1,0 @@
-"""Hypothesis without deadlines: none of these laws is about time."""
-
-from hypothesis import HealthCheck, settings
-
-settings.register_profile("steady", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("steady")
