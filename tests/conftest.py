@@ -19,17 +19,17 @@ from streamserve.clients.thread.client import ThreadClient
 from streamserve.models import ApiKey
 from streamserve.testing import DaphneServer
 from streamserve.web import site
-from tests.support.streams import Gate, started_echo
+from tests.support.streams.hand_made import Gate, started_echo
 
 pytest_plugins = [
     "streamserve.pytest_fixtures",
-    "tests.support.collection",
-    "tests.support.covering",
-    "tests.support.flush",
-    "tests.support.migrated",
-    "tests.support.patience",
-    "tests.support.schedule",
-    "tests.support.stream_watch",
+    "tests.support.plugins.collection",
+    "tests.support.plugins.covering",
+    "tests.support.plugins.flush",
+    "tests.support.plugins.migrated",
+    "tests.support.plugins.patience",
+    "tests.support.plugins.schedule",
+    "tests.support.checks.stream_watch",
 ]
 
 # A test run started in the background of a script inherits an ignored SIGINT, and so would the commands under test.

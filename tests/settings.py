@@ -59,7 +59,7 @@ DATABASES = {
         },
     },
 }
-if os.environ.get("STREAMSERVE_TEST_POSTGRES"):  # the port of tests/support/postgres_server.py
+if os.environ.get("STREAMSERVE_TEST_POSTGRES"):  # the port of tests/support/servers/postgres_server.py
     DATABASES["default"] = {
         "ENGINE": "django.db.backends.postgresql",
         "NAME": "streamserve",

@@ -23,7 +23,7 @@ from streamserve.streams.lease.liveness import Liveness
 from streamserve.web import site
 from streamserve.web.live import LiveDelivery
 from tests.conftest import Caller, body_of, until, until_ready
-from tests.support.log_lines import captured_events
+from tests.support.streams.log_lines import captured_events
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -18,8 +18,8 @@ from streamserve import checks
 from streamserve.models import Stream as StreamRow
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.web import site
-from tests.support.log_lines import captured_events
-from tests.support.redis_server import RedisServer
+from tests.support.servers.redis_server import RedisServer
+from tests.support.streams.log_lines import captured_events
 
 APPS = settings.INSTALLED_APPS
 

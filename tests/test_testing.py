@@ -16,7 +16,7 @@ from streamserve.testing import DaphneServer, StreamClient, scripted
 from streamserve.web import site
 from streamserve.web.calls import background
 from tests.conftest import until
-from tests.support.streams import ask
+from tests.support.streams.hand_made import ask
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

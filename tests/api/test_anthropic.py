@@ -13,7 +13,7 @@ from streamserve import Run, pipeline
 from streamserve.clients.pipeline.client import forget
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
-from tests.support.message_checks import check_message, events_in, folded
+from tests.support.checks.message_checks import check_message, events_in, folded
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 

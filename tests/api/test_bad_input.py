@@ -9,9 +9,9 @@ import pytest
 
 from streamserve.models import ApiKey
 from streamserve.testing import DaphneServer
-from tests.support.bad_bodies import NATIVE, OPENAI, BadBody, bad_bodies
-from tests.support.stream_checks import check_native
-from tests.support.wrong_bodies import ANTHROPIC, bad_messages
+from tests.support.bodies.bad_bodies import NATIVE, OPENAI, BadBody, bad_bodies
+from tests.support.bodies.wrong_bodies import ANTHROPIC, bad_messages
+from tests.support.checks.stream_checks import check_native
 
 PATHS = {NATIVE: "/streams", OPENAI: "/v1/chat/completions", ANTHROPIC: "/v1/messages"}
 GOOD = {"prompt": "still there?", "max_tokens": 8, "seed": 7}

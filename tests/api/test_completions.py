@@ -18,7 +18,7 @@ from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.echo import EchoTokenizer
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
-from tests.support.stream_checks import parse_sse
+from tests.support.checks.stream_checks import parse_sse
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -20,8 +20,8 @@ from streamserve.streams.reader.follow import collect
 from streamserve.streams.stream import Stream
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
-from tests.support.batch_runs import Tenant, jsonl, line
-from tests.support.stream_checks import check_native, parse_sse, text_of
+from tests.support.checks.stream_checks import check_native, parse_sse, text_of
+from tests.support.sites.batch_runs import Tenant, jsonl, line
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

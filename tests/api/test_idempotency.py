@@ -18,9 +18,9 @@ from streamserve.streams.store import Admission, Once
 from streamserve.streams.stream import Stream
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
-from tests.support.stores import SharedRecords
-from tests.support.stream_checks import check_native, check_openai, text_of
-from tests.support.streams import ScriptedClient, ask, until
+from tests.support.checks.stream_checks import check_native, check_openai, text_of
+from tests.support.streams.hand_made import ScriptedClient, ask, until
+from tests.support.streams.stores import SharedRecords
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -21,8 +21,8 @@ from streamserve.protocol.errors import BadRequest
 from streamserve.web import site
 from streamserve.web.rows import orm
 from tests.conftest import Caller, body_of, until, until_ready
-from tests.support.batch_runs import without_worker
-from tests.support.stream_checks import check_native, text_of
+from tests.support.checks.stream_checks import check_native, text_of
+from tests.support.sites.batch_runs import without_worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

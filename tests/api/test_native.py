@@ -11,8 +11,8 @@ from django.test.utils import override_settings
 from streamserve.models import Stream as StreamRow
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
-from tests.support.log_lines import captured_events
-from tests.support.stream_checks import check_native, parse_sse, text_of
+from tests.support.checks.stream_checks import check_native, parse_sse, text_of
+from tests.support.streams.log_lines import captured_events
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 

@@ -13,7 +13,7 @@ from streamserve.engine.echo import EchoRunner
 from streamserve.engine.plan import StepPlan
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
-from tests.support.stream_checks import check_native, parse_sse
+from tests.support.checks.stream_checks import check_native, parse_sse
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 

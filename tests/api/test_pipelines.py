@@ -18,7 +18,7 @@ from streamserve.clients.pipeline.client import forget
 from streamserve.models import Stream as StreamRow
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
-from tests.support.stream_checks import check_native, parse_sse, text_of
+from tests.support.checks.stream_checks import check_native, parse_sse, text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

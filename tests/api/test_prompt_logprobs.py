@@ -10,7 +10,7 @@ from django.test.utils import override_settings
 
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
-from tests.support.stream_checks import parse_sse
+from tests.support.checks.stream_checks import parse_sse
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

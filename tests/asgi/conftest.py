@@ -8,7 +8,7 @@ from streamserve.asgi import app
 from streamserve.asgi.application import StreamApp
 from streamserve.clients.thread.client import ThreadClient
 from tests.streams.conftest import echo_streams, scripted, streams
-from tests.support.app_calls import by_header
+from tests.support.apps.app_calls import by_header
 
 __all__ = ["echo_streams", "scripted", "streams"]
 

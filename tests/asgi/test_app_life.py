@@ -19,10 +19,10 @@ from streamserve.asgi.drain import Drain
 from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.types import Message
 from streamserve.clients.thread.client import ThreadClient
-from tests.support.app_calls import GOOD, ask, by_header, call, error_of, until_ready
-from tests.support.servers import ROOT
-from tests.support.stream_checks import check_native
-from tests.support.streams import Gate, until
+from tests.support.apps.app_calls import GOOD, ask, by_header, call, error_of, until_ready
+from tests.support.checks.stream_checks import check_native
+from tests.support.servers.web_servers import ROOT
+from tests.support.streams.hand_made import Gate, until
 
 
 class Lifespan:

@@ -11,7 +11,7 @@ from streamserve.asgi.types import Scope
 from streamserve.clients.base import Generation
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.requests import GenerateRequest
-from tests.support.app_calls import ask
+from tests.support.apps.app_calls import ask
 
 SYSTEM = "You are a help desk."
 

@@ -26,10 +26,10 @@ from streamserve.protocol.events import Done
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
-from tests.support.asgi_app import Client
-from tests.support.servers import ROOT
-from tests.support.stream_checks import check_native
-from tests.support.streams import ScriptedClient, ask, tok, until
+from tests.support.apps.asgi_app import Client
+from tests.support.checks.stream_checks import check_native
+from tests.support.servers.web_servers import ROOT
+from tests.support.streams.hand_made import ScriptedClient, ask, tok, until
 
 DONE = Done(finish_reason="stop")
 

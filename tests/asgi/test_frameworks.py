@@ -11,17 +11,17 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.control_routes import get, wait_for
-from tests.support.flow_driver import flow
-from tests.support.servers import Server, uvicorn, wait_until_ready
-from tests.support.stream_checks import check_native, check_native_part, check_openai, text_of
+from tests.support.apps.control_routes import get, wait_for
+from tests.support.checks.stream_checks import check_native, check_native_part, check_openai, text_of
+from tests.support.servers.flow_driver import flow
+from tests.support.servers.web_servers import Server, uvicorn, wait_until_ready
 
 _DEADLINE_SECONDS = 60.0
 GOOD = {"prompt": "still there?", "max_tokens": 60, "seed": 7}
 
 
 def serve(host: str, server: str) -> AbstractContextManager[Server]:
-    name = f"tests.support.host_apps:{host}"
+    name = f"tests.support.apps.host_apps:{host}"
     return uvicorn(name, "--no-access-log") if server == "uvicorn" else flow(app=name)
 
 
@@ -48,7 +48,7 @@ def _open_gate(server: Server) -> Iterator[None]:
 
 
 def is_wrapped(server: Server) -> bool:
-    return "tests.support.host_apps:starlette_wrapped" in server.process.args
+    return "tests.support.apps.host_apps:starlette_wrapped" in server.process.args
 
 
 def test_the_mounted_routes(server: Server) -> None:

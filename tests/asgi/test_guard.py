@@ -11,7 +11,7 @@ import pytest
 from streamserve.asgi.guard import Guard, GuardedApp, RouteBound, client_of
 from streamserve.asgi.types import Message, Receive, Scope, Send
 from streamserve.dialects.openai import chat as openai_chat
-from tests.support.streams import until
+from tests.support.streams.hand_made import until
 
 OK: Message = {"type": "http.response.start", "status": 200, "headers": []}
 END: Message = {"type": "http.response.body", "body": b"ok"}

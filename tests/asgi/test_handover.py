@@ -8,7 +8,7 @@ from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
-from tests.support.streams import ScriptedClient, ask, until
+from tests.support.streams.hand_made import ScriptedClient, ask, until
 
 
 async def make(streams: Streams) -> tuple[Stream, Delivery]:

@@ -24,8 +24,8 @@ from streamserve.asgi.hardening import EventTooLarge, Hardening
 from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.types import App, Receive, Scope, Send
 from streamserve.routing import wrap
-from tests.support.asgi_app import Client
-from tests.support.streams import until
+from tests.support.apps.asgi_app import Client
+from tests.support.streams.hand_made import until
 
 QUICK = Hardening(keepalive_seconds=0.01, event_bytes=1000)
 SILENT = Hardening(keepalive_seconds=3600.0, event_bytes=1000, grace_seconds=3600.0)

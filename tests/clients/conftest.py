@@ -12,7 +12,7 @@ import pytest
 
 from streamserve.clients.process.client import spawn
 from streamserve.clients.process.config import LaunchConfig
-from tests.support.engine_processes import end_engine, spec_in
+from tests.support.engines.engine_processes import end_engine, spec_in
 
 
 @pytest.fixture

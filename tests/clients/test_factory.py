@@ -15,7 +15,7 @@ from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.model.load.source import sampling_defaults
 from streamserve.protocol.events import Done, Token
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
-from tests.support.engines import DEADLINE_SECONDS
+from tests.support.engines.runners import DEADLINE_SECONDS
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 

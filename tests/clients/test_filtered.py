@@ -19,8 +19,8 @@ from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
-from tests.support.event_logs import META
-from tests.support.streams import ParkingClient, ScriptedClient, ask, tok, until
+from tests.support.bodies.event_logs import META
+from tests.support.streams.hand_made import ParkingClient, ScriptedClient, ask, tok, until
 
 SECRET = "my bluebird sings"
 CUTS = [(first, second) for first in range(1, len(SECRET)) for second in range(first + 1, len(SECRET) + 1)]

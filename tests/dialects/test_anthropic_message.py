@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from streamserve.dialects.anthropic.message import PING, MessageEncoder, collect
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import BlockStart, BlockStop, ChoiceDone, Citation, Done, Event, GoingAway, LoggedEvent
-from tests.support.event_logs import LOG_ID, META, block, blocks, failure, numbered, success, tok, two_choices
-from tests.support.message_checks import check_message, events_in, folded
+from tests.support.bodies.event_logs import LOG_ID, META, block, blocks, failure, numbered, success, tok, two_choices
+from tests.support.checks.message_checks import check_message, events_in, folded
 
 NAMED = {"message_id": "msg_1", "model": "helpdesk"}
 DATA = Path(__file__).resolve().parents[1] / "data" / "formats"

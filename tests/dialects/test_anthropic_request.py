@@ -13,8 +13,8 @@ from streamserve.dialects.anthropic.request import IGNORED, MessagesRequest, _ta
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.json_body import decode_json
 from streamserve.protocol.requests import Grammar, Message, Tool, ToolChoice
-from tests.support.bad_bodies import BadBody
-from tests.support.wrong_bodies import CALL, HI, LIMITS, WEATHER, assistant, bad_messages, said, user
+from tests.support.bodies.bad_bodies import BadBody
+from tests.support.bodies.wrong_bodies import CALL, HI, LIMITS, WEATHER, assistant, bad_messages, said, user
 
 OFF, ON = ({"enable_thinking": is_on, "thinking": is_on} for is_on in (False, True))
 

@@ -16,7 +16,7 @@ from streamserve.protocol import errors, events
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.metrics import BREAKDOWN, PHASES
 from streamserve.protocol.requests import Limits
-from tests.support.bad_bodies import bad_bodies
+from tests.support.bodies.bad_bodies import bad_bodies
 
 PACKAGE = Path(streamserve.__file__).parent
 # Every code that is written out where an error is made.

@@ -33,8 +33,8 @@ from streamserve.protocol.events import (
 )
 from streamserve.protocol.requests import MODEL_DEFAULTS, GenerateRequest, Limits, Message, SamplingParams
 from streamserve.protocol.sse import frame, one_line_json
-from tests.support.event_logs import LOG_ID, blocks, failure, split_emoji, success, tok, two_choices
-from tests.support.sse_reader import read_events
+from tests.support.bodies.event_logs import LOG_ID, blocks, failure, split_emoji, success, tok, two_choices
+from tests.support.checks.sse_reader import read_events
 
 
 def parse(**body: Any) -> NativeRequest:

@@ -14,8 +14,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from streamserve.dialects.openai.chat import REASONING_FIELDS, ChatEncoder, collect
 from streamserve.protocol.events import BlockStart, BlockStop, ChoiceDone, Citation, Event, LoggedEvent
 from streamserve.protocol.grammar import check_events
-from tests.support.event_logs import IDENTITY, LOG_ID, USAGE, block, blocks, numbered, split_emoji, success, tok
-from tests.support.sse_reader import read_events
+from tests.support.bodies.event_logs import IDENTITY, LOG_ID, USAGE, block, blocks, numbered, split_emoji, success, tok
+from tests.support.checks.sse_reader import read_events
 
 
 def frames(log: list[LoggedEvent], **options: Any) -> list[Any]:

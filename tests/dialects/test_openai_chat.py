@@ -11,8 +11,8 @@ from streamserve.dialects.openai.chat import ChatEncoder, collect, error_json, m
 from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.errors import Cancelled, EngineUnavailable, ErrorBody, StreamserveError
 from streamserve.protocol.events import LoggedEvent
-from tests.support.event_logs import IDENTITY, LOG_ID, failure, split_emoji, success, tok, two_choices
-from tests.support.sse_reader import read_events
+from tests.support.bodies.event_logs import IDENTITY, LOG_ID, failure, split_emoji, success, tok, two_choices
+from tests.support.checks.sse_reader import read_events
 
 HEAD = '{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"helpdesk","choices":['
 

@@ -13,7 +13,7 @@ from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.errors import BadRequest, NotFound, Overloaded, StreamserveError, to_body
 from streamserve.protocol.events import LoggedEvent
 from streamserve.protocol.sse import KEEPALIVE
-from tests.support.event_logs import IDENTITY, LOG_ID, failure, split_emoji, success, tok, two_choices
+from tests.support.bodies.event_logs import IDENTITY, LOG_ID, failure, split_emoji, success, tok, two_choices
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 

@@ -35,9 +35,9 @@ from streamserve.protocol.events import (
     Usage,
 )
 from streamserve.protocol.frames import FrameCutter, decode_event, encode_event, frame
-from tests.support.event_logs import IDENTITY, LOG_ID, numbered
-from tests.support.sse_reader import Read, read_events
-from tests.support.texts import any_texts, cut_up, cuts, texts
+from tests.support.bodies.event_logs import IDENTITY, LOG_ID, numbered
+from tests.support.bodies.texts import any_texts, cut_up, cuts, texts
+from tests.support.checks.sse_reader import Read, read_events
 
 counts = st.integers(0, 2**40)
 EVERYTHING = "\r\n\r\ndata: x\nid: 7\r\0\ufeff\x85\u2028\u2029\x0b\x0c\x1c🎉日本"

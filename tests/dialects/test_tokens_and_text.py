@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from streamserve.dialects.native import TextEncoder, TokensEncoder
 from streamserve.protocol.events import GoingAway, LoggedEvent
-from tests.support.event_logs import LOG_ID, blocks, failure, numbered, success, tok
-from tests.support.sse_reader import read_events
+from tests.support.bodies.event_logs import LOG_ID, blocks, failure, numbered, success, tok
+from tests.support.checks.sse_reader import read_events
 
 
 def tokens_wire(log: list[LoggedEvent]) -> bytes:

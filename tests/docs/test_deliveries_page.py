@@ -12,9 +12,9 @@ import pytest
 from streamserve.clients.pipeline.client import forget
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
-from tests.support.batch_runs import Tenant
-from tests.support.doc_blocks import blocks_of
-from tests.support.stream_checks import check_native, text_of
+from tests.support.checks.stream_checks import check_native, text_of
+from tests.support.docs.doc_blocks import blocks_of
+from tests.support.sites.batch_runs import Tenant
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -13,7 +13,7 @@ from django.core.management import get_commands
 from streamserve.asgi.flow.config import FlowConfig
 from streamserve.clients.process.config import LaunchConfig
 from streamserve.streams.config import JobConfig
-from tests.support.deploy_units import ENGINE, FOLDER, WEB, WORKER, command_of, read_unit
+from tests.support.docs.deploy_units import ENGINE, FOLDER, WEB, WORKER, command_of, read_unit
 
 UNITS = [WEB, ENGINE, WORKER]
 _SPARE_SECONDS = 20  # beside the drain: farewells, `finally`, the threads' end

@@ -14,7 +14,7 @@ import pytest
 from streamserve.clients.pipeline.client import PIPELINES, forget
 from streamserve.web import site
 from tests.conftest import Caller, until_ready
-from tests.support.doc_blocks import blocks_of
+from tests.support.docs.doc_blocks import blocks_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

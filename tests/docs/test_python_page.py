@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.support.doc_blocks import blocks_of
-from tests.support.doc_site import DocSite
-from tests.support.servers import wait_until_ready
-from tests.support.stream_checks import check_native
+from tests.support.checks.stream_checks import check_native
+from tests.support.docs.doc_blocks import blocks_of
+from tests.support.docs.doc_site import DocSite
+from tests.support.servers.web_servers import wait_until_ready
 
 PAGE = "docs/python.md"
 CELERY = "def shared_task(function):\n    return function\n"  # Celery is not installed: a task is a function

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.doc_blocks import blocks_of, is_server
-from tests.support.doc_site import DocSite
-from tests.support.servers import wait_until_ready
+from tests.support.docs.doc_blocks import blocks_of, is_server
+from tests.support.docs.doc_site import DocSite
+from tests.support.servers.web_servers import wait_until_ready
 
 USER = "from django.contrib.auth.models import User; User.objects.create_user('alice')"
 KEY = "a-key-of-the-tests-0001"

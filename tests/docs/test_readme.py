@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.demo_site import free_port, manage, serve
-from tests.support.doc_blocks import Block, blocks_of
-from tests.support.servers import ROOT, wait_until_ready
-from tests.support.stream_checks import check_native, text_of
+from tests.support.checks.stream_checks import check_native, text_of
+from tests.support.docs.demo_site import free_port, manage, serve
+from tests.support.docs.doc_blocks import Block, blocks_of
+from tests.support.servers.web_servers import ROOT, wait_until_ready
 
 KEY = "the-key-of-a-readers-first-minute"
 URL, NAMED_KEY = "http://127.0.0.1:8000", "the key that make run printed"

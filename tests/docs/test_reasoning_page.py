@@ -19,9 +19,9 @@ from streamserve.engine.echo import EchoTokenizer
 from streamserve.engine.text.formats.markup import NAMES
 from streamserve.protocol.events import LoggedEvent, Token
 from streamserve.protocol.requests import Message, Tool
-from tests.support.clients import collect, ready
-from tests.support.streams import ask
-from tests.support.tagged import blocks_of
+from tests.support.engines.clients import collect, ready
+from tests.support.models.tagged import blocks_of
+from tests.support.streams.hand_made import ask
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reasoning-and-tools.md").read_text()
 SETTINGS, OWN_FORMAT, OWN_CALLS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.support.doc_blocks import Block, blocks_of, is_server
-from tests.support.doc_site import DocSite
-from tests.support.servers import Server, wait_until_ready
-from tests.support.stream_checks import check_native
+from tests.support.checks.stream_checks import check_native
+from tests.support.docs.doc_blocks import Block, blocks_of, is_server
+from tests.support.docs.doc_site import DocSite
+from tests.support.servers.web_servers import Server, wait_until_ready
 
 PAGE = "docs/tutorial.md"
 ADDRESS = "http://127.0.0.1:8000"

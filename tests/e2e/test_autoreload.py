@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.doc_site import DocSite
-from tests.support.servers import free_port, run_server, wait_until_listening, wait_until_ready
+from tests.support.docs.doc_site import DocSite
+from tests.support.servers.web_servers import free_port, run_server, wait_until_listening, wait_until_ready
 
 SLOW = 'STREAMSERVE |= {"ECHO_STEP_SECONDS": 0.02, "MODELS": {"chat": {"PATH": "echo", "ANSWERS": None}}}\n'
 KEY = "a-key-of-the-tests-0001"

@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from tests.support.control_routes import get, wait_for
-from tests.support.servers import SERVERS, Server
-from tests.support.stream_checks import check_native, check_native_part, text_of
+from tests.support.apps.control_routes import get, wait_for
+from tests.support.checks.stream_checks import check_native, check_native_part, text_of
+from tests.support.servers.web_servers import SERVERS, Server
 
 _DEADLINE_SECONDS = 20.0
 
 
 @pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """The app of tests/support/wire_app.py on a real server."""
-    with SERVERS[request.param]("tests.support.wire_app:app") as server:
+    """The app of tests/support/apps/wire_app.py on a real server."""
+    with SERVERS[request.param]("tests.support.apps.wire_app:app") as server:
         yield server
 
 

@@ -18,14 +18,14 @@ from websockets.sync.client import connect
 
 from streamserve.models import ApiKey
 from streamserve.testing import DaphneServer
-from tests.support.demo_site import manage
-from tests.support.flow_driver import flow
-from tests.support.nginx_server import nginx
-from tests.support.servers import Server, free_port
-from tests.support.stream_checks import check_native, check_native_part, text_of
+from tests.support.checks.stream_checks import check_native, check_native_part, text_of
+from tests.support.docs.demo_site import manage
+from tests.support.servers.flow_driver import flow
+from tests.support.servers.nginx_server import nginx
+from tests.support.servers.web_servers import Server, free_port
 
 _SECONDS = 60.0
-WIRE_APP = "tests.support.wire_app:app"
+WIRE_APP = "tests.support.apps.wire_app:app"
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from streamserve.models import ApiKey
-from tests.support.servers import daphne
+from tests.support.servers.web_servers import daphne
 
 WORDS = "No engine runs for the model 'chat'. Start it with: manage.py streamserve_engine chat"
 
@@ -20,7 +20,7 @@ def test_a_missing_engine_is_named_with_its_command(tmp_path: Path, transactiona
     from django.db import connection
 
     env = {
-        "DJANGO_SETTINGS_MODULE": "tests.support.sites.engineless_site",
+        "DJANGO_SETTINGS_MODULE": "tests.support.sites.pages.engineless_site",
         "DATABASE": str(connection.settings_dict["NAME"]),
         "STATE": str(tmp_path),
     }

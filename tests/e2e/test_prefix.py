@@ -12,9 +12,9 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from tests.support.migrated import Migrate
-from tests.support.servers import ROOT, Server, daphne, uvicorn, wait_until_ready
-from tests.support.sockets import open_socket
+from tests.support.plugins.migrated import Migrate
+from tests.support.servers.sockets import open_socket
+from tests.support.servers.web_servers import ROOT, Server, daphne, uvicorn, wait_until_ready
 
 SETTINGS = "tests.support.sites.prefixed_site"
 KEY = "a-key-of-the-tests"

@@ -17,7 +17,7 @@ from websockets.sync.client import connect
 from streamserve.models import ApiKey
 from streamserve.models import Stream as StreamRow
 from streamserve.testing import DaphneServer
-from tests.support.stream_checks import check_native, parse_sse, text_of
+from tests.support.checks.stream_checks import check_native, parse_sse, text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -19,7 +19,7 @@ from streamserve.models import ApiKey
 from streamserve.models import Stream as StreamRow
 from streamserve.testing import DaphneServer
 from tests.proofs.scale import scaled
-from tests.support.sockets import Socket, masked, open_raw, open_socket, text_of
+from tests.support.servers.sockets import Socket, masked, open_raw, open_socket, text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

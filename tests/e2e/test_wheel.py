@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.doc_blocks import Block, blocks_of, is_server
-from tests.support.servers import ROOT, free_port, run_server, wait_until_ready
-from tests.support.sockets import open_socket
+from tests.support.docs.doc_blocks import Block, blocks_of, is_server
+from tests.support.servers.sockets import open_socket
+from tests.support.servers.web_servers import ROOT, free_port, run_server, wait_until_ready
 
 SECTION = "Add it to your own site"
 README_MODEL = "Qwen/Qwen3-0.6B"

@@ -8,8 +8,8 @@ import pytest
 
 from streamserve.engine.config import BATCH
 from streamserve.engine.sequence import SequenceRequest
-from tests.support.cores import Drive, request, sampling
-from tests.support.desk import Desk
+from tests.support.engines.cores import Drive, request, sampling
+from tests.support.engines.desk import Desk
 
 NUM_ROWS = 500
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from streamserve.engine.budget import StepBudget, TokenBudget
 from streamserve.engine.config import CLASSES, EngineConfig
 from streamserve.engine.sequence import State
-from tests.support.cores import request
-from tests.support.desk import Desk, teach
+from tests.support.engines.cores import request
+from tests.support.engines.desk import Desk, teach
 
 
 def lowered(**config: int) -> TokenBudget:

@@ -15,8 +15,8 @@ from streamserve.engine.grammar.compiler import GrammarCompiler
 from streamserve.engine.grammar.matcher import Matcher
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.requests import Grammar
-from tests.support.cores import Answer, Drive, request, sampling
-from tests.support.grammars import choice, compiling, one_matcher, regex, schema
+from tests.support.bodies.grammars import choice, compiling, one_matcher, regex, schema
+from tests.support.engines.cores import Answer, Drive, request, sampling
 
 pytest.importorskip("llguidance", reason="needs llguidance: pip install streamserve[grammar]")
 

@@ -7,8 +7,8 @@ import pytest
 from streamserve.engine.echo import EOS, EchoRunner
 from streamserve.engine.plan import Sampled, StepPlan, StepResult
 from streamserve.engine.sequence import SequenceRequest
-from tests.support.cores import Drive, request, sampling
-from tests.support.engines import FaultyRunner, WrappedRunner
+from tests.support.engines.cores import Drive, request, sampling
+from tests.support.engines.runners import FaultyRunner, WrappedRunner
 
 
 class Scripted(WrappedRunner):

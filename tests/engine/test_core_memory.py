@@ -9,8 +9,8 @@ import pytest
 from streamserve.engine.echo import EchoRunner
 from streamserve.engine.in_flight import halves
 from streamserve.engine.plan import Chunk, SampleSpec, StepPlan
-from tests.support.cores import Drive, alone, request, sampling
-from tests.support.engines import SmallRunner
+from tests.support.engines.cores import Drive, alone, request, sampling
+from tests.support.engines.runners import SmallRunner
 
 EVERY_WAY = pytest.mark.parametrize(
     ("overlap", "at_collect"), [(False, False), (False, True), (True, False), (True, True)]

@@ -8,8 +8,8 @@ from streamserve.engine.config import EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.echo import EOS, EchoRunner
 from streamserve.engine.plan import PENDING, Sampled, StepPlan, StepResult
-from tests.support.cores import Drive, alone, request, sampling
-from tests.support.engines import FakeClock, FaultyRunner, WrappedRunner
+from tests.support.engines.cores import Drive, alone, request, sampling
+from tests.support.engines.runners import FakeClock, FaultyRunner, WrappedRunner
 
 
 class Counting(WrappedRunner):

@@ -8,7 +8,7 @@ import pytest
 
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.engine import Park
-from tests.support.cores import PATIENT, Drive, alone, request, sampling
+from tests.support.engines.cores import PATIENT, Drive, alone, request, sampling
 
 LONG = sampling(max_tokens=60)
 

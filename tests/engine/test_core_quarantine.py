@@ -8,7 +8,7 @@ import pytest
 
 from streamserve.engine.plan import Chunk
 from streamserve.engine.sequence import Sequence
-from tests.support.cores import Drive, alone, request, sampling
+from tests.support.engines.cores import Drive, alone, request, sampling
 
 BOTH_WAYS = pytest.mark.parametrize("overlap", [False, True])
 

@@ -11,7 +11,7 @@ from streamserve.engine.echo import ASSISTANT, END_OF_TURN, USER, VOCAB_SIZE, Ec
 from streamserve.engine.plan import PENDING, Chunk, Sampled, SampleSpec, StepPlan
 from streamserve.protocol.errors import BadRequest, PromptTooLong
 from streamserve.protocol.requests import GenerateRequest, Message
-from tests.support.cores import alone, request, sampling
+from tests.support.engines.cores import alone, request, sampling
 
 GREEDY = SampleSpec(position=8, seed=0, temperature=0.0)
 

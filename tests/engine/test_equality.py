@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 
 from streamserve.engine.sequence import Sequence, SequenceRequest
-from tests.support.cores import Drive, alone, request, sampling
+from tests.support.engines.cores import Drive, alone, request, sampling
 
 GREEDY = sampling(max_tokens=40)
 SEEDED = sampling(max_tokens=40, temperature=1.0, seed=1234)

@@ -7,9 +7,9 @@ import pytest
 from streamserve.engine.echo import EchoRunner
 from streamserve.engine.in_flight import FIRST_STEPS_SECONDS
 from streamserve.engine.plan import Flight, StepPlan, StepResult
-from tests.support.cores import Drive, request, sampling
-from tests.support.desk import teach
-from tests.support.engines import DyingRunner, SmallRunner, WrappedRunner
+from tests.support.engines.cores import Drive, request, sampling
+from tests.support.engines.desk import teach
+from tests.support.engines.runners import DyingRunner, SmallRunner, WrappedRunner
 
 
 def limits(flights: list[Flight]) -> list[float | None]:

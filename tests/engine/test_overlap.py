@@ -6,8 +6,8 @@ import pytest
 
 from streamserve.engine.plan import PENDING, Chunk
 from streamserve.engine.sequence import SequenceRequest, State
-from tests.support.cores import request, sampling
-from tests.support.desk import Desk
+from tests.support.engines.cores import request, sampling
+from tests.support.engines.desk import Desk
 
 
 def chunks_of(desk: Desk, seq_id: int) -> list[Chunk]:

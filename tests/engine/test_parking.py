@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from streamserve.engine.sequence import Sequence, SequenceRequest, State
-from tests.support.cores import request, sampling
-from tests.support.desk import Desk
+from tests.support.engines.cores import request, sampling
+from tests.support.engines.desk import Desk
 
 # Two seconds ahead is enough.
 AHEAD = {"min_ahead_seconds": 2.0}

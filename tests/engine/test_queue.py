@@ -11,8 +11,8 @@ from streamserve.engine.config import CLASSES, LatencyClass
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.policy.waiting import is_batch
 from streamserve.engine.sequence import Sequence, SequenceRequest, State
-from tests.support.cores import PATIENT, request, sampling
-from tests.support.desk import Desk, teach
+from tests.support.engines.cores import PATIENT, request, sampling
+from tests.support.engines.desk import Desk, teach
 
 SMALLEST_TTFT = min(one.ttft_seconds for one in CLASSES.values())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamserve.engine.capacity import max_servable_tokens
-from tests.support.cores import Drive, request, sampling
+from tests.support.engines.cores import Drive, request, sampling
 
 
 def first_steps(drive: Drive) -> list[int]:

@@ -10,8 +10,8 @@ import pytest
 from streamserve.engine.echo import EchoRunner
 from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import SequenceRequest
-from tests.support.cores import Drive, alone, request, sampling
-from tests.support.engines import FaultyRunner
+from tests.support.engines.cores import Drive, alone, request, sampling
+from tests.support.engines.runners import FaultyRunner
 
 PROMPT = range(200)
 OVERLAP = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from streamserve.engine.step_time import StepTime, num_pairs, size_of
-from tests.support.desk import plan_of, teach
+from tests.support.engines.desk import plan_of, teach
 
 COSTS = {"base": 0.02, "per_token": 0.0005, "per_pair": 0.0000002}
 

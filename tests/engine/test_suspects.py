@@ -7,8 +7,8 @@ import pytest
 from streamserve.engine.echo import EchoRunner
 from streamserve.engine.plan import StepPlan
 from streamserve.protocol.engine import SUSPECT_LOSSES
-from tests.support.cores import Drive, request
-from tests.support.engines import SmallRunner, WrappedRunner
+from tests.support.engines.cores import Drive, request
+from tests.support.engines.runners import SmallRunner, WrappedRunner
 
 BOTH_WAYS = pytest.mark.parametrize("overlap", [False, True])
 

@@ -7,7 +7,7 @@ import pytest
 from streamserve.engine.config import WARM, LatencyClass
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.requests import LATENCY_CLASSES
-from tests.support.cores import PATIENT, Drive, request, sampling
+from tests.support.engines.cores import PATIENT, Drive, request, sampling
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
 

@@ -12,7 +12,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from streamserve.web.cli.batch_file import Progress
-from tests.support.batch_runs import jsonl, line
+from tests.support.sites.batch_runs import jsonl, line
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HI = [{"role": "user", "content": "x"}]

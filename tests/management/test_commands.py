@@ -18,7 +18,7 @@ from django.test.utils import override_settings
 
 from streamserve.models import ApiKey
 from streamserve.testing import DaphneServer
-from tests.support import demo_site
+from tests.support.docs import demo_site
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.django_db(transaction=True)

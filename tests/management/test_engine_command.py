@@ -14,7 +14,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test.utils import override_settings
 
-from tests.support.demo_site import ROOT, environment, manage, processes_of
+from tests.support.docs.demo_site import ROOT, environment, manage, processes_of
 
 pytestmark = pytest.mark.timeout(180)
 

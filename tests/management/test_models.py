@@ -18,8 +18,8 @@ pytest.importorskip("transformers", reason="needs the engine extra: pip install 
 
 from streamserve.engine.model.load.support import PROVEN, REFUSED
 from tests.engine.model.test_variants import TYPES
-from tests.support.tiny_models import CONFIGS
-from tests.support.upstreams import Upstream, says
+from tests.support.models.tiny_models import CONFIGS
+from tests.support.servers.upstreams import Upstream, says
 
 HELPDESK = Path(__file__).resolve().parents[2] / "project" / "demo_model" / "helpdesk"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.demo_site import free_port, manage, processes_of, serve
+from tests.support.docs.demo_site import free_port, manage, processes_of, serve
 
 
 def test_the_demo_starts_serves_and_ends(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="needs the engine extra: pip install 'stream
 from asgiref.sync import sync_to_async
 
 from project.context import SUGGESTIONS
-from tests.support.help_desk import assistant_over, load_knowledge, shipped_model
+from tests.support.sites.help_desk import assistant_over, load_knowledge, shipped_model
 
 WANTED = ("pause-how", "price-team", "discount-student", "cancel-data")
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.clients.conftest import folder
 from tests.proofs.support.users import Site, make_users, serving
-from tests.support.servers import SERVERS
+from tests.support.servers.web_servers import SERVERS
 
 __all__ = ["folder", "site", "users"]
 _HERE = Path(__file__).parent

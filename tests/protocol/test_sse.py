@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
 from streamserve.protocol.sse import FIRST_BYTES, KEEPALIVE, comment, frame, one_line_json
-from tests.support.sse_reader import Read, read_events
+from tests.support.checks.sse_reader import Read, read_events
 
 # Any code points, lone surrogates too: a model may generate any text.
 NASTY = "\r\n\0\ufeff\x85\u2028\u2029:dat {}\"'\\"

@@ -60,7 +60,7 @@ class Verdict:
 
 def copy_engine(folder: Path) -> None:
     """Copy what the simulation needs, without torch, Django and tests."""
-    for part in (*_COPIED, "tests/support/engines.py"):
+    for part in (*_COPIED, "tests/support/engines/runners.py"):
         source, target = ROOT / part, folder / part
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():

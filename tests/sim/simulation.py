@@ -21,7 +21,7 @@ from streamserve.protocol.requests import SamplingParams
 from tests.sim.asked import CLASSES, Asked, Shape
 from tests.sim.laws import Laws
 from tests.sim.model import EOS, STEP_SECONDS, TOKEN_SECONDS, SimRunner, reference
-from tests.support.engines import FakeClock
+from tests.support.engines.runners import FakeClock
 
 # More than enough for all requested tokens, one at a time, with preemptions.
 MAX_STEPS_TO_END = 4_000

@@ -9,7 +9,7 @@ import pytest
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.registry import Streams
-from tests.support.streams import ScriptedClient
+from tests.support.streams.hand_made import ScriptedClient
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission, answer_turn
 from streamserve.streams.stream import Stream
-from tests.support.engine_processes import spec_in
-from tests.support.streams import ParkingGeneration, ask, until, untimed
+from tests.support.engines.engine_processes import spec_in
+from tests.support.streams.hand_made import ParkingGeneration, ask, until, untimed
 
 ANSWER = (
     '<think>\nTwo calls.\n</think>\n\nI ask.<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'

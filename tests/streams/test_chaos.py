@@ -20,7 +20,7 @@ from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
-from tests.support.streams import ScriptedClient, ask, tok, until
+from tests.support.streams.hand_made import ScriptedClient, ask, tok, until
 
 ACTIONS = (
     "attach", "attach watcher", "detach", "release", "token", "token", "tokens", "done", "crash", "vanish",

@@ -16,7 +16,7 @@ from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
-from tests.support.streams import ScriptedClient, ask, tok, until
+from tests.support.streams.hand_made import ScriptedClient, ask, tok, until
 
 DONE = Done(finish_reason="stop", usage=Usage(prompt_tokens=3, completion_tokens=1))
 LEAD = Park(reason="lead", resume_at_lead=2)

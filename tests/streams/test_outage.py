@@ -28,13 +28,20 @@ from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission, NullStore
 from streamserve.streams.stream import Stream
 from streamserve.streams.transcript import StreamSummary
-from tests.support.logs import everything
-from tests.support.outages import Outage, RedisKilled, outage
-from tests.support.redis_server import RedisServer
-from tests.support.stores import SharedRecords
-from tests.support.stream_checks import check_native, check_native_part, going_away_of, notices_of, parse_sse, text_of
-from tests.support.streams import Gate, ScriptedClient, StallingLog, ask, started_echo, tok, until, untimed
-from tests.support.wire import Wire
+from tests.support.checks.stream_checks import (
+    check_native,
+    check_native_part,
+    going_away_of,
+    notices_of,
+    parse_sse,
+    text_of,
+)
+from tests.support.servers.redis_server import RedisServer
+from tests.support.streams.hand_made import Gate, ScriptedClient, StallingLog, ask, started_echo, tok, until, untimed
+from tests.support.streams.logs import everything
+from tests.support.streams.outages import Outage, RedisKilled, outage
+from tests.support.streams.stores import SharedRecords
+from tests.support.streams.wire import Wire
 
 __all__ = ["outage"]
 

@@ -19,8 +19,8 @@ from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
-from tests.support.stores import SharedRecords
-from tests.support.streams import ScriptedClient, StallingLog, ask, until
+from tests.support.streams.hand_made import ScriptedClient, StallingLog, ask, until
+from tests.support.streams.stores import SharedRecords
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from streamserve.protocol.errors import QuotaExceeded
 from streamserve.protocol.events import ChoiceDone, Status
 from streamserve.streams.readers import Attachment, ReaderLag, Readers
 from streamserve.streams.transcript import Transcript
-from tests.support.streams import ScriptedGeneration, ask, tok
+from tests.support.streams.hand_made import ScriptedGeneration, ask, tok
 
 
 def make_transcript(n: int = 1) -> Transcript:

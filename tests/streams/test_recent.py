@@ -8,7 +8,7 @@ from dataclasses import replace
 from streamserve.protocol.events import LoggedEvent, PositionLogprobs, TokenLogprob
 from streamserve.protocol.frames import encode_event
 from streamserve.streams.replica import _MAX_BYTES, _MAX_OBJECT_BYTES, Recent
-from tests.support.streams import tok
+from tests.support.streams.hand_made import tok
 
 
 def batch(first_seq: int, num_events: int, *, is_large: bool = False) -> list[LoggedEvent]:

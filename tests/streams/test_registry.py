@@ -24,8 +24,8 @@ from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from streamserve.streams.transcript import StreamSummary
-from tests.support.stores import RecordStore, SharedRecords
-from tests.support.streams import ScriptedClient, StallingLog, ask, tok, until, untimed
+from tests.support.streams.hand_made import ScriptedClient, StallingLog, ask, tok, until, untimed
+from tests.support.streams.stores import RecordStore, SharedRecords
 
 REQUEST = ask("scripted")
 

@@ -18,8 +18,8 @@ from streamserve.streams.reader.follow import collect, follow
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
-from tests.support.stream_checks import check_native, check_native_part, text_of
-from tests.support.streams import Gate, ask, until
+from tests.support.checks.stream_checks import check_native, check_native_part, text_of
+from tests.support.streams.hand_made import Gate, ask, until
 
 NUM_TOKENS = 20
 FINE = StreamConfig(coalesce_tokens=0)

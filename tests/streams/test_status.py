@@ -19,8 +19,8 @@ from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
-from tests.support.stream_checks import check_native, check_openai, check_tokens, text_of
-from tests.support.streams import Gate, ScriptedClient, StallingLog, ask, started_echo, tok, until
+from tests.support.checks.stream_checks import check_native, check_openai, check_tokens, text_of
+from tests.support.streams.hand_made import Gate, ScriptedClient, StallingLog, ask, started_echo, tok, until
 
 DONE = Done(finish_reason="stop", usage=Usage(prompt_tokens=3, completion_tokens=1))
 

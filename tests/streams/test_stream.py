@@ -18,7 +18,7 @@ from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
-from tests.support.streams import ScriptedClient, StallingLog, ask, tok, until, untimed
+from tests.support.streams.hand_made import ScriptedClient, StallingLog, ask, tok, until, untimed
 
 DONE = Done(finish_reason="stop", usage=Usage(prompt_tokens=3, completion_tokens=1))
 

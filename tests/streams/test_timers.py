@@ -6,7 +6,7 @@ import asyncio
 from contextvars import ContextVar
 
 from streamserve.streams.replica import Timers
-from tests.support.streams import until
+from tests.support.streams.hand_made import until
 
 
 async def test_a_timer_fires_once_and_can_be_armed_again() -> None:

@@ -16,7 +16,7 @@ from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from streamserve.streams.transcript import Transcript
-from tests.support.streams import ScriptedClient, ScriptedGeneration, ask, until
+from tests.support.streams.hand_made import ScriptedClient, ScriptedGeneration, ask, until
 
 WITHOUT_IDS = Accepted(num_prompt_tokens=0, max_tokens=9, seed=0, has_token_ids=False)
 LEAD = Park(reason="lead", resume_at_lead=2)

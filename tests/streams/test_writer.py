@@ -22,8 +22,8 @@ from streamserve.streams.log.base import (
     make_batch,
 )
 from streamserve.streams.writer import LogWriter
-from tests.support.logs import everything, numbered
-from tests.support.streams import StallingLog, tok, until
+from tests.support.streams.hand_made import StallingLog, tok, until
+from tests.support.streams.logs import everything, numbered
 
 DOWN = LogUnavailable("The log is away.")
 

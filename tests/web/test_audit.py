@@ -18,10 +18,10 @@ from streamserve.models import ApiKey, Watch
 from streamserve.models import Stream as StreamRow
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
-from tests.support.engines import DEADLINE_SECONDS
-from tests.support.log_lines import captured_events
-from tests.support.stream_checks import check_native, check_native_part
-from tests.support.streams import until
+from tests.support.checks.stream_checks import check_native, check_native_part
+from tests.support.engines.runners import DEADLINE_SECONDS
+from tests.support.streams.hand_made import until
+from tests.support.streams.log_lines import captured_events
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

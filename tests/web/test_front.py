@@ -22,9 +22,9 @@ from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.models import Stream as StreamRow
 from streamserve.web.front import Front, fronted
 from tests.site import settings as hard
-from tests.support.app_calls import ask, call
-from tests.support.asgi_app import Client
-from tests.support.stream_checks import check_native
+from tests.support.apps.app_calls import ask, call
+from tests.support.apps.asgi_app import Client
+from tests.support.checks.stream_checks import check_native
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -15,9 +15,16 @@ from streamserve.dialects.openai.chat import ChatEncoder
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.stream import Stream
-from tests.support.stream_checks import check_native, check_native_part, check_openai, going_away_of, parse_sse, text_of
-from tests.support.streams import Gate, ask, until
-from tests.support.two_workers import Worker
+from tests.support.checks.stream_checks import (
+    check_native,
+    check_native_part,
+    check_openai,
+    going_away_of,
+    parse_sse,
+    text_of,
+)
+from tests.support.sites.two_workers import Worker
+from tests.support.streams.hand_made import Gate, ask, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

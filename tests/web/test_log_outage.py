@@ -23,8 +23,7 @@ from streamserve.streams.config import StreamConfig
 from streamserve.streams.stream import Stream
 from streamserve.web import site as site_module
 from tests.conftest import Caller, body_of, until_ready
-from tests.support.outages import FullFile
-from tests.support.stream_checks import (
+from tests.support.checks.stream_checks import (
     Frame,
     check_native,
     check_native_part,
@@ -33,8 +32,9 @@ from tests.support.stream_checks import (
     parse_sse,
     text_of,
 )
-from tests.support.streams import Gate, ask, started_echo, until
-from tests.support.two_workers import Worker
+from tests.support.sites.two_workers import Worker
+from tests.support.streams.hand_made import Gate, ask, started_echo, until
+from tests.support.streams.outages import FullFile
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -24,7 +24,7 @@ from streamserve.streams.store import Admission
 from streamserve.web import permissions, site
 from streamserve.web.permissions import Login, PermissionChecks, ended_logins
 from tests.conftest import Caller, until_ready
-from tests.support.streams import ScriptedClient, StallingLog, ask, until
+from tests.support.streams.hand_made import ScriptedClient, StallingLog, ask, until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 

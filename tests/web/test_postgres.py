@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from tests.support.postgres_server import PostgresServer
-from tests.support.servers import ROOT
+from tests.support.servers.postgres_server import PostgresServer
+from tests.support.servers.web_servers import ROOT
 
 FILES = [
     "tests/web/rows/test_store.py",

@@ -13,7 +13,7 @@ from django.test.utils import override_settings
 from streamserve.protocol.metrics import METRICS, PREFIX
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
-from tests.support.upstreams import DONE, JSON, WHOLE, Upstream, delta, raw, response, says, usage
+from tests.support.servers.upstreams import DONE, JSON, WHOLE, Upstream, delta, raw, response, says, usage
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

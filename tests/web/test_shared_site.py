@@ -22,7 +22,7 @@ from streamserve.streams.log.base import LogFull
 from streamserve.streams.log.file_log import FileLog
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
-from tests.support.stream_checks import check_native, check_native_part, parse_sse, text_of
+from tests.support.checks.stream_checks import check_native, check_native_part, parse_sse, text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -17,7 +17,7 @@ from streamserve import routing
 from streamserve.asgi.types import Message, Receive, Scope, Send
 from streamserve.models import ApiKey, StoredFile
 from streamserve.web import site
-from tests.support.streams import until
+from tests.support.streams.hand_made import until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 

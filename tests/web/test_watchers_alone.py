@@ -15,10 +15,10 @@ from streamserve.models import Stream as StreamRow
 from streamserve.protocol.events import Done
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.reader.delivery import Delivery
-from tests.support.engines import DEADLINE_SECONDS
-from tests.support.stream_checks import check_native, text_of
-from tests.support.streams import Gate, ask, until
-from tests.support.two_workers import Worker
+from tests.support.checks.stream_checks import check_native, text_of
+from tests.support.engines.runners import DEADLINE_SECONDS
+from tests.support.sites.two_workers import Worker
+from tests.support.streams.hand_made import Gate, ask, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

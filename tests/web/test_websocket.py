@@ -18,7 +18,7 @@ from streamserve.asgi.drain import Drain
 from streamserve.models import ApiKey
 from streamserve.web import site
 from tests.conftest import until_ready
-from tests.support.streams import until
+from tests.support.streams.hand_made import until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 

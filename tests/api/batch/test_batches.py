@@ -14,7 +14,7 @@ from streamserve.models import Batch, BatchRow, Stream
 from streamserve.web import site
 from streamserve.web.work.serving import worker_for
 from tests.conftest import until_ready
-from tests.support.batch_runs import CHAT, Tenant, jsonl, line, without_worker
+from tests.support.sites.batch_runs import CHAT, Tenant, jsonl, line, without_worker
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 

@@ -20,7 +20,7 @@ from django.utils import timezone
 from streamserve.models import StoredFile
 from streamserve.web import site
 from streamserve.web.rows import orm
-from tests.support.batch_runs import CHAT, Tenant, jsonl, line
+from tests.support.sites.batch_runs import CHAT, Tenant, jsonl, line
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 

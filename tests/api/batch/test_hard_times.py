@@ -20,7 +20,7 @@ from streamserve.web import site
 from streamserve.web.rows import orm
 from streamserve.web.work.serving import worker_for
 from tests.conftest import until, until_ready
-from tests.support.batch_runs import CHAT, Tenant, jsonl, line
+from tests.support.sites.batch_runs import CHAT, Tenant, jsonl, line
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 

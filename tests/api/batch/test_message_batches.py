@@ -18,7 +18,7 @@ from streamserve.models import ApiKey, Batch, BatchRow, StoredFile
 from streamserve.testing import DaphneServer
 from streamserve.web import site
 from streamserve.web.work.serving import worker_for
-from tests.support.batch_runs import Tenant, jsonl, line, without_worker
+from tests.support.sites.batch_runs import Tenant, jsonl, line, without_worker
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 

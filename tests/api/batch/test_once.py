@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from streamserve.models import Batch, StoredFile
-from tests.support.batch_runs import Tenant, without_worker
+from tests.support.sites.batch_runs import Tenant, without_worker
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 

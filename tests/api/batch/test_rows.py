@@ -14,7 +14,7 @@ from streamserve.clients.pipeline.client import forget, pipeline
 from streamserve.models import Batch, BatchRow
 from streamserve.web import site
 from tests.conftest import until_ready
-from tests.support.batch_runs import CHAT, Tenant, jsonl, line
+from tests.support.sites.batch_runs import CHAT, Tenant, jsonl, line
 
 HI = [{"role": "user", "content": "hi"}]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.flow_driver import (
+from tests.support.servers.flow_driver import (
     HELLO,
     daphne,
     exit_code,
@@ -24,7 +24,7 @@ from tests.support.flow_driver import (
     terminate,
     until,
 )
-from tests.support.servers import ROOT, Server, free_port, wait_until_listening
+from tests.support.servers.web_servers import ROOT, Server, free_port, wait_until_listening
 
 _SETTINGS = """
 DEBUG = True
@@ -48,7 +48,7 @@ import os
 import django
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "site_app.settings")
 django.setup()
-from tests.support.flow_app import app as application
+from tests.support.apps.flow_app import app as application
 """
 
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from tests.proofs.scale import scaled
-from tests.support.flow_app import BLOCK, pattern
-from tests.support.flow_driver import (
+from tests.support.apps.flow_app import BLOCK, pattern
+from tests.support.servers.flow_driver import (
     APP,
     DEADLINE_SECONDS,
     HELLO,
@@ -33,7 +33,7 @@ from tests.support.flow_driver import (
     until,
     websocket,
 )
-from tests.support.servers import ROOT, Server, free_port
+from tests.support.servers.web_servers import ROOT, Server, free_port
 
 pytestmark = pytest.mark.proof
 
@@ -237,7 +237,7 @@ def test_an_app_that_cannot_start() -> None:
 _IN_A_THREAD = """
 import sys, threading
 from streamserve.asgi.flow.install import server_class
-from tests.support.flow_app import app
+from tests.support.apps.flow_app import app
 
 endpoint = f"tcp:port={sys.argv[1]}:interface=127.0.0.1"
 server = server_class()(app, endpoints=[endpoint], signal_handlers=False)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.proofs.scale import scaled
-from tests.support.flow_driver import (
+from tests.support.servers.flow_driver import (
     chunks,
     close_code,
     flow,
@@ -25,7 +25,7 @@ from tests.support.flow_driver import (
     until,
     websocket,
 )
-from tests.support.servers import Server
+from tests.support.servers.web_servers import Server
 
 NUM_REQUESTS = scaled(1000)
 NUM_ENDS = scaled(10_000)  # in all

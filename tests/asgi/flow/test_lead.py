@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.flow_driver import chunks, flow, get, read_all, read_until, state, until
-from tests.support.servers import Server, uvicorn
-from tests.support.stream_checks import check_native, text_of
+from tests.support.checks.stream_checks import check_native, text_of
+from tests.support.servers.flow_driver import chunks, flow, get, read_all, read_until, state, until
+from tests.support.servers.web_servers import Server, uvicorn
 
-APP = "tests.support.wire_app:app"
+APP = "tests.support.apps.wire_app:app"
 # About 60 kB of events: any server's buffers take that, though the engine should stop 256 tokens ahead of a reader.
 NUM_TOKENS = 1500
 STREAM = f"/streams?prompt=hello&max_tokens={NUM_TOKENS}"
@@ -89,7 +89,7 @@ def test_a_large_frame_is_written_as_there_is_room(server: Server) -> None:
 
 def test_an_outer_middleware_sees_every_frame() -> None:
     """With a `send` of another middleware between the server and StreamMiddleware, every frame goes through it."""
-    with flow(app="tests.support.wire_app:changing") as server:
+    with flow(app="tests.support.apps.wire_app:changing") as server:
         body = httpx.get(server.url + "/streams?prompt=hello&max_tokens=200", timeout=60).content
         tokens = [frame.json for frame in check_native(body) if frame.event == "token"]
         assert all(token["is_changed"] for token in tokens)
@@ -120,6 +120,6 @@ def test_uvicorns_sockets_are_counted_too() -> None:
 
 def test_what_a_server_does_not_count_is_taken() -> None:
     """Behind a middleware that wraps `send`, what was accepted counts as read: the answer is made to its end."""
-    with uvicorn("tests.support.wire_app:changing") as server, get(server, STREAM):
+    with uvicorn("tests.support.apps.wire_app:changing") as server, get(server, STREAM):
         until(lambda: stream_of(server)["state"] == "finished", "it is made to its end", server)
         assert stream_of(server)["completion_tokens"] == NUM_TOKENS

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.support.flow_driver import (
+from tests.support.servers.flow_driver import (
     BLOCK_SECONDS,
     chunks,
     connect,
@@ -25,7 +25,7 @@ from tests.support.flow_driver import (
     until,
     websocket,
 )
-from tests.support.servers import ROOT, Server
+from tests.support.servers.web_servers import ROOT, Server
 
 BODY_BYTES = 1000
 
@@ -177,7 +177,7 @@ def test_a_slow_reader_is_kept(server: Server) -> None:
 _VANISH = """
 import sys
 sys.path.insert(0, {root!r})
-from tests.support.flow_driver import *
+from tests.support.servers.flow_driver import *
 
 with flow("--vanish-seconds", "2", "--stall-seconds", "0") as server:
     clients = [get(server, "/wait"), websocket(server, "/wait")]

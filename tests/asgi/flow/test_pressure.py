@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from tests.proofs.scale import scaled
-from tests.support.flow_app import BLOCK, pattern
-from tests.support.flow_driver import (
+from tests.support.apps.flow_app import BLOCK, pattern
+from tests.support.servers.flow_driver import (
     APP,
     chunks,
     close_code,
@@ -36,7 +36,7 @@ from tests.support.flow_driver import (
     until,
     websocket,
 )
-from tests.support.servers import Server, free_port, uvicorn
+from tests.support.servers.web_servers import Server, free_port, uvicorn
 
 NUM_READERS = 50
 ANSWER_BYTES = scaled(20 * 2**20 // BLOCK, least=2 * 2**20 // BLOCK) * BLOCK

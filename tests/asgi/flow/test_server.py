@@ -17,8 +17,8 @@ from streamserve.asgi.drain import Drain
 from streamserve.asgi.flow import install as flow_server
 from streamserve.asgi.flow.config import FlowConfig
 from streamserve.asgi.flow.transport import FlowControl, Inbox
-from tests.support.flow_driver import APP
-from tests.support.servers import ROOT
+from tests.support.servers.flow_driver import APP
+from tests.support.servers.web_servers import ROOT
 
 
 class OtherServer(daphne.server.Server):  # type: ignore[misc]

@@ -19,7 +19,7 @@ from streamserve.streams.reader.follow import collect
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from tests.clients.pipeline.test_runs import asked
-from tests.support.streams import StallingLog, until
+from tests.support.streams.hand_made import StallingLog, until
 
 Await = Callable[[Run], Awaitable[Any]]
 LONG = {"ignore_eos": True, "max_tokens": 4000}

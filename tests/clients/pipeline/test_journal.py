@@ -17,7 +17,7 @@ from streamserve.clients.pipeline.run import Run
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.events import BlockStart, BlockStop, Citation, Done, Error, Event, Status, Token
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
-from tests.support.streams import Gate, started_echo
+from tests.support.streams.hand_made import Gate, started_echo
 
 ASKED = GenerateRequest(
     model="p",

@@ -26,7 +26,7 @@ from streamserve.streams.reader.follow import follow
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
-from tests.support.streams import Gate, started_echo, until
+from tests.support.streams.hand_made import Gate, started_echo, until
 
 Function = Callable[[Run], Awaitable[Any]]
 CHAT = (Message(role="user", content="Where is my bill?"),)

@@ -22,7 +22,7 @@ from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, PromptTooLong
 from streamserve.protocol.events import Done, Error, Event, Token, Usage
 from streamserve.protocol.requests import GenerateRequest, Message
-from tests.support.engine_processes import ENGINE, ask, connected, is_alive, pid_of, spec_in, until
+from tests.support.engines.engine_processes import ENGINE, ask, connected, is_alive, pid_of, spec_in, until
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from streamserve.engine.config import ModelConfig
 from streamserve.protocol.engine import Park
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Done, Event, Token
-from tests.support.engine_processes import ENGINE, ask, connected, is_alive, pid_of, ready, spec_in, until
-from tests.support.poisoned_engine import CRASHES, RAISES, planted
+from tests.support.engines.engine_processes import ENGINE, ask, connected, is_alive, pid_of, ready, spec_in, until
+from tests.support.engines.poisoned_engine import CRASHES, RAISES, planted
 
 pytestmark = [pytest.mark.proof, pytest.mark.alone]
 

@@ -43,7 +43,7 @@ from streamserve.clients.process.supervision import (
 from streamserve.engine.config import EngineConfig, LatencyClass, ModelConfig
 from streamserve.engine.plan import Flight
 from streamserve.protocol.engine import EngineStats
-from tests.support.engine_processes import spec_in
+from tests.support.engines.engine_processes import spec_in
 
 
 def test_a_spec_survives_json(folder: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 from streamserve.clients.process.config import engine_paths
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.model.openmp import NAMES, bound_spin
-from tests.support.demo_site import ROOT, environment
-from tests.support.engine_processes import connected, spec_in
+from tests.support.docs.demo_site import ROOT, environment
+from tests.support.engines.engine_processes import connected, spec_in
 
 SPIN_COUNT = re.compile(r"GOMP_SPINCOUNT = '(\d+)'")
 BOUNDED = bound_spin({})["GOMP_SPINCOUNT"]

@@ -31,7 +31,7 @@ from streamserve.clients.process.messages import (
 )
 from streamserve.protocol.events import Done
 from streamserve.protocol.frames import MAX_FRAME_BYTES, FrameError, frame
-from tests.support.engine_processes import DEADLINE_SECONDS, ask, connected, spec_in, until
+from tests.support.engines.engine_processes import DEADLINE_SECONDS, ask, connected, spec_in, until
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")

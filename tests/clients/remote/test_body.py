@@ -20,7 +20,7 @@ from streamserve.protocol.requests import (
     Tool,
     ToolChoice,
 )
-from tests.support.upstreams import chat
+from tests.support.servers.upstreams import chat
 
 SO_FAR = ShownChoice(blocks=(BlockText(index=0, kind="text", text="So far", is_open=True),), num_tokens=3)
 

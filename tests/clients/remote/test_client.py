@@ -24,8 +24,8 @@ from streamserve.protocol.errors import (
 from streamserve.protocol.events import BlockText, Done, Error, Event, Meta, Status, Token, Usage
 from streamserve.protocol.grammar import check_events
 from streamserve.protocol.requests import ShownChoice
-from tests.support.clients import collect, text
-from tests.support.upstreams import (
+from tests.support.engines.clients import collect, text
+from tests.support.servers.upstreams import (
     DONE,
     JSON,
     LAST_CHUNK,

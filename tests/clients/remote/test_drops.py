@@ -18,7 +18,7 @@ from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
-from tests.support.upstreams import (
+from tests.support.servers.upstreams import (
     DONE,
     STREAM_HEAD,
     Asked,

@@ -18,8 +18,8 @@ from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import BlockText, Done, Event, Meta, Token
 from streamserve.protocol.grammar import check_events
 from streamserve.protocol.requests import GenerateRequest, Grammar, SamplingParams, ShownChoice
-from tests.support.clients import collect, text
-from tests.support.upstreams import chat, llama_server, until
+from tests.support.engines.clients import collect, text
+from tests.support.servers.upstreams import chat, llama_server, until
 
 META = Meta(model="m", stream_id="s", created=1, has_token_ids=False)
 

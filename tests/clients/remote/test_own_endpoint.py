@@ -14,14 +14,14 @@ from streamserve.clients.remote.config import RemoteConfig
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import BlockText, Done, Event
 from streamserve.protocol.requests import ShownChoice
-from tests.support.clients import collect, text
-from tests.support.servers import Server, uvicorn
-from tests.support.upstreams import chat, until
+from tests.support.engines.clients import collect, text
+from tests.support.servers.upstreams import chat, until
+from tests.support.servers.web_servers import Server, uvicorn
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with uvicorn("tests.support.own_upstream:application") as server:
+    with uvicorn("tests.support.servers.own_upstream:application") as server:
         yield server
 
 

@@ -11,7 +11,7 @@ from streamserve.engine.config import CLASSES, EngineConfig
 from streamserve.engine.output import SequenceUpdate
 from streamserve.protocol.engine import CoreStats
 from streamserve.protocol.errors import Overloaded
-from tests.support.engines import FakeClock
+from tests.support.engines.runners import FakeClock
 
 # The core's statistics while something waits: a token takes a hundredth of a second. A chat may wait half a minute.
 BUSY = CoreStats(queued_tokens=1000, queued_seconds=10.0)

@@ -16,8 +16,8 @@ from streamserve.engine.text.tokenizer import Prompt
 from streamserve.protocol.errors import EngineUnavailable, StreamserveError
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Token
 from streamserve.protocol.requests import GenerateRequest
-from tests.support.clients import CONFIG, ask, collect, echo_runner, ids, load_of, ready, serving, text, until
-from tests.support.engines import DEADLINE_SECONDS, FaultyRunner, GatedRunner
+from tests.support.engines.clients import CONFIG, ask, collect, echo_runner, ids, load_of, ready, serving, text, until
+from tests.support.engines.runners import DEADLINE_SECONDS, FaultyRunner, GatedRunner
 
 
 async def test_streams_tokens_then_done() -> None:

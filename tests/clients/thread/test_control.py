@@ -12,8 +12,8 @@ from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.plan import Flight, Progress, StepPlan
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Done, Token
-from tests.support.clients import CONFIG, ask, collect, echo_runner, ids, load_of, ready, serving, text, until
-from tests.support.engines import DEADLINE_SECONDS, GatedRunner
+from tests.support.engines.clients import CONFIG, ask, collect, echo_runner, ids, load_of, ready, serving, text, until
+from tests.support.engines.runners import DEADLINE_SECONDS, GatedRunner
 
 
 async def refused(client: ThreadClient, **fields: Any) -> str:

@@ -15,8 +15,8 @@ from streamserve.engine.plan import Progress
 from streamserve.protocol.engine import CoreStats
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Done, Error, Event, Token
-from tests.support.clients import CONFIG, ask, collect, echo_runner, load_of, ready, serving, until
-from tests.support.engines import DEADLINE_SECONDS, DyingRunner, GatedRunner
+from tests.support.engines.clients import CONFIG, ask, collect, echo_runner, load_of, ready, serving, until
+from tests.support.engines.runners import DEADLINE_SECONDS, DyingRunner, GatedRunner
 
 
 async def test_engine_death_ends_everything_with_an_error() -> None:

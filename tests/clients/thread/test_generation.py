@@ -13,7 +13,7 @@ from streamserve.engine.text.choice import Choice
 from streamserve.protocol.engine import Accepted, Park
 from streamserve.protocol.events import ChoiceDone, Done, Error, Token
 from streamserve.protocol.requests import SamplingParams
-from tests.support.clients import collect, text
+from tests.support.engines.clients import collect, text
 
 LEAD = Park(reason="lead", resume_at_lead=128)
 

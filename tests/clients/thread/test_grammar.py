@@ -14,8 +14,8 @@ from streamserve.engine.grammar.limits import GrammarLimits
 from streamserve.protocol.errors import BadRequest, StreamserveError
 from streamserve.protocol.events import BlockStart, ChoiceDone, Done, Token
 from streamserve.protocol.requests import Grammar, Message, Tool, ToolChoice
-from tests.support.clients import ask, collect, ids, ready, serving, text, until
-from tests.support.grammars import SLOW_SCHEMA, choice, regex, schema
+from tests.support.bodies.grammars import SLOW_SCHEMA, choice, regex, schema
+from tests.support.engines.clients import ask, collect, ids, ready, serving, text, until
 
 pytest.importorskip("llguidance", reason="needs llguidance: pip install streamserve[grammar]")
 

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from streamserve.engine.config import CLASSES, EngineConfig
-from tests.support.overload import Outcome, Overload
+from tests.support.engines.overload import Outcome, Overload
 
 CHATS = {"chat": 1.0}
 MIX = {"chat": 0.6, "completion": 0.25, "document": 0.15}

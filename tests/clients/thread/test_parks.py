@@ -11,8 +11,8 @@ import pytest
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import LatencyClass
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event
-from tests.support.clients import CONFIG, ask, collect, echo_runner, ids, load_of, ready, serving, text, until
-from tests.support.engines import FakeClock, GatedRunner
+from tests.support.engines.clients import CONFIG, ask, collect, echo_runner, ids, load_of, ready, serving, text, until
+from tests.support.engines.runners import FakeClock, GatedRunner
 
 # A reader that stands still counts as gone at once: what is held parks.
 LEAD_4 = replace(CONFIG, lead_tokens=4, stalled_seconds=0.0)

@@ -8,7 +8,7 @@ from streamserve.clients.thread.rules import MOST_PROMPT_CANDIDATES
 from streamserve.engine.echo import EchoTokenizer
 from streamserve.protocol.events import Event, PositionLogprobs, Token
 from streamserve.protocol.requests import GenerateRequest
-from tests.support.clients import ask, collect, echo_runner, ids, serving
+from tests.support.engines.clients import ask, collect, echo_runner, ids, serving
 
 PROMPT = "The quiet river and the old boat. " * 4
 TOP = 5

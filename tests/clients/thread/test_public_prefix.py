@@ -14,7 +14,7 @@ from streamserve.engine.text.tokenizer import Prompt
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import Done
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, with_system
-from tests.support.clients import CONFIG, collect, serving
+from tests.support.engines.clients import CONFIG, collect, serving
 
 SIZE = CONFIG.block_size
 QUESTION = "the very same question"

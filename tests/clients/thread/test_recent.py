@@ -8,7 +8,7 @@ from streamserve.clients.thread.admission import RecentTimings
 from streamserve.clients.thread.generation import Timings
 from streamserve.engine.config import CLASSES
 from streamserve.engine.output import SequenceUpdate
-from tests.support.engines import FakeClock
+from tests.support.engines.runners import FakeClock
 
 
 def update(at: float, *token_ids: int, seq_id: int = 1, scheduled_at: float = 11.0) -> SequenceUpdate:

@@ -16,8 +16,8 @@ from streamserve.engine.text.tokenizer import Prompt
 from streamserve.protocol.errors import BadRequest, Overloaded, PromptTooLong, UnmetNeeds
 from streamserve.protocol.events import Done
 from streamserve.protocol.requests import GenerateRequest
-from tests.support.clients import CONFIG, ask, collect, echo_runner, serving, until
-from tests.support.engines import DEADLINE_SECONDS, GatedRunner, PacedRunner
+from tests.support.engines.clients import CONFIG, ask, collect, echo_runner, serving, until
+from tests.support.engines.runners import DEADLINE_SECONDS, GatedRunner, PacedRunner
 
 # Batch rows wait without a limit; a chat for next to nothing, and goes behind them.
 IMPATIENT = {"document": LatencyClass(ttft_seconds=0.1), "chat": LatencyClass(ttft_seconds=1.0, max_queue_seconds=1e-9)}

@@ -13,7 +13,7 @@ from streamserve.engine.echo import ASSISTANT, END_OF_TURN, USER, VOCAB_SIZE, Ec
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import ChoiceDone, Done, Event, Token
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
-from tests.support.clients import CONFIG, ask, collect, echo_runner, ids, serving, text
+from tests.support.engines.clients import CONFIG, ask, collect, echo_runner, ids, serving, text
 
 TOKENIZER = EchoTokenizer()
 HI = (Message(role="user", content="Hi"),)

@@ -8,8 +8,8 @@ from itertools import pairwise
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.clients.thread.generation import LocalGeneration
 from streamserve.protocol.events import Event, Status, Token
-from tests.support.clients import CONFIG, ask, collect, echo_runner, ids, serving
-from tests.support.engines import GatedRunner
+from tests.support.engines.clients import CONFIG, ask, collect, echo_runner, ids, serving
+from tests.support.engines.runners import GatedRunner
 
 ONE_AT_A_TIME = replace(CONFIG, max_num_seqs=1)
 SMALL_STEPS = replace(CONFIG, max_num_batched_tokens=8)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.support.browser import browser, site, watched
+from tests.support.servers.browser import browser, site, watched
 
 __all__ = ["browser", "site", "watched"]

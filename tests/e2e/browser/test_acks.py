@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Response
 
-from tests.support.browser import Watched, ask, stored_turns, wait_for_status, wait_for_text
+from tests.support.servers.browser import Watched, ask, stored_turns, wait_for_status, wait_for_text
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.browser import (
+from tests.support.servers.browser import (
     ADMIN_NAME,
     ADMIN_PASSWORD,
     CONTRAST,

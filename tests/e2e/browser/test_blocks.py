@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.browser import (
+from tests.support.plugins.migrated import Migrate
+from tests.support.servers.browser import (
     Watched,
     answer_text,
     ask,
@@ -18,9 +19,8 @@ from tests.support.browser import (
     wait_for_status,
     watching,
 )
-from tests.support.migrated import Migrate
-from tests.support.servers import daphne, wait_until_ready
-from tests.support.sites.blocks_site import JSON, THOUGHT
+from tests.support.servers.web_servers import daphne, wait_until_ready
+from tests.support.sites.pages.blocks_site import JSON, THOUGHT
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
@@ -35,7 +35,7 @@ SHOWN_JSON = (
 def thinking(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterator[str]:
     state = tmp_path_factory.mktemp("state")
     env = {
-        "DJANGO_SETTINGS_MODULE": "tests.support.sites.blocks_site",
+        "DJANGO_SETTINGS_MODULE": "tests.support.sites.pages.blocks_site",
         "STREAMSERVE_STATE_DIR": str(state),
     }
     migrated(state)

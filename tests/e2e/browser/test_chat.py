@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Request, expect
 
-from tests.support.browser import (
+from tests.support.servers.browser import (
     Watched,
     answer_text,
     ask,

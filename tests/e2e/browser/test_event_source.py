@@ -10,15 +10,15 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tests.support.browser import ANSWER_MS
-from tests.support.cutting_relay import cutting
-from tests.support.demo_site import environment, manage
-from tests.support.migrated import Migrate
-from tests.support.servers import daphne, wait_until_ready
+from tests.support.docs.demo_site import environment, manage
+from tests.support.plugins.migrated import Migrate
+from tests.support.servers.browser import ANSWER_MS
+from tests.support.servers.cutting_relay import cutting
+from tests.support.servers.web_servers import daphne, wait_until_ready
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
-SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.event_source_site"}
+SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.pages.event_source_site"}
 PATH = "/v1/completions/stream"
 ASK = {"prompt": "The quiet river", "max_tokens": 120, "seed": 7, "ignore_eos": "true", "interval_ms": 20}
 # As tutorials have it. `closes` False is a page that forgets to close at the end.

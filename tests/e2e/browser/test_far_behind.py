@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route
 
-from tests.support.browser import (
+from tests.support.docs.demo_site import environment, manage
+from tests.support.plugins.migrated import Migrate
+from tests.support.servers.browser import (
     ask,
     log_text,
     server_log,
@@ -19,13 +21,11 @@ from tests.support.browser import (
     wait_for_text,
     watching,
 )
-from tests.support.demo_site import environment, manage
-from tests.support.migrated import Migrate
-from tests.support.servers import daphne, wait_until_ready
+from tests.support.servers.web_servers import daphne, wait_until_ready
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
-SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.far_behind_site"}
+SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.pages.far_behind_site"}
 # What a device switched off long ago holds: an early event, and text that no token can mend.
 STALE = """
 for (const name of Object.keys(localStorage).filter((name) => name.split("/").length === 5)) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from tests.support.browser import (
+from tests.support.servers.browser import (
     ADMIN_NAME,
     ADMIN_PASSWORD,
     ANSWER_MS,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route
 
-from tests.support.browser import Watched, ask, fake_answer, sse, wait_for_status, watching
+from tests.support.servers.browser import Watched, ask, fake_answer, sse, wait_for_status, watching
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 

@@ -10,14 +10,22 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.support.browser import ask, log_text, server_log, stored_turns, wait_for_status, wait_for_text, watching
-from tests.support.demo_site import environment, manage
-from tests.support.migrated import Migrate
-from tests.support.servers import Server, daphne, free_port, wait_until_ready
+from tests.support.docs.demo_site import environment, manage
+from tests.support.plugins.migrated import Migrate
+from tests.support.servers.browser import (
+    ask,
+    log_text,
+    server_log,
+    stored_turns,
+    wait_for_status,
+    wait_for_text,
+    watching,
+)
+from tests.support.servers.web_servers import Server, daphne, free_port, wait_until_ready
 
 pytestmark = [pytest.mark.browser, pytest.mark.proof, pytest.mark.timeout(180)]
 
-SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.browser_site"}
+SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.pages.browser_site"}
 GONE = "The server does not answer. Trying again…"
 SHOWN_MS = 6_000  # twice the three seconds that are promised
 

@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.browser import (
+from tests.support.plugins.migrated import Migrate
+from tests.support.servers.browser import (
     ADMIN_NAME,
     ADMIN_PASSWORD,
     CONTRAST,
@@ -20,8 +21,7 @@ from tests.support.browser import (
     wait_for_text,
     watching,
 )
-from tests.support.migrated import Migrate
-from tests.support.servers import daphne, wait_until_ready
+from tests.support.servers.web_servers import daphne, wait_until_ready
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
@@ -33,7 +33,7 @@ def under(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterat
     """Serve the site of `widget_site`; yield the address of its prefix."""
     state = tmp_path_factory.mktemp("state")
     env = {
-        "DJANGO_SETTINGS_MODULE": "tests.support.sites.widget_site",
+        "DJANGO_SETTINGS_MODULE": "tests.support.sites.pages.widget_site",
         "STREAMSERVE_STATE_DIR": str(state),
         "STREAMSERVE_MODEL": "echo",
         "DJANGO_SUPERUSER_PASSWORD": ADMIN_PASSWORD,

@@ -1,4 +1,4 @@
-"""A daphne-served site whose engine process has the trained model of tests/support/thinking_model.py."""
+"""A daphne-served site whose engine process has the trained model of tests/support/models/thinking_model.py."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.support.migrated import Migrate
-from tests.support.servers import ROOT, Server, daphne, wait_until_ready
-from tests.support.thinking_model import thinking_model
+from tests.support.models.thinking_model import thinking_model
+from tests.support.plugins.migrated import Migrate
+from tests.support.servers.web_servers import ROOT, Server, daphne, wait_until_ready
 
 MODEL = "thinker"
 

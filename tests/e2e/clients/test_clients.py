@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.clients.conftest import MODEL
-from tests.support.servers import Server
+from tests.support.servers.web_servers import Server
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("use_*.py"))

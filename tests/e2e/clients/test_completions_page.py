@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 
-from tests.support.doc_blocks import blocks_of
-from tests.support.servers import Server
+from tests.support.docs.doc_blocks import blocks_of
+from tests.support.servers.web_servers import Server
 
 
 def run(site: Server, key: str, command: str) -> str:

@@ -16,10 +16,10 @@ import httpx
 import pytest
 
 from tests.e2e.clients.conftest import MODEL
-from tests.support.demo_site import processes_of
-from tests.support.servers import Server
-from tests.support.sse_reader import Read, read_events
-from tests.support.thinking_world import tool
+from tests.support.checks.sse_reader import Read, read_events
+from tests.support.docs.demo_site import processes_of
+from tests.support.models.thinking_world import tool
+from tests.support.servers.web_servers import Server
 
 TOOLS = [tool("set_light"), tool("get_weather"), tool("put_record")]
 ASKED = "Tell me the weather in Paris, and turn the lamp red."

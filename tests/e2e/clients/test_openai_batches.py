@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.e2e.clients.conftest import MODEL
-from tests.support.batch_runs import ENDED, jsonl, line
+from tests.support.sites.batch_runs import ENDED, jsonl, line
 
 HELLO = [{"role": "user", "content": "Hello!"}]
 _DEADLINE_SECONDS = 120.0

@@ -13,8 +13,8 @@ import pytest
 from pydantic import BaseModel
 
 from tests.e2e.clients.conftest import MODEL
-from tests.support.servers import Server
-from tests.support.thinking_world import is_held_out, tool
+from tests.support.models.thinking_world import is_held_out, tool
+from tests.support.servers.web_servers import Server
 
 pytestmark = pytest.mark.sampled("at a temperature, or without its likeliest words, the trained model may say any byte")
 

@@ -20,8 +20,18 @@ from streamserve.engine.grammar.matcher import Matcher, TokenTable, Vocabulary, 
 from streamserve.engine.grammar.source import source_of
 from streamserve.protocol.errors import BadRequest, Overloaded, StreamserveError
 from streamserve.protocol.requests import Grammar
-from tests.support.engines import DEADLINE_SECONDS
-from tests.support.grammars import SLOW_SCHEMA, accepts, allowed, choice, compiling, lark, one_matcher, regex, schema
+from tests.support.bodies.grammars import (
+    SLOW_SCHEMA,
+    accepts,
+    allowed,
+    choice,
+    compiling,
+    lark,
+    one_matcher,
+    regex,
+    schema,
+)
+from tests.support.engines.runners import DEADLINE_SECONDS
 
 pytest.importorskip("llguidance", reason="needs llguidance: pip install streamserve[grammar]")
 

@@ -11,7 +11,7 @@ from streamserve.engine.grammar.lark import endless_rules, with_schemas
 from streamserve.engine.grammar.limits import GrammarLimits
 from streamserve.engine.grammar.source import source_of
 from streamserve.protocol.errors import BadRequest
-from tests.support.grammars import choice, lark, regex
+from tests.support.bodies.grammars import choice, lark, regex
 
 LIMITS = GrammarLimits()
 

@@ -11,7 +11,7 @@ import pytest
 
 from streamserve.engine.grammar.compiler import GrammarCompiler
 from streamserve.protocol.errors import BadRequest
-from tests.support.grammars import accepts, compiling, schema
+from tests.support.bodies.grammars import accepts, compiling, schema
 
 pytest.importorskip("llguidance", reason="needs llguidance: pip install streamserve[grammar]")
 

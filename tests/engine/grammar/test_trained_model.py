@@ -17,10 +17,10 @@ from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.events import BlockStart, Done, Event, Token
 from streamserve.protocol.requests import GenerateRequest, Grammar, Message, SamplingParams, Tool, ToolChoice
 from tests.conftest import until
-from tests.support import thinking_world as world
-from tests.support.clients import collect, ids, text
-from tests.support.test_thinking_model import questions
-from tests.support.thinking_model import thinking_model
+from tests.support.engines.clients import collect, ids, text
+from tests.support.models import thinking_world as world
+from tests.support.models.test_thinking_model import questions
+from tests.support.models.thinking_model import thinking_model
 
 REQUIRED = ToolChoice(mode="required")
 REPORT = {

@@ -9,7 +9,7 @@ import pytest
 from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.kv.pool import BlockPool, block_hash, root_hash
 from streamserve.engine.sequence import Sequence, State
-from tests.support.cores import request
+from tests.support.engines.cores import request
 
 BLOCK = 4
 

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install streamserve[engine]")
 pytest.importorskip("transformers", reason="needs transformers: pip install streamserve[engine]")
 
-from tests.support.tiny_models import save_model  # noqa: E402  (after the skips)
+from tests.support.models.tiny_models import save_model  # noqa: E402  (after the skips)
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -11,7 +11,7 @@ from streamserve.engine.model.attention import PagedAttention, Variant
 from streamserve.engine.model.batch import build_batch
 from streamserve.engine.model.kv_cache import KVCache, LayerShape
 from streamserve.engine.plan import Chunk, StepPlan
-from tests.support import plain_attention as reference
+from tests.support.models import plain_attention as reference
 
 NUM_BLOCKS = 160
 BLOCK_SIZE = 4

@@ -15,8 +15,8 @@ from streamserve.engine.model.lean import LeanLayer, restore_layers
 from streamserve.engine.model.linear import choose_packed_dtype
 from streamserve.engine.model.load.probe import probe
 from streamserve.engine.model.runner import HFRunner
-from tests.support.model_driver import Driver, load_tiny, prompts
-from tests.support.tiny_models import VOCAB_SIZE, save_model
+from tests.support.models.model_driver import Driver, load_tiny, prompts
+from tests.support.models.tiny_models import VOCAB_SIZE, save_model
 
 NUM_LAYERS = 4
 SHAPED = {"llama": 4, "mistral": 4, "qwen2": 4, "qwen3": 4, "smollm3": 2}  # two of smollm3's layers do not rotate

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from streamserve.engine.model.linear import PackedLinear, agrees, choose_packed_dtype, pack_linears
-from tests.support.model_driver import Driver, load_tiny, prompts
-from tests.support.tiny_models import VOCAB_SIZE
+from tests.support.models.model_driver import Driver, load_tiny, prompts
+from tests.support.models.tiny_models import VOCAB_SIZE
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,8 @@ import torch
 
 from streamserve.engine.model.load.device import is_out_of_memory
 from streamserve.engine.plan import Chunk, StepOutOfMemory, StepPlan
-from tests.support.model_driver import Driver, load_tiny, prompts
-from tests.support.tiny_models import VOCAB_SIZE, save_model
+from tests.support.models.model_driver import Driver, load_tiny, prompts
+from tests.support.models.tiny_models import VOCAB_SIZE, save_model
 
 NUM_WIDE = 1 << 14  # of the hidden layer: 64 KiB for each token of a step
 SPARE_BYTES = 256 << 20

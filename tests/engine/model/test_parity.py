@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.model_driver import Driver, load_tiny, prompts
-from tests.support.tiny_models import CONFIGS, FEATURE_OFF, VOCAB_SIZE, build_model
+from tests.support.models.model_driver import Driver, load_tiny, prompts
+from tests.support.models.tiny_models import CONFIGS, FEATURE_OFF, VOCAB_SIZE, build_model
 
 MAX_TOKENS = 12
 WHOLE = 1000

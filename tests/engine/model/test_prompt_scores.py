@@ -16,9 +16,9 @@ from streamserve.engine.model import prompt_scores
 from streamserve.engine.model.runner import HFRunner
 from streamserve.engine.plan import RawLogprobs, StepOutOfMemory, StepPlan
 from streamserve.engine.sequence import Sequence, SequenceRequest
-from tests.support.cores import Drive, request, sampling
-from tests.support.model_driver import load_tiny, prompts
-from tests.support.tiny_models import VOCAB_SIZE, build_model
+from tests.support.engines.cores import Drive, request, sampling
+from tests.support.models.model_driver import load_tiny, prompts
+from tests.support.models.tiny_models import VOCAB_SIZE, build_model
 
 TOP = 3
 MAX_TOKENS = 6

@@ -15,9 +15,9 @@ import torch
 from streamserve.engine.model.runner import HFRunner
 from streamserve.engine.sequence import Sequence, SequenceRequest
 from streamserve.protocol.requests import SamplingParams
-from tests.support.cores import Drive, request, sampling
-from tests.support.model_driver import load_tiny, prompts
-from tests.support.tiny_models import VOCAB_SIZE, build_model
+from tests.support.engines.cores import Drive, request, sampling
+from tests.support.models.model_driver import load_tiny, prompts
+from tests.support.models.tiny_models import VOCAB_SIZE, build_model
 
 MAX_TOKENS = 14
 EOS = 1

@@ -14,8 +14,8 @@ from streamserve.engine.model import runner as runner_module
 from streamserve.engine.model.batch import SHORTEST_GROUP_BITS, build_batch
 from streamserve.engine.model.runner import load_runner
 from streamserve.engine.plan import Chunk, SampleSpec, StepPlan
-from tests.support.model_driver import Driver, load_tiny, prompts
-from tests.support.tiny_models import VOCAB_SIZE
+from tests.support.models.model_driver import Driver, load_tiny, prompts
+from tests.support.models.tiny_models import VOCAB_SIZE
 
 SHORTEST = 2**SHORTEST_GROUP_BITS  # up to here contexts are one group
 GREEDY = {"temperature": 0.0}

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from streamserve.engine.model.load.source import ModelLoadError
 from tests.engine.model.test_parity import MAX_TOKENS, generate
-from tests.support.model_driver import Driver, load_tiny, prompts
-from tests.support.tiny_models import VOCAB_SIZE, build_model, save_model
+from tests.support.models.model_driver import Driver, load_tiny, prompts
+from tests.support.models.tiny_models import VOCAB_SIZE, build_model, save_model
 
 # A context of 64 before scaling: prompts of 41 and 12 more stay within it, where it must not be left.
 ROPES: dict[str, dict[str, Any]] = {

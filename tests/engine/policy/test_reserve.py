@@ -7,8 +7,8 @@ import random
 import pytest
 
 from streamserve.engine.policy.reserve import _peak
-from tests.support.cores import request, sampling
-from tests.support.desk import Desk
+from tests.support.engines.cores import request, sampling
+from tests.support.engines.desk import Desk
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from streamserve.engine.policy.usage import Usage
 from streamserve.engine.sequence import Sequence
-from tests.support.cores import Drive, request, sampling
+from tests.support.engines.cores import Drive, request, sampling
 
 LONG = sampling(max_tokens=60)
 

@@ -12,7 +12,7 @@ from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import RawLogprobs
 from streamserve.engine.text.choice import Choice
 from streamserve.protocol.events import Token
-from tests.support.cores import sampling
+from tests.support.engines.cores import sampling
 
 ECHO = EchoTokenizer()
 

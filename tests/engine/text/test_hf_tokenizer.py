@@ -12,7 +12,7 @@ import pytest
 from streamserve.engine.text.tokenizer import make_detokenizer
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, NoChatTemplate, PromptTooLong
 from streamserve.protocol.requests import GenerateRequest, Message
-from tests.support.engines import DEADLINE_SECONDS
+from tests.support.engines.runners import DEADLINE_SECONDS
 
 pytest.importorskip("transformers", reason="needs the engine extra: pip install streamserve[engine]")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.help_desk import load_knowledge
+from tests.support.sites.help_desk import load_knowledge
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from project.help.assistant import DO_NOT_KNOW
 from project.help.models import Passage
 from project.help.review import account_review
 from streamserve.protocol.events import Citation, Status, Token
-from tests.support.help_desk import Ask, assistant_over
-from tests.support.streams import started_echo
+from tests.support.sites.help_desk import Ask, assistant_over
+from tests.support.streams.hand_made import started_echo
 
 pytestmark = pytest.mark.usefixtures("shared_knowledge")
 

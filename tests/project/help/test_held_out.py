@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="needs the engine extra: pip install 'stream
 from project.demo_model.knowledge import FACTS_BY_ID
 from project.help.models import Passage
 from project.help.questions.held_out import ABSENT, EDITED, HELD_OUT, PRESENT, HeldOut
-from tests.support.help_desk import Answered, Ask, assistant_over, shipped_model
+from tests.support.sites.help_desk import Answered, Ask, assistant_over, shipped_model
 
 
 def is_right(question: HeldOut, answered: Answered) -> bool:

@@ -14,7 +14,7 @@ from project.demo_model.knowledge import FACTS
 from project.help.knowledge_files import KNOWLEDGE, read_passages, toml_files
 from project.help.models import Passage, Topic
 from project.help.slots import fill
-from tests.support.servers import ROOT
+from tests.support.servers.web_servers import ROOT
 
 pytestmark = pytest.mark.usefixtures("knowledge")
 

@@ -15,9 +15,9 @@ from project.help.search import Hit, candidates, choose
 from streamserve.clients.factory import make_client
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.events import Citation, Token
-from tests.support.help_desk import Ask, assistant_over
-from tests.support.reciting_model import save_reciting_model
-from tests.support.streams import until
+from tests.support.models.reciting_model import save_reciting_model
+from tests.support.sites.help_desk import Ask, assistant_over
+from tests.support.streams.hand_made import until
 
 pytest.importorskip("torch", reason="needs torch: pip install streamserve[engine]")
 pytestmark = pytest.mark.usefixtures("shared_knowledge")

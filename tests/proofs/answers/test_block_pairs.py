@@ -15,8 +15,8 @@ from tests.proofs.scale import IS_SOAK
 from tests.proofs.support.engines import Model, serving
 from tests.proofs.support.engines import thinking_model as load_thinking_model
 from tests.proofs.support.pairs import CHUNKS, FEATURES, Answer, config_of, pairs_of, plain_answers
-from tests.support import thinking_world as world
-from tests.support.thinking_model import thinking_model
+from tests.support.models import thinking_world as world
+from tests.support.models.thinking_model import thinking_model
 
 REPORT = {
     "type": "object",

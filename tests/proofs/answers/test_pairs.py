@@ -23,8 +23,8 @@ from tests.proofs.support.pairs import (
     plain_answers,
     workload,
 )
-from tests.support.clients import until
-from tests.support.tiny_models import save_model
+from tests.support.engines.clients import until
+from tests.support.models.tiny_models import save_model
 
 MOST_TRIES = 10
 MODEL_TYPES = ("llama", "gemma3_text", "gpt2") if IS_SOAK else ("llama",)

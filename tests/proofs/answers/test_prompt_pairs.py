@@ -27,8 +27,8 @@ from tests.proofs.support.pairs import (
     whole_answer,
     workload,
 )
-from tests.support.clients import until
-from tests.support.tiny_models import save_model
+from tests.support.engines.clients import until
+from tests.support.models.tiny_models import save_model
 
 MOST_TRIES = 10
 TOP = 3

@@ -41,9 +41,9 @@ from tests.proofs.support.pairs import (
     workload,
 )
 from tests.proofs.support.remotes import Told, ask, endpoint, remote
-from tests.support.clients import until
-from tests.support.thinking_model import thinking_model
-from tests.support.tiny_models import save_model
+from tests.support.engines.clients import until
+from tests.support.models.thinking_model import thinking_model
+from tests.support.models.tiny_models import save_model
 
 MOST_TRIES = 10
 WORDS = ("river", "wood", "lake", "hill")

@@ -27,8 +27,8 @@ from tests.proofs.support.engines import ECHO, Model, serving
 from tests.proofs.support.engines import thinking_model as load_thinking_model
 from tests.proofs.support.pairs import CACHE, FEATURES, PARK, PREEMPTION, Feature, config_of
 from tests.proofs.support.remotes import Cutter, Told, ask, assert_close, endpoint, pairs, remote, told
-from tests.support.clients import until
-from tests.support.thinking_model import thinking_model
+from tests.support.engines.clients import until
+from tests.support.models.thinking_model import thinking_model
 
 # What a request may ask for beside its question: fields of GenerateRequest, and of its sampling.
 ABILITIES: Mapping[str, Mapping[str, Any]] = {

@@ -16,9 +16,9 @@ from websockets.asyncio.client import connect as connect_websocket
 
 from tests.proofs.scale import IS_SOAK
 from tests.proofs.support.gated_engine import GatedEngine, gated_engine
-from tests.support.demo_site import environment, manage
-from tests.support.servers import Server, daphne, wait_until_ready
-from tests.support.stream_checks import Frame, check_native, check_native_part, check_tokens, text_of
+from tests.support.checks.stream_checks import Frame, check_native, check_native_part, check_tokens, text_of
+from tests.support.docs.demo_site import environment, manage
+from tests.support.servers.web_servers import Server, daphne, wait_until_ready
 
 pytestmark = [pytest.mark.timeout(3600)]
 
@@ -57,7 +57,7 @@ class Reference:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
-    env = environment(folder, DJANGO_SETTINGS_MODULE="tests.support.sites.gated_site")
+    env = environment(folder, DJANGO_SETTINGS_MODULE="tests.support.sites.pages.gated_site")
     for arguments in (["migrate", "--verbosity=0"], ["streamserve_key", "create", "--key", KEY]):
         done = manage(folder, *arguments)
         assert done.returncode == 0, done.stderr

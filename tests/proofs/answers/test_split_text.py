@@ -7,8 +7,8 @@ from urllib.parse import urlencode
 
 from streamserve.engine.echo import VOCAB_SIZE, EchoTokenizer
 from tests.proofs.support.users import Site
-from tests.support.flow_driver import chunks
-from tests.support.stream_checks import check_native, check_tokens, text_of
+from tests.support.checks.stream_checks import check_native, check_tokens, text_of
+from tests.support.servers.flow_driver import chunks
 
 # The echo engine has two tokens for each of these.
 SPLIT = "🙂🌊🦊河静éन🌱"

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.batch_site import BatchSite, make_site
-from tests.support.servers import ROOT, Server, environ_of, run_server
+from tests.support.servers.web_servers import ROOT, Server, environ_of, run_server
+from tests.support.sites.batch_site import BatchSite, make_site
 
 MIB = 2**20
 TEMPORARY_MIB, FILES_MIB = 8, 2

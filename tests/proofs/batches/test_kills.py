@@ -25,11 +25,11 @@ import psycopg
 import pytest
 
 from tests.proofs.scale import scaled
-from tests.support.batch_runs import ENDED, jsonl, line
-from tests.support.batch_site import BatchSite, engines_stopped, make_site, start_worker
-from tests.support.demo_site import processes_of
-from tests.support.postgres_server import PostgresServer
-from tests.support.servers import ROOT, Server, environ_of, stop, wait_until_listening
+from tests.support.docs.demo_site import processes_of
+from tests.support.servers.postgres_server import PostgresServer
+from tests.support.servers.web_servers import ROOT, Server, environ_of, stop, wait_until_listening
+from tests.support.sites.batch_runs import ENDED, jsonl, line
+from tests.support.sites.batch_site import BatchSite, engines_stopped, make_site, start_worker
 
 pytestmark = pytest.mark.timeout(7200)
 

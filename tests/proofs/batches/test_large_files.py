@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from streamserve.protocol.requests import Limits
-from tests.support.batch_site import BatchSite, engines_stopped, make_site
-from tests.support.servers import SERVERS, Server
+from tests.support.servers.web_servers import SERVERS, Server
+from tests.support.sites.batch_site import BatchSite, engines_stopped, make_site
 
 MAX_BYTES = Limits().max_file_bytes
 MAX_GROWTH = 32 * 2**20

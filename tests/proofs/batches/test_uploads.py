@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.batch_site import BatchSite, make_site
-from tests.support.servers import SERVERS, Server
+from tests.support.servers.web_servers import SERVERS, Server
+from tests.support.sites.batch_site import BatchSite, make_site
 
 MIB = 2**20
 MAX_BYTES = 40 * MIB

@@ -21,8 +21,8 @@ from streamserve.web import site
 from tests.conftest import until, until_ready
 from tests.proofs.bodies.mutations import ROUTES, SOCKET, random_body
 from tests.proofs.scale import IS_SOAK, scaled
-from tests.support.asgi_app import Client
-from tests.support.stream_checks import parse_sse
+from tests.support.apps.asgi_app import Client
+from tests.support.checks.stream_checks import parse_sse
 
 pytest.importorskip("llguidance", reason="needs llguidance: pip install streamserve[grammar]")
 

@@ -24,8 +24,8 @@ from streamserve.protocol.requests import GenerateRequest, SamplingParams
 from tests.proofs.scale import IS_SOAK, scaled
 from tests.proofs.support.engines import ECHO, serving
 from tests.proofs.support.pairs import MODEL_LEN, Answer, config_of, whole_answer
-from tests.support.engine_processes import connected, end_engine, is_alive, spec_in, until
-from tests.support.engines import DEADLINE_SECONDS, TurnByTurnRunner
+from tests.support.engines.engine_processes import connected, end_engine, is_alive, spec_in, until
+from tests.support.engines.runners import DEADLINE_SECONDS, TurnByTurnRunner
 
 NUM_ABORTS = 5_000
 NUM_WORKERS = 8

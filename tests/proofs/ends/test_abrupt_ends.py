@@ -23,9 +23,9 @@ import pytest
 from tests.proofs.scale import IS_SOAK, scaled
 from tests.proofs.support.gated_engine import GatedEngine, gated_engine, held_by
 from tests.proofs.support.leaving import KEY, WAYS, Client, HttpClient, fin
-from tests.support.demo_site import environment, manage
-from tests.support.servers import SERVERS, Server, wait_until_ready
-from tests.support.stream_checks import check_native, text_of
+from tests.support.checks.stream_checks import check_native, text_of
+from tests.support.docs.demo_site import environment, manage
+from tests.support.servers.web_servers import SERVERS, Server, wait_until_ready
 
 pytestmark = [pytest.mark.timeout(3600)]
 
@@ -111,7 +111,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def site(request: pytest.FixtureRequest, folder: Path) -> Iterator[Site]:
     """As many seats as the readers of a stage need, and one for the companion."""
     variables = {"SEATS": str(NUM_READERS + 1), "RETENTION": "1"}
-    env = environment(folder, DJANGO_SETTINGS_MODULE="tests.support.sites.gated_site", **variables)
+    env = environment(folder, DJANGO_SETTINGS_MODULE="tests.support.sites.pages.gated_site", **variables)
     with ExitStack() as stack:
         engine = stack.enter_context(gated_engine(folder, env))
         server = stack.enter_context(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.proofs.scale import scaled
 from tests.proofs.support.users import Site
-from tests.support.stream_checks import check_native, parse_sse
+from tests.support.checks.stream_checks import check_native, parse_sse
 
 pytestmark = pytest.mark.timeout(1200)
 

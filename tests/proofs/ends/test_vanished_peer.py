@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.proofs.support.vanishing import RETRIES
-from tests.support.servers import ROOT
+from tests.support.servers.web_servers import ROOT
 
 _SECONDS = 240
 

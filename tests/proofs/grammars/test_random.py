@@ -21,8 +21,8 @@ from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import Grammar
 from tests.proofs.grammars.generators import broken_regex, random_regex, random_schema
 from tests.proofs.scale import IS_SOAK, scaled
-from tests.support.cores import Drive, request, sampling
-from tests.support.grammars import allowed, regex, schema
+from tests.support.bodies.grammars import allowed, regex, schema
+from tests.support.engines.cores import Drive, request, sampling
 
 pytest.importorskip("llguidance", reason="needs llguidance: pip install streamserve[grammar]")
 jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema: pip install -r tests/requirements.txt")

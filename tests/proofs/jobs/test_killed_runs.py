@@ -16,10 +16,10 @@ import psycopg
 import pytest
 
 from tests.proofs.support.workers import KEY, SECONDS, Reader, Site, client, two_workers
-from tests.support.postgres_server import PostgresServer
-from tests.support.sockets import open_socket
-from tests.support.sockets import text_of as text_of_messages
-from tests.support.stream_checks import Frame, text_of
+from tests.support.checks.stream_checks import Frame, text_of
+from tests.support.servers.postgres_server import PostgresServer
+from tests.support.servers.sockets import open_socket
+from tests.support.servers.sockets import text_of as text_of_messages
 
 pytestmark = [
     pytest.mark.proof,

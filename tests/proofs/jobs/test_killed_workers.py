@@ -22,10 +22,10 @@ import httpx
 import pytest
 
 from tests.proofs.scale import scaled
-from tests.support.demo_site import ROOT, environment, manage, processes_of
-from tests.support.postgres_server import PostgresServer
-from tests.support.servers import daphne, wait_until_ready
-from tests.support.stream_checks import check_native, check_native_part, text_of
+from tests.support.checks.stream_checks import check_native, check_native_part, text_of
+from tests.support.docs.demo_site import ROOT, environment, manage, processes_of
+from tests.support.servers.postgres_server import PostgresServer
+from tests.support.servers.web_servers import daphne, wait_until_ready
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(3600)]
 

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from project.settings import HELPDESK
-from tests.support.demo_site import environment, manage, processes_of
-from tests.support.servers import Server, daphne, wait_until_ready
+from tests.support.docs.demo_site import environment, manage, processes_of
+from tests.support.servers.web_servers import Server, daphne, wait_until_ready
 
 pytestmark = [pytest.mark.timeout(300)]
 

@@ -15,7 +15,7 @@ from streamserve.clients.process.supervision import HUNG
 from streamserve.engine.config import EngineConfig
 from tests.proofs.support.engine_program import running
 from tests.proofs.support.killing import STEADY, Readers
-from tests.support.engine_processes import ask, connected, spec_in
+from tests.support.engines.engine_processes import ask, connected, spec_in
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(400)]
 

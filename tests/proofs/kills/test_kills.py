@@ -23,7 +23,7 @@ from streamserve.protocol.requests import GenerateRequest, Message, SamplingPara
 from streamserve.web import site
 from tests.proofs.scale import IS_SOAK, scaled
 from tests.proofs.support.killing import STEADY, Killer, Readers, kill_under_readers, signals_of
-from tests.support.engine_processes import ready, spec_in, until
+from tests.support.engines.engine_processes import ready, spec_in, until
 
 pytestmark = [
     pytest.mark.timeout(3600 if IS_SOAK else 400),

@@ -26,10 +26,10 @@ from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.proofs.scale import scaled
-from tests.support.logs import everything
-from tests.support.outages import Outage, outage
-from tests.support.stream_checks import Frame, check_native_part, going_away_of, notices_of
-from tests.support.streams import ask, until
+from tests.support.checks.stream_checks import Frame, check_native_part, going_away_of, notices_of
+from tests.support.streams.hand_made import ask, until
+from tests.support.streams.logs import everything
+from tests.support.streams.outages import Outage, outage
 
 __all__ = ["outage"]
 

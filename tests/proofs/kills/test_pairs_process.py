@@ -41,7 +41,7 @@ from tests.proofs.support.pairs import (
     plain_answers,
     workload,
 )
-from tests.support.engine_processes import DEADLINE_SECONDS, connected, end_engine, ready, spec_in, until
+from tests.support.engines.engine_processes import DEADLINE_SECONDS, connected, end_engine, ready, spec_in, until
 
 pytestmark = [pytest.mark.timeout(3600 if IS_SOAK else 400)]
 

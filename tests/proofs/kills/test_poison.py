@@ -14,8 +14,8 @@ from streamserve.protocol.engine import SUSPECT_LOSSES
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.requests import GenerateRequest
 from tests.proofs.support.killing import STEADY, Readers
-from tests.support.engine_processes import ask, connected, spec_in, until
-from tests.support.poisoned_engine import CRASHES, RAISES, planted
+from tests.support.engines.engine_processes import ask, connected, spec_in, until
+from tests.support.engines.poisoned_engine import CRASHES, RAISES, planted
 
 pytestmark = [pytest.mark.timeout(400)]
 

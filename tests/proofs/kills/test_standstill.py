@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from tests.proofs.kills.test_engine_process import KEY, ask, text_of
-from tests.support.demo_site import environment, manage, processes_of
-from tests.support.servers import Server, daphne, wait_until_ready
+from tests.support.docs.demo_site import environment, manage, processes_of
+from tests.support.servers.web_servers import Server, daphne, wait_until_ready
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
 
-SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.impatient_site"}
+SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.pages.impatient_site"}
 PATIENCE_SECONDS = 2.0
 ASKED: dict[str, Any] = {"prompt": "tell me", "max_tokens": 150, "ignore_eos": True, "seed": 5}
 # The answer is disturbed once, here: it has begun, and most of it is still to come.

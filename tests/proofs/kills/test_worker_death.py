@@ -19,7 +19,7 @@ from streamserve.protocol.requests import GenerateRequest
 from tests.proofs.scale import IS_SOAK, scaled
 from tests.proofs.support.engine_program import plans_of, running
 from tests.proofs.support.pairs import PATIENT, Answer, whole_answer
-from tests.support.engine_processes import ask, connected, spec_in, until
+from tests.support.engines.engine_processes import ask, connected, spec_in, until
 
 pytestmark = [pytest.mark.timeout(3600 if IS_SOAK else 400)]
 

@@ -22,9 +22,9 @@ from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.log.redis_log import RedisLog
 from tests.proofs.scale import scaled
 from tests.proofs.support.workers import STALLING, Reader, Site, logged_text, quiet, two_workers
-from tests.support.nginx_server import nginx
-from tests.support.redis_server import RedisServer
-from tests.support.stream_checks import text_of
+from tests.support.checks.stream_checks import text_of
+from tests.support.servers.nginx_server import nginx
+from tests.support.servers.redis_server import RedisServer
 
 pytestmark = [pytest.mark.timeout(7200), pytest.mark.cut_streams("workers are killed with -9")]
 

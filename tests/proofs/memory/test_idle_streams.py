@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.proofs.support.users import NUM_USERS, Site
-from tests.support.stream_checks import check_native
+from tests.support.checks.stream_checks import check_native
 
 pytestmark = pytest.mark.timeout(600)
 

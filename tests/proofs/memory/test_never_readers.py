@@ -15,10 +15,10 @@ import pytest
 
 from tests.proofs.scale import IS_SOAK, scaled
 from tests.proofs.support.users import DEADLINE_SECONDS, Site
-from tests.support.demo_site import environment
-from tests.support.flow_driver import connect
-from tests.support.servers import SERVERS, wait_until_ready
-from tests.support.stream_checks import check_native, text_of
+from tests.support.checks.stream_checks import check_native, text_of
+from tests.support.docs.demo_site import environment
+from tests.support.servers.flow_driver import connect
+from tests.support.servers.web_servers import SERVERS, wait_until_ready
 
 pytestmark = [pytest.mark.timeout(1200)]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.proofs.scale import IS_SOAK, scaled
-from tests.support.tiny_models import CONFIGS, VOCAB_SIZE, save_model
+from tests.support.models.tiny_models import CONFIGS, VOCAB_SIZE, save_model
 
 NUM_TOKENS, CHUNK, NUM_LOGPROBS = 8, 7, 20
 
@@ -21,7 +21,7 @@ def test_pages_poisoned_and_permuted(tmp_path: Path, model_type: str) -> None:
     pytest.importorskip("transformers", reason="needs transformers: pip install streamserve[engine]")
     from transformers.utils import logging
 
-    from tests.support.model_driver import load_tiny
+    from tests.support.models.model_driver import load_tiny
 
     logging.disable_progress_bar()
     runner = load_tiny(save_model(tmp_path, model_type))
@@ -38,7 +38,7 @@ def test_pages_poisoned_and_permuted(tmp_path: Path, model_type: str) -> None:
 
 def logprobs(runner: Any, seed: int) -> list[Any]:
     """Return the log-probabilities of a mixed batch whose pages are dealt by the seed."""
-    from tests.support.model_driver import Driver, prompts
+    from tests.support.models.model_driver import Driver, prompts
 
     driver = Driver(runner, seed=seed)
     running = [

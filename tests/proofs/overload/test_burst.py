@@ -12,7 +12,7 @@ from streamserve.clients.factory import hf_client
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.events import Done, Error
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
-from tests.support.clients import ready
+from tests.support.engines.clients import ready
 
 pytestmark = pytest.mark.proof
 

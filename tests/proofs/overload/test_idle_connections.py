@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 
 from tests.proofs.support.users import DEADLINE_SECONDS, Site
-from tests.support.stream_checks import check_native
+from tests.support.checks.stream_checks import check_native
 
 NUM_IDLE = 10_000
 NUM_SLOW = 200

@@ -28,7 +28,7 @@ from streamserve.protocol.errors import Refused
 from streamserve.protocol.events import Done, Error, Event, Status
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
 from tests.proofs.scale import scaled
-from tests.support.clients import load_of, ready
+from tests.support.engines.clients import load_of, ready
 
 TIMES = 10
 # Minutes, or seconds: many times the 40 steps of the longest answer, at whose ends a step gives less.

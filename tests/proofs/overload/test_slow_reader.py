@@ -11,7 +11,7 @@ import pytest
 
 from streamserve.engine.sequence import SequenceRequest
 from tests.proofs.scale import scaled
-from tests.support.cores import Drive, alone, request, sampling
+from tests.support.engines.cores import Drive, alone, request, sampling
 
 LEAD_TOKENS = 16
 NUM_FAST = 8

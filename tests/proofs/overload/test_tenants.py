@@ -15,7 +15,7 @@ from streamserve.protocol.requests import GenerateRequest, SamplingParams
 from tests.proofs.scale import scaled
 from tests.proofs.support.engines import core_of
 from tests.proofs.support.pairs import PATIENT
-from tests.support.clients import load_of, ready
+from tests.support.engines.clients import load_of, ready
 
 BLOCK_SIZE, NUM_BLOCKS = 32, 1025
 PROMPT = tuple(random.Random(3).randrange(128) for _ in range(2_048))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.demo_site import environment, manage
-from tests.support.flow_driver import exit_code, terminate, until
-from tests.support.servers import ROOT, daphne, wait_until_ready
+from tests.support.docs.demo_site import environment, manage
+from tests.support.servers.flow_driver import exit_code, terminate, until
+from tests.support.servers.web_servers import ROOT, daphne, wait_until_ready
 
 _SETTINGS = """
-from tests.support.sites.two_workers_site import *
+from tests.support.sites.workers.two_workers_site import *
 STREAMSERVE = {**STREAMSERVE, "CLIENT": "thread", "FLOW": {"DRAIN_SECONDS": 600}}
 """
 

@@ -10,12 +10,19 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.demo_site import environment, manage
-from tests.support.servers import Server, daphne, wait_until_ready
-from tests.support.stream_checks import check_native, check_native_part, check_openai, going_away_of, parse_sse, text_of
+from tests.support.checks.stream_checks import (
+    check_native,
+    check_native_part,
+    check_openai,
+    going_away_of,
+    parse_sse,
+    text_of,
+)
+from tests.support.docs.demo_site import environment, manage
+from tests.support.servers.web_servers import Server, daphne, wait_until_ready
 
 KEY = "a-key-for-these-tests"
-SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.short_drain_site"}
+SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.workers.short_drain_site"}
 NUM_TOKENS = 600  # six seconds at least, of which the drain waits one
 DEADLINE_SECONDS = 60.0
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.demo_site import environment, manage
-from tests.support.servers import Server, daphne, wait_until_ready
-from tests.support.sockets import Socket, open_socket, text_of
+from tests.support.docs.demo_site import environment, manage
+from tests.support.servers.sockets import Socket, open_socket, text_of
+from tests.support.servers.web_servers import Server, daphne, wait_until_ready
 
 KEY = "a-key-for-these-tests"
-SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.own_engines_site"}
+SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.pages.own_engines_site"}
 ASK = {"messages": [{"role": "user", "content": "tell me"}], "max_tokens": 400, "seed": 7, "ignore_eos": True}
 END_SECONDS = 120.0
 

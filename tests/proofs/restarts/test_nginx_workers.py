@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.flow_driver import (
+from tests.support.servers.flow_driver import (
     HELLO,
     exit_code,
     flow,
@@ -23,8 +23,8 @@ from tests.support.flow_driver import (
     until,
     websocket,
 )
-from tests.support.nginx_server import nginx
-from tests.support.servers import ROOT, Server
+from tests.support.servers.nginx_server import nginx
+from tests.support.servers.web_servers import ROOT, Server
 
 FOR_LONG, AT_ONCE = "600", "0"
 

@@ -29,17 +29,17 @@ import pytest
 
 from streamserve.keys import MADE
 from tests.proofs.scale import scaled
-from tests.support.demo_site import ROOT, environment, manage, processes_of
-from tests.support.deploy_units import ENGINE, WEB, command_of
-from tests.support.installed_site import Site, install
-from tests.support.nginx_server import nginx
-from tests.support.servers import Server, free_port, wait_until_listening, wait_until_ready
-from tests.support.stream_checks import Frame, check_native_part, text_of
+from tests.support.checks.stream_checks import Frame, check_native_part, text_of
+from tests.support.docs.demo_site import ROOT, environment, manage, processes_of
+from tests.support.docs.deploy_units import ENGINE, WEB, command_of
+from tests.support.docs.installed_site import Site, install
+from tests.support.servers.nginx_server import nginx
+from tests.support.servers.web_servers import Server, free_port, wait_until_listening, wait_until_ready
 
 pytestmark = [pytest.mark.timeout(3600)]
 
 OTHER_TREE = os.environ.get("STREAMSERVE_OTHER_TREE", "")
-SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.rolling_site"}
+SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.workers.rolling_site"}
 NUM_ROUNDS = scaled(20, least=2)  # even: with two versions, the last restart goes back
 # In one round of four there are answers that outlast a drain, which then takes its whole time.
 LONG_EVERY = 4

@@ -21,17 +21,17 @@ from streamserve.protocol.events import Done, Token
 from streamserve.streams.log.redis_log import RedisLog
 from tests.proofs.scale import scaled
 from tests.proofs.support.workers import KEY, Reader, client
-from tests.support.demo_site import environment, manage, processes_of
-from tests.support.redis_server import RedisServer
-from tests.support.servers import Server, daphne, wait_until_ready
-from tests.support.stream_checks import check_native, text_of
+from tests.support.checks.stream_checks import check_native, text_of
+from tests.support.docs.demo_site import environment, manage, processes_of
+from tests.support.servers.redis_server import RedisServer
+from tests.support.servers.web_servers import Server, daphne, wait_until_ready
 
 pytestmark = [pytest.mark.timeout(3600)]
 
 NUM_STREAMS = 5
 NUM_TOKENS = 200
 SECONDS = 60.0
-SETTINGS = "tests.support.sites.two_machines_site"
+SETTINGS = "tests.support.sites.workers.two_machines_site"
 PREPARE = f"""
 from django.core.management import call_command
 call_command("migrate", verbosity=0)

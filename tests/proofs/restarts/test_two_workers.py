@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 
 from tests.proofs.support.workers import OTHER_KEY, SECONDS, STALLING, Reader, Site, client, quiet, two_workers
-from tests.support.stream_checks import text_of
+from tests.support.checks.stream_checks import text_of
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.cut_streams("workers are killed with -9")]
 

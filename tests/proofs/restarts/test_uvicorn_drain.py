@@ -16,14 +16,14 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from tests.support.demo_site import environment, manage, processes_of
-from tests.support.flow_driver import get, printed_lines, read_all, read_until, until
-from tests.support.servers import ROOT, Server, uvicorn, wait_until_ready
-from tests.support.stream_checks import check_native, check_native_part, going_away_of, text_of
+from tests.support.checks.stream_checks import check_native, check_native_part, going_away_of, text_of
+from tests.support.docs.demo_site import environment, manage, processes_of
+from tests.support.servers.flow_driver import get, printed_lines, read_all, read_until, until
+from tests.support.servers.web_servers import ROOT, Server, uvicorn, wait_until_ready
 
 KEY = "a-key-for-these-tests"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
-SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.two_workers_site"}
+SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.workers.two_workers_site"}
 FOR_LONG, AT_ONCE = ("--timeout-graceful-shutdown", "600"), ("--timeout-graceful-shutdown", "0")
 _SECONDS = 60.0
 # A process that ended by SIGTERM: uvicorn sends it to itself again after its shutdown. systemd treats it as clean.

@@ -13,8 +13,8 @@ from streamserve.engine.echo import EchoRunner
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import StepPlan, StepResult
 from streamserve.engine.sequence import SequenceRequest
-from tests.support.cores import request, sampling
-from tests.support.engines import FakeClock, WrappedRunner
+from tests.support.engines.cores import request, sampling
+from tests.support.engines.runners import FakeClock, WrappedRunner
 
 # The cost of a step, as with a small model on a processor of 2 cores.
 BASE_SECONDS, SECONDS_PER_TOKEN = 0.02, 0.0005

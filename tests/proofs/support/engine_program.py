@@ -32,8 +32,8 @@ from streamserve.clients.process.server import EngineServer
 from streamserve.clients.thread.acceptance import LoadedEngine
 from streamserve.clients.thread.engine_thread import Load
 from streamserve.engine.plan import Progress, Runner, StepPlan
-from tests.support.engine_processes import pid_of
-from tests.support.engines import WrappedRunner
+from tests.support.engines.engine_processes import pid_of
+from tests.support.engines.runners import WrappedRunner
 
 _ROOT = Path(__file__).resolve().parents[3]
 

@@ -23,8 +23,8 @@ from streamserve.engine.plan import Runner
 from streamserve.engine.text.formats.base import OutputFormat
 from streamserve.engine.text.tokenizer import Tokenizer
 from tests.proofs.support.pairs import BLOCK_SIZE, MODEL_LEN, NUM_BLOCKS, Feature, PlanCounts
-from tests.support.clients import ready
-from tests.support.engines import WrappedRunner
+from tests.support.engines.clients import ready
+from tests.support.engines.runners import WrappedRunner
 
 # Ids of the echo engine that stand for themselves in a prompt.
 _NUM_BYTES = 128

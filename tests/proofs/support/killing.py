@@ -26,7 +26,7 @@ from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.proofs.support.pairs import Answer
 from tests.proofs.support.transcripts import Transcript, over_follow, over_sse
-from tests.support.engine_processes import DEADLINE_SECONDS, connected, until
+from tests.support.engines.engine_processes import DEADLINE_SECONDS, connected, until
 
 NUM_SEATS = 16
 # Seats whose readers pause now and then until the engine parks them, and whose readers leave and come back.

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.support.servers import Server
+from tests.support.servers.web_servers import Server
 
 KEY = "a-key-for-these-tests"
 _SECONDS = 60.0

@@ -25,7 +25,7 @@ from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import BlockStart, ChoiceDone, Done, Error, Event, Token, Usage
 from streamserve.protocol.requests import GenerateRequest
 from tests.proofs.support.pairs import ReceivedChoice
-from tests.support.clients import collect, until
+from tests.support.engines.clients import collect, until
 
 _MARK = b'"delta"'  # stands once in each chunk of a chat
 

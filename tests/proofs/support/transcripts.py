@@ -15,7 +15,7 @@ from streamserve.streams.reader.follow import follow
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 from tests.proofs.support.pairs import Answer, ReceivedChoice
-from tests.support.sse_reader import read_events
+from tests.support.checks.sse_reader import read_events
 
 # A number in the log, the event's name, and its data: the same over each transport.
 Shown = tuple[int, str, dict[str, Any]]

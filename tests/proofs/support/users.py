@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 
 from tests.proofs.scale import IS_SOAK
-from tests.support.demo_site import environment, manage
-from tests.support.servers import SERVERS, Server, wait_until_ready
+from tests.support.docs.demo_site import environment, manage
+from tests.support.servers.web_servers import SERVERS, Server, wait_until_ready
 
 DEADLINE_SECONDS = 300.0 if IS_SOAK else 60.0
 NUM_USERS = 100

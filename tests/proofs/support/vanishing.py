@@ -20,12 +20,12 @@ from typing import Any
 
 import httpx
 
-from tests.support.flow_driver import flow
-from tests.support.servers import Server, uvicorn, wait_until_ready
-from tests.support.stream_checks import check_native
+from tests.support.checks.stream_checks import check_native
+from tests.support.servers.flow_driver import flow
+from tests.support.servers.web_servers import Server, uvicorn, wait_until_ready
 
 DEADLINE_SECONDS = 60.0
-APP = "tests.support.host_apps:starlette"
+APP = "tests.support.apps.host_apps:starlette"
 # uvicorn sets nothing: the system gives up after so many retransmissions (about 3 s).
 RETRIES = Path("/proc/sys/net/ipv4/tcp_retries2")
 _ESTABLISHED = "01"

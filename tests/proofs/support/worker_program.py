@@ -12,7 +12,7 @@ from streamserve.clients.base import Generation
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import config_from_json
 from streamserve.protocol.requests import GenerateRequest
-from tests.support.engine_processes import ask, ready
+from tests.support.engines.engine_processes import ask, ready
 
 
 async def work(num_requests: int, num_seats: int) -> None:

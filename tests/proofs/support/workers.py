@@ -16,16 +16,16 @@ import httpx
 
 from streamserve.protocol.events import Done, Token
 from streamserve.streams.log.base import EventLog
-from tests.support.demo_site import environment, manage, processes_of
-from tests.support.servers import Server, daphne, free_port, wait_until_ready
-from tests.support.stream_checks import Frame, check_native_part, text_of
+from tests.support.checks.stream_checks import Frame, check_native_part, text_of
+from tests.support.docs.demo_site import environment, manage, processes_of
+from tests.support.servers.web_servers import Server, daphne, free_port, wait_until_ready
 
 KEY, OTHER_KEY = "a-key-for-these-tests", "another-key-for-these"
 KEYS = (KEY, OTHER_KEY)
 # A worker on two busy cores needs a while; readers must not give up before the test's own limit.
 SECONDS = 120.0
-STALLING = "tests.support.sites.stalling_app:application"
-_SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.two_workers_site"}
+STALLING = "tests.support.sites.workers.stalling_app:application"
+_SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.workers.two_workers_site"}
 
 
 class Site:

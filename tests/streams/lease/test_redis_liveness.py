@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from streamserve.streams.lease.liveness import LIFE_SECONDS, RedisLiveness
-from tests.support.logs import redis_server
-from tests.support.redis_server import RedisServer
+from tests.support.servers.redis_server import RedisServer
+from tests.support.streams.logs import redis_server
 
 __all__ = ["redis_server"]
 

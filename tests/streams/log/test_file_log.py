@@ -27,9 +27,9 @@ from streamserve.streams.log.file_database import SCHEMA_VERSION
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.log.file_store import FileStore
 from tests.proofs.scale import scaled
-from tests.support.log_killing import Writer, check, kill_in_turn
-from tests.support.logs import everything, numbered
-from tests.support.streams import tok
+from tests.support.streams.hand_made import tok
+from tests.support.streams.log_killing import Writer, check, kill_in_turn
+from tests.support.streams.logs import everything, numbered
 
 _DEADLINE_SECONDS = 20.0
 _NOTICE_SECONDS = 0.1  # what `wait` promises
@@ -211,9 +211,8 @@ async def test_a_full_disk_is_named_and_recovered_from(path: Path) -> None:
 
 def test_a_full_tmpfs_is_survived(tmp_path: Path) -> None:
     """A real 512 KiB file system that other files fill up refuses writes, and takes them once it has room again."""
-    script = (
-        f"mount -t tmpfs -o size=512k none {tmp_path} && exec {sys.executable} -m tests.support.full_disk {tmp_path}"
-    )
+    mount, fill = f"mount -t tmpfs -o size=512k none {tmp_path}", f"tests.support.streams.full_disk {tmp_path}"
+    script = f"{mount} && exec {sys.executable} -m {fill}"
     result = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, timeout=120)
     if "Operation not permitted" in result.stderr or "unshare failed" in result.stderr:
         pytest.skip("mounting a tmpfs needs user namespaces or root")

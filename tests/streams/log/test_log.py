@@ -18,8 +18,8 @@ from streamserve.streams.log.base import (
     make_batch,
     new_log_id,
 )
-from tests.support.logs import MakeLog, everything, make_log, numbered, redis_server
-from tests.support.streams import tok
+from tests.support.streams.hand_made import tok
+from tests.support.streams.logs import MakeLog, everything, make_log, numbered, redis_server
 
 __all__ = ["make_log", "redis_server"]
 

@@ -28,10 +28,10 @@ from streamserve.streams.log.base import (
 )
 from streamserve.streams.log.redis_log import RedisLog
 from tests.proofs.scale import scaled
-from tests.support.log_killing import Writer, check, kill_in_turn
-from tests.support.logs import everything, numbered, redis_server
-from tests.support.redis_server import RedisServer
-from tests.support.streams import tok
+from tests.support.servers.redis_server import RedisServer
+from tests.support.streams.hand_made import tok
+from tests.support.streams.log_killing import Writer, check, kill_in_turn
+from tests.support.streams.logs import everything, numbered, redis_server
 
 __all__ = ["redis_server"]
 

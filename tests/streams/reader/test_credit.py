@@ -16,8 +16,8 @@ from streamserve.streams.reader.follow import Follow, collect, follow
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
-from tests.support.engines import DEADLINE_SECONDS
-from tests.support.streams import Gate, ScriptedClient, ask, started_echo, tok, until
+from tests.support.engines.runners import DEADLINE_SECONDS
+from tests.support.streams.hand_made import Gate, ScriptedClient, ask, started_echo, tok, until
 
 DONE = Done(finish_reason="stop")
 NUM_TOKENS = 40

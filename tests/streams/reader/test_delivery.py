@@ -18,9 +18,9 @@ from streamserve.streams.reader.follow import collect, follow
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
-from tests.support.stream_checks import check_native, check_native_part, parse_sse
-from tests.support.streams import ScriptedClient, StallingLog, ask, tok, until
-from tests.support.wire import Wire
+from tests.support.checks.stream_checks import check_native, check_native_part, parse_sse
+from tests.support.streams.hand_made import ScriptedClient, StallingLog, ask, tok, until
+from tests.support.streams.wire import Wire
 
 DONE = Done(finish_reason="stop")
 LONG = 3600.0

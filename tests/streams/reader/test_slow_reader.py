@@ -19,7 +19,7 @@ from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.proofs.support.pairs import PATIENT
-from tests.support.streams import Gate, ParkingClient, ask, started_echo, until
+from tests.support.streams.hand_made import Gate, ParkingClient, ask, started_echo, until
 
 LEAD_TOKENS = 16
 NUM_TOKENS = 60

@@ -1,4 +1,4 @@
-"""Settings: the demo site with the model of tests/support/thinking_model.py, whose folder is in the environment."""
+"""Settings: the demo site with the model of tests/support/models/thinking_model.py, in a folder that THINKER names."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ from streamserve.engine.echo import EchoTokenizer
 from streamserve.engine.plan import Progress, Sampled, StepPlan, StepResult
 from streamserve.web import site as site_module
 from tests.proofs.support.log_threads import begun
-from tests.support.engines import WrappedRunner
-from tests.support.streams import Gate
+from tests.support.engines.runners import WrappedRunner
+from tests.support.streams.hand_made import Gate
 
 BAD_PROMPT = "FAIL"
 _BAD_TOKEN = 0  # the echo engine never yields it

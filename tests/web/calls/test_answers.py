@@ -25,9 +25,9 @@ from streamserve.web import site
 from streamserve.web.auth import VISITOR_COOKIE
 from streamserve.web.calls import background
 from tests.conftest import until
-from tests.support.demo_site import ROOT, environment, manage
-from tests.support.migrated import Migrate
-from tests.support.stream_checks import check_native, parse_sse, text_of
+from tests.support.checks.stream_checks import check_native, parse_sse, text_of
+from tests.support.docs.demo_site import ROOT, environment, manage
+from tests.support.plugins.migrated import Migrate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -11,10 +11,10 @@ from django.test import override_settings
 
 from streamserve.conf import get_settings
 from streamserve.web.cli.terminal import AnswerText, Chat, LocalChat, Piece, RemoteChat
-from tests.support.demo_site import manage
-from tests.support.migrated import Migrate
-from tests.support.servers import daphne, wait_until_ready
-from tests.support.sites.blocks_site import ANSWERS, THOUGHT
+from tests.support.docs.demo_site import manage
+from tests.support.plugins.migrated import Migrate
+from tests.support.servers.web_servers import daphne, wait_until_ready
+from tests.support.sites.pages.blocks_site import ANSWERS, THOUGHT
 
 ANSWER = [
     Piece("Hm", "thinking"),
@@ -73,7 +73,7 @@ def test_the_engines_thought_is_no_part_of_the_conversation() -> None:
 
 
 def test_a_sites_thought_is_no_part_of_the_conversation(tmp_path: Path, migrated: Migrate) -> None:
-    site = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.blocks_site", "STREAMSERVE_STATE_DIR": str(tmp_path)}
+    site = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.pages.blocks_site", "STREAMSERVE_STATE_DIR": str(tmp_path)}
     migrated(tmp_path)
     with daphne("project.asgi:application", env=site) as server:
         wait_until_ready(server.url)

@@ -21,10 +21,10 @@ from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import Batch, EventLog, LogUnavailable, Result, make_batch
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.log.redis_log import RedisLog
-from tests.support.redis_server import RedisServer
-from tests.support.stream_checks import check_native, check_native_part, text_of
-from tests.support.streams import Gate, ScriptedGeneration, ask, until
-from tests.support.two_workers import Worker
+from tests.support.checks.stream_checks import check_native, check_native_part, text_of
+from tests.support.servers.redis_server import RedisServer
+from tests.support.sites.two_workers import Worker
+from tests.support.streams.hand_made import Gate, ScriptedGeneration, ask, until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.cut_streams("a worker dies")]
 

@@ -19,8 +19,8 @@ from streamserve.protocol.grammar import check_events
 from streamserve.protocol.requests import GenerateRequest, Message
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.reader.follow import collect
-from tests.support.streams import until
-from tests.support.two_workers import Worker
+from tests.support.sites.two_workers import Worker
+from tests.support.streams.hand_made import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -39,10 +39,10 @@ from streamserve.web import site
 from streamserve.web.rows import orm
 from streamserve.web.rows.store import RowStore, record_of
 from tests.conftest import Caller, body_of
-from tests.support.log_lines import captured_events
-from tests.support.stream_checks import check_native, check_native_part, going_away_of, text_of
-from tests.support.streams import Gate, ask, until
-from tests.support.two_workers import Worker
+from tests.support.checks.stream_checks import check_native, check_native_part, going_away_of, text_of
+from tests.support.sites.two_workers import Worker
+from tests.support.streams.hand_made import Gate, ask, until
+from tests.support.streams.log_lines import captured_events
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

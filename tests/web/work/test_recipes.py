@@ -22,9 +22,9 @@ from streamserve.protocol.errors import BadRequest, NotFound
 from streamserve.web import site
 from streamserve.web.calls import background
 from streamserve.web.rows import orm
-from tests.support.demo_site import environment, manage, processes_of
-from tests.support.doc_blocks import blocks_of
-from tests.support.servers import daphne, wait_until_ready
+from tests.support.docs.demo_site import environment, manage, processes_of
+from tests.support.docs.doc_blocks import blocks_of
+from tests.support.servers.web_servers import daphne, wait_until_ready
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -19,9 +19,9 @@ from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.events import Done
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
-from tests.support.clients import collect
-from tests.support.engine_processes import end_engine
-from tests.support.hub_server import Hub, files_of, hub_of
+from tests.support.engines.clients import collect
+from tests.support.engines.engine_processes import end_engine
+from tests.support.servers.hub_server import Hub, files_of, hub_of
 
 HELPDESK = Path(__file__).resolve().parents[4] / "project" / "demo_model" / "helpdesk"
 MIB = 1024 * 1024

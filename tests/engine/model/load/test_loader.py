@@ -23,8 +23,8 @@ from streamserve.engine.model.load.source import (
 )
 from streamserve.engine.model.load.support import max_model_len, require_supported
 from streamserve.engine.model.runner import load_runner, record_layers
-from tests.support.model_driver import load_tiny
-from tests.support.tiny_models import TINY, save_model
+from tests.support.models.model_driver import load_tiny
+from tests.support.models.tiny_models import TINY, save_model
 
 WRONG_TYPES = {
     "llama4_text": {"num_local_experts": 2, "intermediate_size_mlp": 32, "attention_chunk_size": 8},

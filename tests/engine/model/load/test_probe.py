@@ -13,8 +13,8 @@ from streamserve.engine.model import attention, batch
 from streamserve.engine.model.load import support
 from streamserve.engine.model.load.probe import probe, probe_chunks, probe_len, probe_tokens
 from streamserve.engine.model.load.source import UnsupportedModel
-from tests.support.model_driver import load_tiny
-from tests.support.tiny_models import CONFIGS, save_model
+from tests.support.models.model_driver import load_tiny
+from tests.support.models.tiny_models import CONFIGS, save_model
 
 SMALL = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 # Types that the name list refuses, buildable in a few lines: the numbers (or the structure) must catch them alone.

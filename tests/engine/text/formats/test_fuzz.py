@@ -23,7 +23,7 @@ from streamserve.protocol.events import Token
 from streamserve.protocol.grammar import check_events
 from streamserve.protocol.requests import SamplingParams, Tool
 from tests.engine.text.formats.test_samples import with_ends
-from tests.support.tagged import Answer, answer_of, blocks_of, events_of, ids_of, resumed, tagged_tokenizer
+from tests.support.models.tagged import Answer, answer_of, blocks_of, events_of, ids_of, resumed, tagged_tokenizer
 
 TAGS = tags_of(KNOWN)
 PIECES = (

@@ -19,7 +19,7 @@ from streamserve.engine.text.hf_tokenizer import HFTokenizer
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import Grammar, Tool, ToolChoice
 from tests.engine.text.formats.test_samples import FORMATS
-from tests.support.tagged import EOS, Answer, answer_of, blocks_of, events_of, ids_of, tagged_tokenizer
+from tests.support.models.tagged import EOS, Answer, answer_of, blocks_of, events_of, ids_of, tagged_tokenizer
 
 CITY = {
     "type": "object",

@@ -13,7 +13,7 @@ from streamserve.engine.text.formats.markup import choose_format
 from streamserve.engine.text.hf_tokenizer import HFTokenizer
 from streamserve.engine.text.tokenizer import Prompt
 from streamserve.protocol.requests import Message, Tool, ToolChoice
-from tests.support.tagged import EOS, Answer, answer_of, ask, blocks_of, events_of, ids_of, tagged_tokenizer
+from tests.support.models.tagged import EOS, Answer, answer_of, ask, blocks_of, events_of, ids_of, tagged_tokenizer
 
 TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_start|>", "<|im_end|>"]
 # As Qwen3's: tools, calls of earlier turns, and a thought that the prompt opens or closes.

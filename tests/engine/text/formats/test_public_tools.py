@@ -10,7 +10,7 @@ pytest.importorskip("transformers", reason="needs the engine extra: pip install 
 
 from streamserve.clients.thread.public_prefix import PublicPrefixes
 from streamserve.protocol.requests import Message, Tool, with_system
-from tests.support.tagged import ask, tagged_tokenizer
+from tests.support.models.tagged import ask, tagged_tokenizer
 
 SYSTEM = "Be kind."
 # The server's system prompt, then the tools, then the turns: as Qwen's and Llama's templates have them.

@@ -16,7 +16,7 @@ from streamserve.engine.text.hf_tokenizer import HFTokenizer
 from streamserve.protocol.events import Done, Event, Meta, Token, Usage
 from streamserve.protocol.grammar import check_events
 from streamserve.protocol.requests import Tool
-from tests.support.tagged import (
+from tests.support.models.tagged import (
     EOS,
     Answer,
     answer_of,

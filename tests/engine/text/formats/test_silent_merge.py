@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("transformers", reason="needs the engine extra: pip install streamserve[engine]")
 
 from streamserve.engine.text.formats.markup import choose_format
-from tests.support.tagged import EOS, answer_of, blocks_of, events_of, ids_of, tagged_tokenizer
+from tests.support.models.tagged import EOS, answer_of, blocks_of, events_of, ids_of, tagged_tokenizer
 
 OUTPUT = "<think>\nTwo and two make four.\n</think>\n\n4" + EOS
 TEMPLATE = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"

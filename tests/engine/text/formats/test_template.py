@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="needs the engine extra: pip install 
 from streamserve.engine.text.formats.markup import choose_format
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import Grammar, Tool, ToolChoice
-from tests.support.tagged import EOS, answer_of, blocks_of, events_of, ids_of, resumed, tagged_tokenizer
+from tests.support.models.tagged import EOS, answer_of, blocks_of, events_of, ids_of, resumed, tagged_tokenizer
 
 # Templates and outputs are transformers' (Apache-2.0): tests/utils/test_chat_parsing.py.
 COHERE = {

@@ -1,0 +1,54 @@
+"""The demo site as a user starts it: `manage.py demo` and other commands, with a state folder for each test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def environment(tmp_path: Path, **variables: str) -> dict[str, str]:
+    """Return the variables of the demo site on a state folder of its own, with the echo engine."""
+    environ = {name: value for name, value in os.environ.items() if name not in {"DJANGO_SETTINGS_MODULE", "KEY"}}
+    return environ | {"STREAMSERVE_STATE_DIR": str(tmp_path), "MODEL": "echo", "PYTHONUNBUFFERED": "1", **variables}
+
+
+def processes_of(tmp_path: Path) -> set[int]:
+    """Return the processes that were started for the demo site on that folder, whatever their parent is now."""
+    mark = f"STREAMSERVE_STATE_DIR={tmp_path}\0".encode()
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (folder / "environ").read_bytes() + b"\0":
+                found.add(int(folder.name))
+    return found
+
+
+def manage(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the demo site to its end."""
+    command = [sys.executable, "manage.py", *arguments]
+    environ = environment(tmp_path, **variables)
+    return subprocess.run(command, cwd=ROOT, env=environ, text=True, capture_output=True, timeout=120)
+
+
+def serve(tmp_path: Path, **variables: str) -> subprocess.Popen[str]:
+    """Start what `make run` starts, on a state folder of its own."""
+    return subprocess.Popen(
+        [sys.executable, "manage.py", "demo"],
+        cwd=ROOT,
+        env=environment(tmp_path, **variables),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])

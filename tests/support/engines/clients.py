@@ -1,0 +1,84 @@
+"""An echo engine on its real thread, and the requests and reads of the client tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from streamserve.clients.thread.acceptance import EngineFacts, LoadedEngine
+from streamserve.clients.thread.client import ThreadClient
+from streamserve.clients.thread.engine_thread import Load
+from streamserve.clients.thread.generation import LocalGeneration
+from streamserve.engine.config import EngineConfig
+from streamserve.engine.echo import EchoRunner, EchoTokenizer
+from streamserve.engine.plan import Progress, Runner
+from streamserve.engine.text.tokenizer import Tokenizer
+from streamserve.protocol.events import Event, Token
+from streamserve.protocol.requests import GenerateRequest, SamplingParams
+from tests.support.engines.runners import DEADLINE_SECONDS, GatedRunner
+
+CONFIG = EngineConfig(block_size=4, max_num_seqs=8, check_integrity=True)
+
+
+def ask(prompt: str = "The quiet river", *, n: int = 1, **fields: Any) -> GenerateRequest:
+    """Return a greedy request with a fixed seed; `fields` are GenerateRequest's or SamplingParams'."""
+    outer = {name: fields.pop(name) for name in list(fields) if name in GenerateRequest.__slots__}
+    sampling = SamplingParams(**{"temperature": 0.0, "seed": 7, "max_tokens": 12, **fields})
+    return GenerateRequest(model="echo", prompt=prompt, sampling=sampling, n=n, **outer)
+
+
+def echo_runner(*, can_overlap: bool = False) -> EchoRunner:
+    return EchoRunner(num_blocks=257, block_size=4, can_overlap=can_overlap)
+
+
+def load_of(runner: Runner | Callable[[], Runner], tokenizer: Tokenizer | None = None, max_len: int = 512) -> Load:
+    def load(progress: Progress) -> LoadedEngine:
+        progress("weights", 0.5)
+        made = runner() if callable(runner) else runner
+        facts = EngineFacts(max_model_len=max_len, eos_token_ids=frozenset())
+        return LoadedEngine(runner=made, tokenizer=tokenizer or EchoTokenizer(), facts=facts)
+
+    return load
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until the condition holds. It sleeps: spinning would take the GIL from the engine."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not condition():  # noqa: ASYNC110  # what is awaited happens on another thread
+            await asyncio.sleep(0.001)
+
+
+async def ready(client: ThreadClient) -> ThreadClient:
+    client.start()
+    await until(lambda: client.describe().state != "loading")
+    assert client.describe().state == "ready", client.describe()
+    return client
+
+
+@asynccontextmanager
+async def serving(
+    runner: Runner | None = None, config: EngineConfig = CONFIG, **load: Any
+) -> AsyncIterator[ThreadClient]:
+    client = ThreadClient("echo", load_of(runner or echo_runner(), **load), config)
+    try:
+        yield await ready(client)
+    finally:
+        if isinstance(runner, GatedRunner):
+            runner.open()
+        await client.aclose()
+
+
+async def collect(generation: LocalGeneration) -> list[Event]:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        return [event async for event in generation]
+
+
+def text(events: list[Event], choice: int = 0) -> str:
+    return "".join(event.text for event in events if isinstance(event, Token) and event.choice == choice)
+
+
+def ids(events: list[Event], choice: int = 0) -> tuple[int, ...]:
+    tokens = (event for event in events if isinstance(event, Token) and event.choice == choice)
+    return tuple(token_id for event in tokens for token_id in event.token_ids)
