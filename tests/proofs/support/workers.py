@@ -66,7 +66,9 @@ class Site:
     def stall(self, index: int, num_events: int) -> None:
         """Stop the log of that worker (a STALLING one) after so many more events of each stream."""
         self._note(index, "stalled").unlink(missing_ok=True)
-        self._note(index, "stall").write_text(str(num_events))
+        written = self._note(index, "written")
+        written.write_text(str(num_events))
+        written.replace(self._note(index, "stall"))  # at once: the worker may read it at any moment
 
     def go_on(self, index: int) -> None:
         """Release the held appends."""

@@ -48,7 +48,11 @@ class _StallingLog:
         return await self._log.commit(batches)  # type: ignore[no-any-return]
 
     def _is_to_stall(self, batch: Batch) -> bool:
-        return bool(batch.events) and self._sign.exists() and (batch.base_seq or 0) >= int(self._sign.read_text())
+        try:
+            num_events = int(self._sign.read_text())
+        except FileNotFoundError:
+            return False
+        return bool(batch.events) and (batch.base_seq or 0) >= num_events
 
 
 def _stalling_log(of: SiteConfig) -> Any:
