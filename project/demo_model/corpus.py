@@ -11,22 +11,30 @@ from dataclasses import dataclass
 from random import Random
 
 from project.demo_model.knowledge import FACTS, FACTS_BY_ID, Fact
-from project.demo_model.phrases.aspects import ASKED, ASPECTS
-from project.demo_model.phrases.everyday import EVERYDAY, EVERYDAY_SLOTS
-from project.demo_model.phrases.follow_ups import FOLLOW_UPS, REPEATS
-from project.demo_model.phrases.languages import LANGUAGES, Language
-from project.demo_model.phrases.lookups import LOOKUPS, WAITING
-from project.demo_model.phrases.off_topic import REFUSALS, SENTENCES, SLOTS, TEMPLATES
-from project.demo_model.phrases.situations import SITUATIONS
-from project.demo_model.phrases.small_talk import SMALL_TALK
-from project.demo_model.phrases.wording import (
+from project.demo_model.phrases import (
+    ASKED,
+    ASPECTS,
     EMOJI_REQUESTS,
+    EVERYDAY,
+    EVERYDAY_SLOTS,
+    FOLLOW_UPS,
+    LANGUAGES,
+    LOOKUPS,
     OVERVIEW_REQUESTS,
+    REFUSALS,
+    REPEATS,
+    SENTENCES,
+    SITUATIONS,
+    SLOTS,
+    SMALL_TALK,
     SYSTEM_PROMPTS,
+    TEMPLATES,
     THINK_REQUESTS,
     THINK_SYSTEM,
     TOPIC_EMOJI,
     TURN_FRAMES,
+    WAITING,
+    Language,
 )
 from project.demo_model.rewording import framed, greeted, reopen, reword, roughen, with_synonyms
 

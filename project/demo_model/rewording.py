@@ -1,14 +1,14 @@
 """Rewordings of a question: other openings, synonyms, frames, dropped words, typos, casing.
 
 Pure functions of a random generator and a string. A rewording keeps the meaning only as far as the word lists in
-`phrases.wording` do.
+`phrases/wording.toml` do.
 """
 
 import re
 from collections.abc import Sequence
 from random import Random
 
-from project.demo_model.phrases.wording import FRAMES, GREETING_PREFIXES, OPENINGS, SYNONYMS
+from project.demo_model.phrases import FRAMES, GREETING_PREFIXES, OPENINGS, SYNONYMS
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _SYNONYM = re.compile(

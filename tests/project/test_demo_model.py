@@ -11,8 +11,7 @@ from project.demo_model.batches import groups
 from project.demo_model.corpus import Example, corpus_sha256, examples
 from project.demo_model.distraction import distract
 from project.demo_model.knowledge import FACTS, FACTS_BY_ID, facts_stated_in
-from project.demo_model.phrases.aspects import ASKED, ASPECTS
-from project.demo_model.phrases.situations import SITUATIONS
+from project.demo_model.phrases import ASKED, ASPECTS, SITUATIONS
 from project.demo_model.quality import HELPDESK, REFUSAL_MARK, Answer, score, transformers_answer
 from project.demo_model.questions import OFF_TOPIC, QUESTIONS
 
