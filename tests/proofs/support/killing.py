@@ -99,7 +99,12 @@ class Readers:
                     if refused.code == "engine_died":
                         raise
                     self.num_refused += 1
-                    await until(lambda: self._client.is_connected and self._client.describe().state == "ready")
+                    await until(self._has_answer)
+
+    def _has_answer(self) -> bool:
+        """Whether the next request is not told to wait: there is an engine, or the model is given up."""
+        state = self._client.describe().state
+        return state == "failed" or (state == "ready" and self._client.is_connected)
 
     def _note_token(self, seat: int) -> None:
         """Count the tokens of the current engine; a slow reader may still receive older ones."""
