@@ -29,6 +29,9 @@ LOADING = "The model is being loaded. The answer continues by itself."
 # The first delay before an engine that starts is asked again. It doubles up to the engine's own `retry_after`.
 _BACKOFF_SECONDS = 0.1
 _MAX_DOUBLINGS = 10
+# The longest delay after a park. An answer that was refused while an engine loaded, and then loses that engine, too,
+# must not wait as if the next one were refusing already.
+_MOST_PARK_SECONDS = 2.0
 
 
 class Parking:
@@ -53,7 +56,8 @@ class Parking:
             self._num_tries = 0
         self._num_tokens = num_tokens
         self.losses.note(park, num_tokens)
-        self._ask_at = now + (self._backoff() if park.reason in MESSAGES else park.resume_seconds)
+        is_shown = park.reason in MESSAGES
+        self._ask_at = now + (min(self._backoff(), _MOST_PARK_SECONDS) if is_shown else park.resume_seconds)
         self._num_tries += 1
 
     @property

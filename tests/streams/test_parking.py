@@ -51,6 +51,18 @@ def test_a_missing_engine_is_asked_at_once_then_ever_less_often(park: Park) -> N
     assert parking.seconds_left(10**6, now=0.0) == 0
 
 
+def test_refusals_while_an_engine_loads_delay_no_later_park_for_long() -> None:
+    """An engine that refuses twenty times until it is loaded, and then is lost, is asked again within two seconds."""
+    parking = parked(LOST)
+    for _ in range(20):
+        parking.refuse(EngineUnavailable("loading", retry_after=2), 0.0)
+    parking.end()
+    parking.begin(LOST, 5, 0.0)
+    left = parking.seconds_left(10**6, now=0.0)
+    assert left is not None
+    assert left <= 2.0
+
+
 def test_a_full_engine_is_asked_at_its_own_time() -> None:
     """A full engine is asked at its own time, and one that is coming up sooner than that, but not again and again."""
     full, loading = parked(LEAD), parked(LEAD)
