@@ -48,12 +48,17 @@ class PromptLaws:
     def _check_next(self, hungry: list[Sequence]) -> None:
         """What waits is looked at in each step in which hungry sequences and prompts that have begun leave a seat."""
         laws, waiting = self.sim.laws, self.sim.core.scheduler.waiting
-        decodes = {s.seq_id for s in laws.decodes()}
-        begun = [s for s in laws.stayed() if s.seq_id not in decodes and not is_row(s)]
+        begun = self._begun()
         is_full = len(hungry) + len(begun) >= self.sim.shape.max_num_seqs
         if is_full or laws.has_preempted or not begun or all(map(is_row, waiting)):
             return
         assert laws.debts.heads, f"34: {waiting[0].seq_id} is not looked at beside {len(begun)} prompts"
+
+    def _begun(self) -> list[Sequence]:
+        """Prompts that had begun before the plan, but no rows of batches."""
+        laws = self.sim.laws
+        decodes = {s.seq_id for s in laws.decodes()}
+        return [s for s in laws.stayed() if s.seq_id not in decodes and not is_row(s)]
 
     def _check_progress(self, plan: StepPlan, planned: dict[int, int]) -> None:
         """If any sequence has more than a token to compute, some prompt advances, as long as budget is left."""
@@ -83,7 +88,10 @@ class PromptLaws:
         until_fitted = 0 if predicted is not None else shape.prefill_chunk if is_short else shape.budget
         seconds = min(shape.max_step_seconds, shape.itl_target_seconds if is_short else 1e9)
         hungry = {sequence.seq_id for sequence in decodes} & {chunk.seq_id for chunk in plan.chunks}
-        by_time = round((seconds - STEP_SECONDS) / TOKEN_SECONDS) - len(hungry)  # those ahead join after the prompts
+        # Those ahead join after the prompts, and so do the hungry ones in seats that were kept for prompts.
+        num_kept = min(len(self._begun()), max(1, shape.max_num_seqs // 2))
+        num_before = min(len(hungry), shape.max_num_seqs - num_kept)
+        by_time = round((seconds - STEP_SECONDS) / TOKEN_SECONDS) - num_before
         most = max(by_time, until_fitted, shape.block_size)
         most += 2 * (predicted is not None and predicted <= seconds)  # a fit of few sizes is a token or two off
         assert num_prefill <= most, f"29: {num_prefill} tokens of prefill, not {most}"
