@@ -15,10 +15,9 @@ SEEDS_PER_SHARD = 1_000_000
 ONE_SEED = os.environ.get("SIM_SEED")
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(ONE_SEED is not None, reason="SIM_SEED asks for one run")
-@pytest.mark.parametrize(
-    "shard", [0, *(pytest.param(shard, marks=pytest.mark.proof) for shard in range(1, NUM_SHARDS))]
-)
+@pytest.mark.parametrize("shard", range(NUM_SHARDS))
 def test_random_runs(shard: int, step_count: StepCount) -> None:
     """The laws hold after every step of random runs, and all answers end. A failure names its seed."""
     num_steps, seed = 0, shard * SEEDS_PER_SHARD
