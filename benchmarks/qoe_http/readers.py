@@ -104,7 +104,9 @@ async def _read(run: Run, reading: Reading, kind: str) -> None:
     path = "/v1/completions" if kind == VLLM else "/streams"
     async for data in post(run.server, path, body):
         num_tokens = len(data.get("token_ids", ()))
-        if kind == VLLM:  # each chunk has the usage so far
+        if kind == VLLM:  # each chunk has the usage so far, but an error
+            if "usage" not in data:
+                return
             num_tokens = data["usage"]["completion_tokens"] - len(reading.came_at)
         reading.take(run.now, num_tokens)
     reading.is_whole = len(reading.came_at) == reading.visit.answer_len
