@@ -15,13 +15,12 @@ from tests.support.servers.browser import (
     CONTRAST,
     Watched,
     ask,
-    manage,
+    echo_site,
     stored_turns,
     wait_for_status,
     wait_for_text,
     watching,
 )
-from tests.support.servers.web_servers import daphne, wait_until_ready
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
@@ -31,19 +30,9 @@ GROUND = "getComputedStyle(document.querySelector('.ss-chat')).backgroundColor"
 @pytest.fixture(scope="module")
 def under(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterator[str]:
     """Serve the site of `widget_site`; yield the address of its prefix."""
-    state = tmp_path_factory.mktemp("state")
-    env = {
-        "DJANGO_SETTINGS_MODULE": "tests.support.sites.pages.widget_site",
-        "STREAMSERVE_STATE_DIR": str(state),
-        "STREAMSERVE_MODEL": "echo",
-        "DJANGO_SUPERUSER_PASSWORD": ADMIN_PASSWORD,
-    }
-    migrated(state)
-    manage(env, "createsuperuser", "--noinput", "--username", ADMIN_NAME, "--email", "admin@example.com")
-    with daphne("project.asgi:application", env=env) as server:
-        wait_until_ready(f"{server.url}/under")
-        yield f"{server.url}/under"
-    manage(env, "streamserve_engine", "--stop")
+    settings = "tests.support.sites.pages.widget_site"
+    with echo_site(settings, tmp_path_factory.mktemp("state"), migrated, prefix="/under") as url:
+        yield url
 
 
 def origin(url: str) -> str:

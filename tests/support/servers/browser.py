@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -76,9 +77,15 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterator[str]:
     """Serve the demo site with the echo engine through daphne, with a state folder of its own; yield its address."""
-    state = tmp_path_factory.mktemp("state")
+    with echo_site("tests.support.sites.pages.browser_site", tmp_path_factory.mktemp("state"), migrated) as url:
+        yield url
+
+
+@contextmanager
+def echo_site(settings: str, state: Path, migrated: Migrate, prefix: str = "") -> Iterator[str]:
+    """Serve a site with the echo engine and an administrator through daphne; yield the address of its prefix."""
     env = {
-        "DJANGO_SETTINGS_MODULE": "tests.support.sites.pages.browser_site",
+        "DJANGO_SETTINGS_MODULE": settings,
         "STREAMSERVE_STATE_DIR": str(state),
         "STREAMSERVE_MODEL": "echo",
         "DJANGO_SUPERUSER_PASSWORD": ADMIN_PASSWORD,
@@ -86,8 +93,8 @@ def site(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterato
     migrated(state)
     manage(env, "createsuperuser", "--noinput", "--username", ADMIN_NAME, "--email", "admin@example.com")
     with daphne("project.asgi:application", env=env) as server:
-        wait_until_ready(server.url)
-        yield server.url
+        wait_until_ready(server.url + prefix)
+        yield server.url + prefix
     manage(env, "streamserve_engine", "--stop")
 
 
