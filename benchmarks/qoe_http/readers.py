@@ -104,7 +104,7 @@ async def _read(run: Run, reading: Reading, kind: str) -> None:
     path = "/v1/completions" if kind == VLLM else "/streams"
     async for data in post(run.server, path, body):
         num_tokens = len(data.get("token_ids", ()))
-        if kind == VLLM:  # each chunk has the usage so far, but an error
+        if kind == VLLM:  # each chunk has the usage so far; an error has none
             if "usage" not in data:
                 return
             num_tokens = data["usage"]["completion_tokens"] - len(reading.came_at)
