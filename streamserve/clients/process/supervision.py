@@ -150,16 +150,20 @@ def _exit_with_stacks() -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Step:
-    """One call of the runner, and how long it may go without progress."""
+class _Call:
+    """A call of the runner, and how long it may go without progress; None: the engine is between two calls.
 
-    seconds_allowed: float
+    Each report makes a new one: an engine whose sequences all wait for their readers still looks around, and lives.
+    """
+
+    seconds_allowed: float | None
 
 
 class Watchdog:
-    """Ends the process of an engine that hangs. `seconds`: the most that running sequences may wait between steps.
+    """Ends the process of an engine that hangs.
 
-    `tick_seconds`: how often `check` is called where nothing delays it.
+    `seconds`: the longest time, while sequences run, without a report of a step or of a look around. `tick_seconds`:
+    how often `check` is called where nothing delays it.
     """
 
     def __init__(self, seconds: float, tick_seconds: float, give_up: Callable[[], None] = _exit_with_stacks) -> None:
@@ -167,8 +171,8 @@ class Watchdog:
         self._give_up = give_up
         self._num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._stall = StallClock(2 * tick_seconds)
-        self._step: _Step | None = None
-        self._seen: tuple[int, _Step | None] = (-1, None)  # the number of steps, and the one under way
+        self._call = _Call(None)
+        self._seen: tuple[int, _Call] = (-1, self._call)  # the number of steps, and the last report
         self._checked_at = 0.0
         self._usage = _own_usage()
         # In C, without the GIL: the stacks, and then the end that SIGPROF has by default.
@@ -181,7 +185,7 @@ class Watchdog:
         GIL.
         """
         seconds = flight.seconds_allowed
-        self._step = None if seconds is None else _Step(seconds)
+        self._call = _Call(seconds)
         signal.setitimer(signal.ITIMER_PROF, (seconds or 0.0) * BUSY_FACTOR * self._num_cores)
 
     def check(self, stats: EngineStats, now: float, busy_seconds: float | None = None) -> None:
@@ -194,15 +198,16 @@ class Watchdog:
             has_read_pages = self._usage[1] > usage[1]
             busy_seconds = now - self._checked_at if has_read_pages else self._usage[0] - usage[0]
         self._checked_at = now
-        step = self._step
-        if (stats.steps, step) != self._seen or (step is None and stats.running == 0):
+        call = self._call
+        is_between = call.seconds_allowed is None
+        if (stats.steps, call) != self._seen or (is_between and stats.running == 0):
             self._stall.look(now)
             self._stall.seconds = 0.0
-            self._seen = (stats.steps, step)
+            self._seen = (stats.steps, call)
             return
-        allowed = self._seconds if step is None else step.seconds_allowed
+        allowed = self._seconds if call.seconds_allowed is None else call.seconds_allowed
         if self._stall.look(now, busy_seconds) > allowed:
-            what = "between two steps" if step is None else f"in step {stats.steps}"
+            what = "between two steps" if is_between else f"in step {stats.steps}"
             logger.critical("no progress for %.1f s %s, with %d running sequences", allowed, what, stats.running)
             self._give_up()
 

@@ -222,6 +222,15 @@ def test_an_engine_with_work_and_no_steps_is_given_up() -> None:
     assert looking.look(2.0) > 0
 
 
+def test_an_engine_whose_answers_all_wait_for_their_readers_lives() -> None:
+    """It computes no step, but looks around now and then. Without looks it is given up."""
+    looking = Looking()
+    for _ in range(60):
+        looking.watchdog.on_step(in_step(None))
+        assert looking.look(1.0) == 0
+    assert looking.look(13.0) > 0
+
+
 def test_a_step_is_given_up_after_the_time_it_may_take() -> None:
     """Each call of the runner has a limit of its own, longer or shorter than the limit between steps."""
     looking = Looking()
