@@ -17,7 +17,7 @@ endif
 PORT ?= 8000
 # Processes of `make test` and of `make proofs`, on two cores: many tests wait for servers. A file runs in one of them,
 # so that its tests share their server.
-JOBS ?= 4
+JOBS ?= 5
 PROOF_JOBS ?= 2
 # Some hundred servers and commands are started, each of which would compile its modules.
 unexport PYTHONDONTWRITEBYTECODE

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.machine import describe_machine, parser, progress
+from benchmarks.support.machine import describe_machine, parser, progress
 from streamserve.clients.base import EngineClient, Generation
 from streamserve.clients.factory import make_client
 from streamserve.clients.process.client import ProcessClient
@@ -281,8 +281,8 @@ def _median(seen: list[Speed] | list[Resume], name: str) -> float:
 
 def measure_shape(options: argparse.Namespace) -> None:
     """Park and resume in the core alone, on a random model of SmolLM2-135M's shape."""
-    from benchmarks.contenders import Ours
     from benchmarks.engine import DTYPES, LONG_PROMPT_LEN, build_model
+    from benchmarks.support.contenders import Ours
 
     with tempfile.TemporaryDirectory() as folder:
         progress(f"SmolLM2-135M's shape in {options.dtype}: building and loading")

@@ -25,8 +25,8 @@ import torch
 import transformers
 
 from benchmarks import spin
-from benchmarks.contenders import GREEDY, SAMPLED, Contender, ContinuousBatching, Generate, Ours, choose_clock
-from benchmarks.machine import processor
+from benchmarks.support.contenders import GREEDY, SAMPLED, Contender, ContinuousBatching, Generate, Ours, choose_clock
+from benchmarks.support.machine import processor
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 SMOLLM2_135M = {

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 import transformers
 
-from benchmarks.contenders import Generate, Ours
 from benchmarks.engine import LONG_PROMPT_LEN, SMOLLM2_135M, build_model, print_line, take_turns
+from benchmarks.support.contenders import Generate, Ours
 from streamserve.engine.core import EngineCore
 
 SHAPES = {

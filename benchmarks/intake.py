@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from benchmarks.machine import describe_machine, parser, progress
-from benchmarks.paths_site import Site, free_port
+from benchmarks.paths.site import Site, free_port
+from benchmarks.support.machine import describe_machine, parser, progress
 from benchmarks.transport.servers import cpu_of
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median, quantiles
 
-from benchmarks.machine import describe_machine, parser, progress
+from benchmarks.support.machine import describe_machine, parser, progress
 from streamserve.protocol.events import Token
 from streamserve.streams.log.base import EventLog, MemoryLog, make_batch, new_log_id
 from streamserve.streams.log.file_log import FileLog

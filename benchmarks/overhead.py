@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.machine import describe_machine, parser, progress
+from benchmarks.support.machine import describe_machine, parser, progress
 from streamserve.engine.config import EngineConfig, LatencyClass, ModelConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.output import SequenceUpdate
@@ -164,10 +164,10 @@ class Bench:
             self._add(None if work.answer_len is None else max(2, int(work.answer_len * share)))
         for _ in range(LONGEST_ANSWER // 2):
             self._note(self._core.step())
-            if len(self._num_read) == num_at_once and not self._core.stats().waiting:
+            if len(self._num_read) == num_at_once and not self._core.stats.waiting:
                 break
         else:
-            raise RuntimeError(f"{work.title}: not all sequences fit: {self._core.stats()}")
+            raise RuntimeError(f"{work.title}: not all sequences fit: {self._core.stats}")
         for _ in range(work.num_waiting):
             self._add(None)
         for _ in range(4):

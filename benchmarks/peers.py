@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.machine import describe_machine, parser, progress
 from benchmarks.qoe_http.readers import Prompts, post
 from benchmarks.qoe_http.servers import MODEL, Model, Server, site, vllm
-from benchmarks.shape import model_folder
+from benchmarks.support.machine import describe_machine, parser, progress
+from benchmarks.support.shape import model_folder
 
 OURS, PASSIVE, VLLM = "ours", "passive", "vllm"
 _SEATS = 64

@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 import openai
 
-from benchmarks.machine import describe_machine, parser, progress
+from benchmarks.support.machine import describe_machine, parser, progress
 from streamserve.clients.remote.client import RemoteClient
 from streamserve.clients.remote.config import RemoteConfig
 from streamserve.protocol.events import Done, Token

@@ -18,8 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.machine import describe_machine, parser, progress
-from benchmarks.shape import model_folder
+from benchmarks.support.machine import describe_machine, parser, progress
+from benchmarks.support.shape import model_folder
 from streamserve.clients.base import EngineClient, Generation
 from streamserve.clients.factory import make_client
 from streamserve.engine.config import BATCH, EngineConfig, ModelConfig

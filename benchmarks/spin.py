@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
-from benchmarks.machine import progress
+from benchmarks.support.machine import progress
 from streamserve.engine.model.openmp import NAMES, bound_spin
 
 POLICIES: Mapping[str, Mapping[str, str]] = {
@@ -104,7 +104,7 @@ def _busy(num_loops: int) -> Iterator[None]:
 
 def serve(folder: str, dtype: str) -> None:
     """Answer each line of stdin with a measurement in seconds, in a process of its own."""
-    from benchmarks.contenders import Ours
+    from benchmarks.support.contenders import Ours
 
     started_at = time.perf_counter()
     engine = Ours(folder, dtype)

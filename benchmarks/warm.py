@@ -19,8 +19,8 @@ import time
 from contextlib import aclosing
 from pathlib import Path
 
-from benchmarks.machine import describe_machine, parser, progress
-from benchmarks.shape import model_folder
+from benchmarks.support.machine import describe_machine, parser, progress
+from benchmarks.support.shape import model_folder
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client
 from streamserve.clients.pipeline.client import Pipeline, PipelineClient

@@ -108,6 +108,7 @@ class SiteConfig:
         )
 
 
+@lru_cache(maxsize=1)  # each request asks
 def get_settings() -> SiteConfig:
     """Return the checked settings. Raises ImproperlyConfigured with every problem and its remedy."""
     settings, problems = _current()
@@ -130,6 +131,7 @@ def _current() -> tuple[SiteConfig, tuple[Problem, ...]]:
 def _forget(*, setting: str, **kwargs: Any) -> None:
     if setting in ("STREAMSERVE", "BASE_DIR", "DEBUG"):
         _current.cache_clear()
+        get_settings.cache_clear()
 
 
 setting_changed.connect(_forget, dispatch_uid="streamserve.conf")

@@ -2,5 +2,5 @@
 
 Modules: `workload` (requests and their readers), `readers` (one reader's progress), `score`, `machines` (step costs and
 what a request costs), `simulation` (the real core on a fake clock), `contenders`, `bounds`, `results`, `report`,
-`chart`, `step_fit`. `python -m benchmarks.qoe` runs them; `benchmarks.qoe_http` takes the readers to real servers.
+`step_fit`. `python -m benchmarks.qoe` runs them; `benchmarks.qoe_http` takes the readers to real servers.
 """

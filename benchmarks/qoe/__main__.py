@@ -32,16 +32,15 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.machine import describe_machine, parser, progress
 from benchmarks.qoe.bounds import Bounds
-from benchmarks.qoe.chart import draw
 from benchmarks.qoe.contenders import contenders
 from benchmarks.qoe.machines import MACHINES, Machine, StepCost, machine_of
-from benchmarks.qoe.report import describe, print_head, print_line
+from benchmarks.qoe.report import describe, draw, print_head, print_line
 from benchmarks.qoe.results import BOUNDS, Job, Results
 from benchmarks.qoe.score import Score
 from benchmarks.qoe.step_fit import NUM_BLOCKS, fit_model
 from benchmarks.qoe.workload import Workload
+from benchmarks.support.machine import describe_machine, parser, progress
 
 FLOOD_BASE = 0.8
 

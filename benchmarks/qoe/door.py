@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.machine import describe_machine, parser, progress
 from benchmarks.qoe.machines import Machine, machine_of
 from benchmarks.qoe.score import share_served
 from benchmarks.qoe.simulation import Simulation
 from benchmarks.qoe.workload import Visit, Workload
+from benchmarks.support.machine import describe_machine, parser, progress
 from streamserve.clients.thread.admission import AdmissionControl, RecentTimings
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.output import SequenceUpdate
@@ -43,7 +43,9 @@ class Door(Simulation):
         is_new = not stream.token_ids and not stream.parking.num_parks
         if is_new and self._has_door:
             try:
-                self._admission.check_wait(visit.latency_class, self.core.stats(), tenant=visit.tenant)
+                self._admission.check_wait(
+                    visit.latency_class, self.core.stats, tenant=visit.tenant, num_tokens=visit.prompt_len
+                )
             except Overloaded as refused:
                 self.num_refused += 1
                 self._refused.append((self.clock.now, visit, refused.retry_after))
@@ -61,7 +63,9 @@ class Door(Simulation):
         self._refused = still
 
     def _accepts(self, visit: Visit) -> bool:
-        seconds, most = self._admission.predict(visit.latency_class, self.core.stats(), tenant=visit.tenant)
+        seconds, most = self._admission.predict(
+            visit.latency_class, self.core.stats, tenant=visit.tenant, num_tokens=visit.prompt_len
+        )
         return seconds <= most
 
     def _note_begun(self, visit: Visit) -> None:

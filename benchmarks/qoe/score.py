@@ -57,7 +57,7 @@ def score(simulation: Simulation, machine: Machine) -> Score:
         time=usage.shares(readings),
         parks=simulation.num_parks / minutes,
         pauses=usage.num_pauses / minutes,
-        preemptions=simulation.core.stats().preemptions / minutes,
+        preemptions=simulation.core.stats.preemptions / minutes,
     )
 
 

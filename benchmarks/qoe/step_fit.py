@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.machine import progress
 from benchmarks.qoe.machines import StepCost
+from benchmarks.support.machine import progress
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.plan import Runner, StepPlan, StepResult
@@ -93,7 +93,7 @@ def fit_step_cost(runner: Runner, num_steps: int) -> Fit:
     rng, number = random.Random(0), 0
     while len(watched.steps) < num_steps:
         most = (2, 8, 24, 60)[4 * len(watched.steps) // num_steps]
-        known = core.stats().running + core.stats().waiting
+        known = core.stats.running + core.stats.waiting
         for _ in range(min(4, most - known)):
             number += 1
             core.add(_random_request(rng, number, runner.vocab_size))

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from benchmarks.machine import progress
-from benchmarks.paths_site import Site, free_port
+from benchmarks.paths.site import Site, free_port
+from benchmarks.support.machine import progress
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "measured"
@@ -36,7 +36,9 @@ if {is_fcfs}:
         "MAX_DEBT_SECONDS": 1_000_000, "HUNGRY_SECONDS": 1_000_000,
     }}
     STREAMSERVE["CLASSES"] = {{
-        name: {{"TTFT_SECONDS": 0.5, "MAX_QUEUE_SECONDS": 2.5, "MAX_LATE_SECONDS": 2.0}}
+        name: {{
+            "TTFT_SECONDS": 0.5, "MAX_QUEUE_SECONDS": 2.5, "MAX_LATE_SECONDS": 2.0, "PROMPT_TOKEN_SECONDS": 0.0
+        }}
         for name in ("chat", "completion", "document")
     }}
 """

@@ -3,7 +3,7 @@
     python -m benchmarks.transport [--streams 1 50 200] [--rounds 5] [--only NAME ...] [--quick] [--never-readers]
     python -m benchmarks.transport --tree DIR     # this checkout and another one, FileLog under FlowServer
 
-Every server streams the same words from the same source (transport_apps.py); an event is one token. CPU is that of the
+Every server streams the same words from the same source (apps.py); an event is one token. CPU is that of the
 server's process, all threads, while all answers are under way. Start and end of an answer, which are mostly Django's
 request, have a line of their own. "At a pace": a step every 50 ms gives each stream a token, as an engine does. "At
 once": as fast as the server can. Ratios are to Django's StreamingHttpResponse on the same server (FlowServer: on
@@ -25,7 +25,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from benchmarks.machine import describe_machine, parser, progress
+from benchmarks.support.machine import describe_machine, parser, progress
 from benchmarks.transport.measures import NUM_NEVER, answer, flow, idle, leave, resume, share
 from benchmarks.transport.servers import Contender, chosen_of, contenders, running
 

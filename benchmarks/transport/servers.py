@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_APPS = "benchmarks.transport_apps"
 _COMMANDS = {
     "daphne": ["daphne", "-b", "127.0.0.1", "-p", "{port}", "{app}"],
     "FlowServer": ["{flow}", "{app}", "--host", "127.0.0.1", "--port", "{port}"],
@@ -79,9 +78,10 @@ def running(one: Contender, folder: str) -> Iterator[None]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         one.port = probe.getsockname()[1]
-    # Until 0.1.0 the command of FlowServer was a module of its own.
+    # Until 0.1.0 these modules had other names.
     flow = "streamserve.asgi.flow" + ("" if (one.tree / "streamserve/asgi/flow").is_dir() else "_server")
-    command = [part.format(port=one.port, app=f"{_APPS}:{one.app}", flow=flow) for part in _COMMANDS[one.kind]]
+    apps = "benchmarks.transport" + (".apps" if (one.tree / "benchmarks/transport/apps.py").is_file() else "_apps")
+    command = [part.format(port=one.port, app=f"{apps}:{one.app}", flow=flow) for part in _COMMANDS[one.kind]]
     python = one.tree / ".venv/bin/python"
     log = f"{folder}/{one.port}.sqlite3" if one.log else ""
     with open(f"{folder}/{one.port}.txt", "wb") as output:

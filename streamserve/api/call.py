@@ -15,8 +15,8 @@ from urllib.parse import parse_qsl
 
 from streamserve.clients.base import EngineClient
 from streamserve.dialects.openai.stored_chat import ListQuery, StoredChat
-from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.json_body import check_head, read_body, too_large
+from streamserve.protocol.errors import BadRequest, UnsupportedMedia
+from streamserve.protocol.json_body import check_head, decode_json, too_large
 from streamserve.protocol.measures import Arrival, network_seconds
 from streamserve.protocol.requests import GenerateRequest, Limits
 from streamserve.streams.reader.delivery import NO_FLOW, Flow
@@ -106,7 +106,11 @@ class Call:
     async def json(self, limits: Limits, *, optional: bool = False) -> dict[str, Any]:
         """Return the JSON object in the body; {} for an empty body if it is `optional`."""
         body = b"".join([chunk async for chunk in self.chunks(limits)])
-        return read_body(body, self.headers.get("content-type", ""), limits, optional=optional)
+        if optional and not body:
+            return {}
+        if self.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise UnsupportedMedia("Send JSON, with 'Content-Type: application/json'.", param="Content-Type")
+        return decode_json(body, limits)
 
 
 class Named(Protocol):

@@ -125,15 +125,16 @@ class GuardedApp:
                 code="too_many_connections",
                 retry_after=_RETRY_SECONDS,
             )
-        if bound is None:
-            return
-        if bound.file_bytes and scope["method"] == "POST" and 0 < guard.max_uploads <= self._num_uploads:
+        takes_file = bound is not None and bound.file_bytes and scope["method"] == "POST"
+        if takes_file and 0 < guard.max_uploads <= self._num_uploads:
             raise uploads_busy()
-        if _content_length(scope) > bound.body_bytes:
-            raise bound.too_large()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, bound: RouteBound) -> None:
         """Run the app with a body that stays within its bounds."""
+        length = next((value for name, value in scope["headers"] if name.lower() == b"content-length"), b"")
+        if (announced_bytes(length.decode("latin-1")) or 0) > bound.body_bytes:
+            await _refuse(scope, receive, send, bound.too_large(), bound)
+            return
         body = _Body(receive, bound, self._guard.body_seconds)
         try:
             await self._app(scope, body.receive, send)
@@ -181,13 +182,6 @@ def uploads_busy() -> Overloaded:
     """Return the error for an upload beyond those that the process receives at a time."""
     message = "The server receives as many files as it can at a time. Send it again."
     return Overloaded(message, code="uploads_busy", retry_after=_RETRY_SECONDS)
-
-
-def _content_length(scope: Scope) -> int:
-    for name, value in scope["headers"]:
-        if name.lower() == b"content-length":
-            return announced_bytes(value.decode("latin-1")) or 0
-    return 0
 
 
 def client_of(address: str) -> str:

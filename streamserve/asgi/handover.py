@@ -148,19 +148,26 @@ class Exchange:
         """Pass the inner response on. If it hands over, hold its start and drop its body."""
         if self._start is not None:
             return
-        if message["type"] == "http.response.start" and (more := self._scope.get(MORE_HEADERS)):
-            message = {**message, "headers": [*message.get("headers", ()), *more]}
-        offer_id = _offer_id(message)
+        offer_id: bytes | None = None
+        if message["type"] == "http.response.start":
+            if more := self._scope.get(MORE_HEADERS):
+                message = {**message, "headers": [*message.get("headers", ()), *more]}
+            headers = message.get("headers", ())
+            offer_id = next((value for name, value in headers if name.lower() == _HEADER), None)
         if offer_id is None:
             await self._send(message)
             return
-        self._start, self._delivery = message, take(offer_id)
+        self._start, self._delivery = message, take(bytes(offer_id).decode("latin-1"))
         if self._delivery is None:
             raise RuntimeError("the response hands over a delivery that was taken before, or has expired")
 
     async def _respond(self, start: Message, delivery: Body) -> None:
+        """Send the inner response's headers (cookies, CORS, CSP, …) and the delivery's, which win; then stream it."""
+        ours = delivery.headers
+        dropped = _DROPPED.union(name for name, _ in ours)
+        kept = [(name.lower(), value) for name, value in start.get("headers", ()) if name.lower() not in dropped]
         try:
-            await self._send({**start, "headers": merge(start.get("headers", ()), delivery.headers)})
+            await self._send({**start, "headers": kept + ours})
             if self._scope["method"] != "HEAD":
                 await self._stream(delivery)
             if not self._has_left:
@@ -233,18 +240,3 @@ class Exchange:
         self._sending_since = asyncio.get_running_loop().time()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self._sending_since = None
-
-
-def merge(inner: list[tuple[bytes, bytes]], ours: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the inner response's headers (cookies, CORS, CSP, …) and ours. Ours win; the inner length is dropped."""
-    names = _DROPPED.union(name for name, _ in ours)
-    return [(name.lower(), value) for name, value in inner if name.lower() not in names] + ours
-
-
-def _offer_id(message: Message) -> str | None:
-    if message["type"] != "http.response.start":
-        return None
-    for name, value in message.get("headers", ()):
-        if name.lower() == _HEADER:
-            return bytes(value).decode("latin-1")
-    return None

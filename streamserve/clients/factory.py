@@ -176,23 +176,23 @@ class ScriptedRunner(EchoRunner):
 
     def _write(self, chunk: Chunk) -> None:
         super()._write(chunk)
+        table, size = chunk.block_table, self.block_size
         for position, token_id in enumerate(chunk.token_ids, chunk.start):
-            self._ids[self._slot(chunk, position)] = token_id
+            self._ids[table[position // size] * size + position % size] = token_id
 
     def _sample(self, chunk: Chunk, spec: SampleSpec) -> Sampled:
-        num_tokens = chunk.start + len(chunk.token_ids)
-        ids = [self._ids[self._slot(chunk, position)] for position in range(num_tokens)]
+        table, size, num_tokens = chunk.block_table, self.block_size, chunk.start + len(chunk.token_ids)
+        ids = [self._ids[table[position // size] * size + position % size] for position in range(num_tokens)]
         begin = _last(ids, ASSISTANT) + 1
-        answer = self._answer(_text(ids[_last(ids[: begin - 1], USER) + 1 : begin - 1])).encode()
+        question = ids[_last(ids[: begin - 1], USER) + 1 : begin - 1]
+        text = bytes(one for one in question if one < _NUM_BYTES).decode(errors="replace")
+        answer = self._answer(text).encode()
         num_given = num_tokens - begin
         token_id = answer[num_given] if num_given < len(answer) else END_OF_TURN
         is_over = num_given > len(answer)
         if is_over or token_id in spec.banned_token_ids or not is_allowed(token_id, spec):
             return super()._sample(chunk, spec)
         return Sampled(seq_id=chunk.seq_id, token_id=token_id)
-
-    def _slot(self, chunk: Chunk, position: int) -> int:
-        return chunk.block_table[position // self.block_size] * self.block_size + position % self.block_size
 
 
 def answering(answers: Mapping[str, str]) -> Callable[[str], str]:
@@ -208,7 +208,3 @@ def answering(answers: Mapping[str, str]) -> Callable[[str], str]:
 def _last(ids: list[int], token_id: int) -> int:
     """Return the last position of `token_id`; -1 for none, so that what follows it is everything."""
     return next((position for position in reversed(range(len(ids))) if ids[position] == token_id), -1)
-
-
-def _text(ids: list[int]) -> str:
-    return bytes(one for one in ids if one < _NUM_BYTES).decode(errors="replace")

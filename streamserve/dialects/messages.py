@@ -77,7 +77,9 @@ def _message_table(limits: Limits) -> Table:
 
 
 def _message(value: Any, param: str, table: Table, limits: Limits) -> Message:
-    fields = read(any_object(value, param), table, prefix=param + ".")
+    if not isinstance(value, dict):
+        wrong_type(value, param, "an object")
+    fields = read(value, table, prefix=param + ".")
     role: str = required(fields, "role", prefix=param + ".")
     for name, only in _ONLY.items():
         if name in fields and role != only:

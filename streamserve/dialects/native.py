@@ -216,7 +216,7 @@ class NativeEncoder:
     def __init__(self, log_id: str, stream: IsStream | None = None) -> None:
         self._log_id, self._stream = log_id, stream
         self._meta: Meta | None = None  # once the reader was shown it
-        self._token_head = numbered_head(Token.type, event_id(log_id, 0)[:-1])
+        self._token_head = numbered_head(Token.type, f"{log_id}-")
 
     def encode(self, logged: LoggedEvent) -> bytes:
         """Return the event's one frame; before that of `done` the one of `closing_meta`."""

@@ -47,8 +47,9 @@ class TokenBudget:
 class StepBudget:
     """The tokens one step may still compute, and its chunks so far. Decodes are added first.
 
-    A prompt that does not fit whole, while other prompts could join, leaves them a share of the step: a block, or half
-    of what is left if that is less. `return_share` gives it what they do not take.
+    A prompt that does not fit whole, the `cut` one, leaves a share of the step to other prompts that could join: a
+    block, or half of what is left if that is less. The share is for those with the least left to compute.
+    `return_share` gives it what they do not take.
     """
 
     def __init__(self, num_tokens: int, config: EngineConfig, block_size: int, step_time: StepTime) -> None:
@@ -57,6 +58,7 @@ class StepBudget:
         self.has_decodes = False
         self.has_preempted = False
         self.has_given_way = False  # a row of a batch, to another class
+        self.cut: Sequence | None = None
         self._config = config
         self._block_size = block_size
         self._step_time = step_time
@@ -64,23 +66,17 @@ class StepBudget:
         self._num_pairs = 0
         self._num_prefill = 0
         self._prefills: dict[int, int] = {}  # the same by sequence
-        self._cut: Sequence | None = None  # the prompt that did not fit whole
-        self._share = 0  # tokens that it left to the others
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether what is left of the step is a share: for the prompts with the least left to compute."""
-        return self._cut is not None
+        self._share = 0  # tokens that the cut prompt left to the others
 
     @property
     def has_room(self) -> bool:
         """Whether another prompt may join."""
-        return self._share > 0 if self.is_shared else self.num_prefill_tokens(0) > 0
+        return self._share > 0 if self.cut is not None else self.num_prefill_tokens(0) > 0
 
     def prefill(self, sequence: Sequence, *, has_others: bool = False) -> None:
         """Add as much of a prompt as the step allows: at least a token. Only while the step `has_room`."""
         wanted = sequence.num_plannable_tokens
-        if self.is_shared:
+        if self.cut is not None:
             num_tokens = min(wanted, self._share)
             self._share -= num_tokens
         else:
@@ -88,17 +84,17 @@ class StepBudget:
             share = min(self._block_size, most // 2) if has_others else 0
             num_tokens = min(wanted, most - share)
             if num_tokens < wanted:
-                self._cut, self._share = sequence, share
-        self._add_prefill(sequence, num_tokens)
+                self.cut, self._share = sequence, share
+        self.add(sequence, num_tokens, is_prefill=True)
 
     def return_share(self) -> None:
         """Give what is left of the share back to the prompt that left it, which keeps its place in the step."""
-        if self._cut is None or not self._share:
+        if self.cut is None or not self._share:
             return
-        sequence, planned, share = self._cut, self._prefills[self._cut.seq_id], self._share
+        sequence, planned, share = self.cut, self._prefills[self.cut.seq_id], self._share
         index = next(i for i, chunk in enumerate(self.chunks) if chunk.seq_id == sequence.seq_id)
         self.remove(sequence)
-        self._add_prefill(sequence, min(sequence.num_plannable_tokens, planned + share))
+        self.add(sequence, min(sequence.num_plannable_tokens, planned + share), is_prefill=True)
         self.chunks.insert(index, self.chunks.pop())
 
     def num_prefill_tokens(self, start: int) -> int:
@@ -115,14 +111,14 @@ class StepBudget:
             within = config.prefill_chunk - self._num_prefill if self.has_decodes else self.num_tokens
         return min(self.num_tokens, max(least, within))
 
-    def add(self, sequence: Sequence, num_tokens: int) -> None:
+    def add(self, sequence: Sequence, num_tokens: int, *, is_prefill: bool = False) -> None:
         """Add the next `num_tokens` of a sequence; only the chunk that reaches its last token samples.
 
         [ computed )[ in flight )[ start .... end )
         """
         start = sequence.num_launched_tokens
         end = start + num_tokens
-        is_pending = end > sequence.num_tokens
+        is_pending = end > len(sequence.token_ids)
         self.chunks.append(
             Chunk(
                 seq_id=sequence.seq_id,
@@ -136,6 +132,9 @@ class StepBudget:
         self.num_tokens -= num_tokens
         self._num_spent += num_tokens
         self._num_pairs += num_pairs(start, num_tokens)
+        if is_prefill:
+            self._num_prefill += num_tokens
+            self._prefills[sequence.seq_id] = num_tokens
 
     def remove(self, sequence: Sequence) -> None:
         """Remove the chunk of a sequence, a decode or a part of a prompt."""
@@ -147,12 +146,7 @@ class StepBudget:
             self._num_pairs -= num_pairs(chunk.start, num_tokens)
         num_prefill = self._prefills.pop(sequence.seq_id, 0)
         self._num_prefill -= num_prefill
-        if self._cut is sequence:
-            self._cut, self._share = None, 0
-        elif self.is_shared:
+        if self.cut is sequence:
+            self.cut, self._share = None, 0
+        elif self.cut is not None:
             self._share += num_prefill
-
-    def _add_prefill(self, sequence: Sequence, num_tokens: int) -> None:
-        self._num_prefill += num_tokens
-        self._prefills[sequence.seq_id] = num_tokens
-        self.add(sequence, num_tokens)

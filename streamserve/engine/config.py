@@ -9,6 +9,8 @@ from types import MappingProxyType
 
 # A request starts in time if this share of its class's `max_late_seconds` is left, for the steps to its first token.
 _LATE_SHARE = 0.2
+# By how much its length puts a request back in the queue at most, as a share of its class's `max_late_seconds`.
+_LENGTH_SHARE = 0.35
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,10 +18,11 @@ class LatencyClass:
     """The scheduling parameters of one class of requests, in seconds; `pace`: tokens a second that its readers read.
 
     `ttft_seconds` and `total_seconds` are budgets: what the first token and the whole answer should take. The first is
-    the head start in the order key. A first token that comes `max_late_seconds` after it is late. A request that can
-    only be late waits behind those that are not, `max_queue_seconds` at most (None: no request of the class is ever
-    late), and is refused while an overload stands (see `Patience`). `pace` is assumed of a reader until it is measured.
-    `timeout_seconds` is for requests that name none; None: as long as they need.
+    what a request's place in the queue begins with (`order_seconds`; `prompt_token_seconds`). A first token that comes
+    `max_late_seconds` after it is late. A request that can only be late waits behind those that are not,
+    `max_queue_seconds` at most (None: no request of the class is ever late), and is refused while an overload stands
+    (see `Patience`). `pace` is assumed of a reader until it is measured. `timeout_seconds` is for requests that name
+    none; None: as long as they need.
     """
 
     ttft_seconds: float
@@ -27,7 +30,20 @@ class LatencyClass:
     pace: float = 20.0
     max_queue_seconds: float | None = None
     max_late_seconds: float = 2.0
+    prompt_token_seconds: float = 0.0005
     timeout_seconds: float | None = None
+
+    def order_seconds(self, num_prompt_tokens: int) -> float:
+        """Return what is added to a request's arrival for its place in the queue: its budget, more for a long prompt.
+
+        Where not all can be served, the seats and the memory of one long prompt serve several short ones. So each
+        token puts it back by `prompt_token_seconds`, up to a share of `max_late_seconds`; it is late no sooner for
+        that. Without `max_queue_seconds` nothing is late, and no length counts.
+        """
+        if self.max_queue_seconds is None:
+            return self.ttft_seconds
+        most = _LENGTH_SHARE * self.max_late_seconds
+        return self.ttft_seconds + min(self.prompt_token_seconds * num_prompt_tokens, most)
 
     @property
     def queue_seconds(self) -> float:

@@ -77,7 +77,7 @@ class EngineCore:
         self._is_resting = False
         self._num_out_of_memory = 0
         self._num_quarantines = 0
-        self._stats = self._count()
+        self.stats = self._count()  # after the last step
 
     def add(self, request: SequenceRequest) -> None:
         """Queue a sequence. The caller has checked that it can fit (`max_servable_tokens`)."""
@@ -116,10 +116,6 @@ class EngineCore:
         """Whether all sequences wait, for their readers or for time to pass: a step now and then is enough."""
         return bool(self._sequences) and not self.has_work
 
-    def stats(self) -> CoreStats:
-        """Return the counts after the last step."""
-        return self._stats
-
     def step(self) -> tuple[SequenceUpdate, ...]:
         """Launch a step, collect the one that is due, and return the updates, in the plans' order."""
         self._is_resting = False
@@ -137,7 +133,7 @@ class EngineCore:
             self._in_flight.rest()
         if self._config.check_integrity:
             self.pool.check_integrity(self._sequences.values())
-        self._stats = self._count()
+        self.stats = self._count()
         return self._output.take_updates()
 
     def _drain(self) -> None:
@@ -151,7 +147,8 @@ class EngineCore:
         for sequence, park in schedule.parked:
             self._output.emit(sequence, now, park=park)
         self._check_plan(schedule.chunks)
-        expired = self.scheduler.expired(now)
+        # After `schedule`: a sequence that can start now is not refused, however long the step before took.
+        expired = self.scheduler.queue.expired(now)
         self._usage.num_expired += len(expired)
         for sequence in expired:
             self._output.emit(sequence, now, error="queue_timeout")

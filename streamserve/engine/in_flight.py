@@ -234,7 +234,7 @@ def _is_ready(chunk: Chunk, sequence: Sequence) -> bool:
     """Whether the sequence is still where the chunk begins, in the same blocks, and its tokens are known."""
     return (
         sequence.num_launched_tokens == chunk.start
-        and sequence.num_tokens >= _end(chunk)
+        and len(sequence.token_ids) >= _end(chunk)
         and tuple(sequence.block_table[: len(chunk.block_table)]) == chunk.block_table
     )
 

@@ -87,7 +87,7 @@ class OutputProcessor:
         """Queue a new sequence, unless it is over already, or the engine is paused."""
         sequence = Sequence(request)
         self.sequences[sequence.seq_id] = sequence
-        self._scheduler.add(sequence, now)
+        self._scheduler.queue.add(sequence, now)
         reason = sequence.finish_reason(self.max_model_len) if sequence.num_output_tokens else None
         if reason is not None:  # resumed after its last token
             self.emit(sequence, now, finish_reason=reason)
@@ -95,15 +95,17 @@ class OutputProcessor:
             self.emit(sequence, now, park=_PAUSED)
 
     def abort(self, seq_id: int) -> None:
-        """Remove a sequence without an update; its pending updates are dropped."""
-        sequence = self._find(seq_id)
+        """Remove a sequence without an update; its pending updates are dropped. One that ended before is counted."""
+        sequence = self.sequences.get(seq_id)
+        self.num_unknown_ids += sequence is None
         if sequence is not None:
             self._remove(sequence)
         self._updates = [update for update in self._updates if update.seq_id != seq_id]
 
     def truncate(self, seq_id: int, at: int, now: float) -> None:
         """End a sequence after `at` output tokens; blocks that hold a later token are evicted."""
-        sequence = self._find(seq_id)
+        sequence = self.sequences.get(seq_id)
+        self.num_unknown_ids += sequence is None
         if sequence is not None:
             kept = len(sequence.request.prompt_token_ids) + at
             self.pool.evict(sequence.block_hashes[kept // self.pool.block_size :])
@@ -160,7 +162,7 @@ class OutputProcessor:
             weight = self._batch_weight if is_batch(part.sequence) else 1.0
             num_tokens[part.sequence.request.tenant] += weight * len(part.chunk.token_ids)
         for tenant, number in num_tokens.items():
-            self._scheduler.charge(tenant, number, now)
+            self._scheduler.queue.shares.charge(tenant, number, now)
         sampled = {one.seq_id: one for one in result.sampled}
         parts = [
             part for part in step.parts if part.is_current and self.sequences.get(part.chunk.seq_id) is part.sequence
@@ -264,13 +266,6 @@ class OutputProcessor:
             sequence.first_token_at = now
         sequence.reader.begin(sequence.num_output_tokens, now)
         return (sampled.token_id,)
-
-    def _find(self, seq_id: int) -> Sequence | None:
-        """Return an open sequence; one that ended while the message was queued is counted as unknown."""
-        sequence = self.sequences.get(seq_id)
-        if sequence is None:
-            self.num_unknown_ids += 1
-        return sequence
 
     def _remove(self, sequence: Sequence) -> None:
         self.num_grammar_waits += sequence.num_grammar_waits

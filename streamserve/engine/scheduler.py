@@ -19,8 +19,9 @@ sequence `lead_tokens` ahead of its reader is held: paused until that has read o
 Rows of batches are computed, by the same three rules, in the seats, tokens and memory that all other classes leave.
 They are the first to give blocks back, which stay cached, and take none from another class.
 
-The queue is in the order of the key, arrival + the class's TTFT budget, which never changes. What is late goes behind
-what is in time (see `Patience`). Among tenants those further below their share go first (see `TenantShares`).
+The queue is in the order of the key, which never changes: arrival + the class's TTFT budget + a little for a long
+prompt (see `LatencyClass.order_seconds`). What is late goes behind what is in time (see `Patience`). Among tenants
+those further below their share go first (see `TenantShares`).
 
 Bounds. An admitted sequence with a token is passed by hungrier ones only, and their hunger falls with each token that
 they get, while its own grows by a second a second: of n admitted sequences with paces up to p, it gets a token within
@@ -67,15 +68,11 @@ class Schedule:
     parked: tuple[tuple[Sequence, Park], ...] = ()
 
 
-def _is_prompt(chunk: Chunk) -> bool:
-    return len(chunk.token_ids) > 1
-
-
 class Scheduler:
     """Waiting and running sequences, both in order of `order_key`.
 
-    The core feeds each step's cost to `step_time` and `charge`. `forced_preempt` (tests) returns running sequences to
-    preempt before a step.
+    `waiting` is the `queue`'s own list. The core feeds each step's cost to `step_time` and to the queue's `shares`.
+    `forced_preempt` (tests) returns running sequences to preempt before a step.
     """
 
     def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
@@ -85,21 +82,18 @@ class Scheduler:
                 f" max_num_seqs={config.max_num_seqs}: some sequences could never advance."
                 " Raise it or lower max_num_seqs."
             )
-        self._queue = WaitingQueue(config)
+        self.queue = WaitingQueue(config)
+        self.waiting = self.queue.sequences
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.step_time = StepTime()
         self.forced_preempt: Callable[[tuple[Sequence, ...]], Iterable[Sequence]] | None = None
         self._config = config
+        self._max_admitted = math.inf if config.max_admitted is None else config.max_admitted
         self._pool = pool
         self._reserve = MemoryReserve()
         self._budget = TokenBudget(config, pool.block_size)
         self._parked: list[tuple[Sequence, Park]] = []  # by the plan that is being made
-
-    @property
-    def waiting(self) -> list[Sequence]:
-        """The queue."""
-        return self._queue.sequences
 
     @property
     def token_budget(self) -> int:
@@ -109,15 +103,11 @@ class Scheduler:
     @property
     def queued_tokens(self) -> int:
         """Known tokens of all that wait."""
-        return sum(sequence.num_tokens for sequence in self.waiting)
+        return sum(len(sequence.token_ids) for sequence in self.waiting)
 
     def lower_budget(self, num_tokens: int) -> None:
         """Plan smaller steps for a while: one of `num_tokens` ran out of memory. See `TokenBudget`."""
         self._budget.lower(num_tokens)
-
-    def charge(self, tenant: str, num_tokens: float, now: float) -> None:
-        """Record what a step computed for a tenant: above its share, the others' requests go first."""
-        self._queue.shares.charge(tenant, num_tokens, now)
 
     def note_length(self, sequence: Sequence) -> None:
         """Record that an answer has ended: the next ones of its class reserve memory by its length."""
@@ -128,10 +118,6 @@ class Scheduler:
         num_tokens = self.queued_tokens
         num_steps = -(-num_tokens // self.token_budget)
         return self.step_time.seconds_for(num_tokens, num_steps) or 0.0 if num_steps else 0.0
-
-    def add(self, sequence: Sequence, now: float) -> None:
-        """Queue a new sequence; its order key never changes."""
-        self._queue.add(sequence, now)
 
     def finish(self, sequence: Sequence) -> None:
         """End a waiting or running sequence and free its blocks."""
@@ -152,20 +138,13 @@ class Scheduler:
         touched: list[Sequence] = []
         for sequence in sequences:
             if sequence.state is State.WAITING and not sequence.block_table:
-                self._queue.put(sequence)
+                self.queue.put(sequence)
                 continue
             if sequence.state is not State.FINISHED:
                 sequence.transition(State.FINISHED)
             sequence.lose_blocks()
             touched.append(sequence)
         return touched
-
-    def expired(self, now: float) -> list[Sequence]:
-        """Return the sequences that waited too long for their first step (see `Patience`); resumed ones may wait.
-
-        Called after `schedule`: a sequence that can start now is not refused, however long the step before took.
-        """
-        return self._queue.expired(now)
 
     def schedule(self, now: float) -> Schedule:
         """Choose the next step's chunks, and the sequences that park for a waiting one. The module's text has why."""
@@ -180,57 +159,53 @@ class Scheduler:
         self._plan([one for one in self.running if not is_batch(one)], budget, now)
         budget.has_decodes = True  # beside rows of batches a step is short: a request that comes waits for it
         self._plan([one for one in self.running if is_batch(one)], budget, now, of_batch=True)
-        self._queue.note(now)
+        self.queue.note(now)
         self._reserve.note_step()
         self._budget.recover()
-        return Schedule(chunks=tuple(sorted(budget.chunks, key=_is_prompt)), parked=tuple(self._parked))
+        chunks = sorted(budget.chunks, key=lambda chunk: len(chunk.token_ids) > 1)  # decodes first
+        return Schedule(chunks=tuple(chunks), parked=tuple(self._parked))
 
     def _plan(self, running: list[Sequence], budget: StepBudget, now: float, *, of_batch: bool = False) -> None:
-        """Choose among these, and those that wait like them, for what is left of the step."""
-        planned = {chunk.seq_id for chunk in budget.chunks}
-        running = [one for one in running if one.seq_id not in planned]
-        hungry, ahead = self._decodes(running, now)
-        begun = [one for one in running if one.num_unplanned_tokens > 1]
-        num_seats = self._config.max_num_seqs - len(planned)
-        num_kept = min(len(begun), max(1, num_seats // 2))
-        self._plan_hungry(hungry, self._config.max_num_seqs - num_kept, budget, now)
-        self._plan_prompts(begun, num_seats - len(hungry), budget, now, of_batch=of_batch)
-        self._fill([*hungry, *ahead], budget, now)
+        """Choose among these, and those that wait like them, for what is left of the step.
 
-    def _decodes(self, running: list[Sequence], now: float) -> tuple[list[Sequence], list[Sequence]]:
-        """Return the decoding sequences that are hungry, least ahead first, and the others, oldest key first.
-
-        Those that are held are in neither.
+        Hungry decodes come least ahead first; those ahead, and the prompts that have begun, oldest key first. Sequences
+        that are held are in none of these.
         """
-        seconds = self._config.hungry_seconds
-        hungry: list[tuple[float, Sequence]] = []
+        config, planned = self._config, {chunk.seq_id for chunk in budget.chunks}
+        by_lead: list[tuple[float, Sequence]] = []
         ahead: list[Sequence] = []
+        begun: list[Sequence] = []
         for sequence in running:
-            if sequence.num_unplanned_tokens == 1 and not leads.is_held(sequence, self._config):
+            num_lacking = 0 if sequence.seq_id in planned else sequence.num_unplanned_tokens
+            if num_lacking > 1:
+                begun.append(sequence)
+            elif num_lacking == 1 and not leads.is_held(sequence, config):
                 left = sequence.ahead_seconds(now)
-                if left < seconds:
-                    hungry.append((left, sequence))
+                if left < config.hungry_seconds:
+                    by_lead.append((left, sequence))
                 else:
                     ahead.append(sequence)
-        hungry.sort(key=itemgetter(0))
-        return [sequence for _, sequence in hungry], ahead
-
-    def _plan_hungry(self, hungry: list[Sequence], most: int, budget: StepBudget, now: float) -> None:
-        """Plan the first `most` that can decode."""
+        by_lead.sort(key=itemgetter(0))
+        hungry = [sequence for _, sequence in by_lead]
+        num_seats = config.max_num_seqs - len(planned)
+        num_kept = min(len(begun), max(1, num_seats // 2))
         budget.has_decodes = budget.has_decodes or bool(hungry)
-        for sequence in hungry:
-            if len(budget.chunks) >= most or budget.num_tokens <= 0:
-                return
-            if self._can_decode(sequence) and self._make_room(sequence, budget, now):
-                budget.add(sequence, 1)
+        self._plan_decodes(hungry, config.max_num_seqs - num_kept, budget, now)
+        self._plan_prompts(begun, num_seats - len(hungry), budget, now, of_batch=of_batch)
+        self._plan_decodes([*hungry, *ahead], config.max_num_seqs, budget, now, is_rest=True)
 
-    def _fill(self, decodes: list[Sequence], budget: StepBudget, now: float) -> None:
-        """Plan more where the step has seats and tokens left, those kept for prompts too, and memory is not short."""
+    def _plan_decodes(
+        self, decodes: list[Sequence], most: int, budget: StepBudget, now: float, *, is_rest: bool = False
+    ) -> None:
+        """Plan those that can decode until the step holds `most` sequences.
+
+        `is_rest`: these get what the others have left, seats kept for prompts too, where memory is not short.
+        """
         planned = {chunk.seq_id for chunk in budget.chunks}
         for sequence in decodes:
-            if len(budget.chunks) >= self._config.max_num_seqs or budget.num_tokens <= 0:
+            if len(budget.chunks) >= most or budget.num_tokens <= 0:
                 return
-            may_take = not budget.chunks or (is_batch(self.running[-1]) and not is_batch(sequence))
+            may_take = not (is_rest and budget.chunks) or (is_batch(self.running[-1]) and not is_batch(sequence))
             if (
                 (may_take or self._pool.num_free or self._has_room(sequence))
                 and sequence.seq_id not in planned
@@ -260,12 +235,12 @@ class Scheduler:
         num_prompts, may_start = len(begun), not (budget.has_preempted or (of_batch and budget.has_given_way))
         writers: BlockWriters | None = None
         while budget.has_room and len(budget.chunks) < self._config.max_num_seqs:
-            may_start = may_start and self._queue.is_turn(of_batch=of_batch)
-            head = self._queue.head(now) if may_start and num_prompts < num_seats else None
+            may_start = may_start and self.queue.is_turn(of_batch=of_batch)
+            head = self.queue.head(now) if may_start and num_prompts < num_seats else None
             prompts = begun if head is None else [*begun, head]
             if not prompts:
                 break
-            sequence = min(prompts, key=_num_lacking if budget.is_shared else order_key)
+            sequence = min(prompts, key=order_key if budget.cut is None else _num_lacking)
             if sequence is head:
                 if not self._start(sequence, now):
                     may_start = self._make_place(sequence, budget, now)
@@ -276,7 +251,7 @@ class Scheduler:
             turn = writers.turn_of(sequence)
             begun = [one for one in begun if one is not sequence and one is not turn]
             if turn is not None:  # otherwise it waits for a block that another one is writing
-                budget.prefill(turn, has_others=bool(begun) or (may_start and self._queue.is_turn(of_batch=of_batch)))
+                budget.prefill(turn, has_others=bool(begun) or (may_start and self.queue.is_turn(of_batch=of_batch)))
                 writers.note(turn, budget.chunks[-1])
         budget.return_share()
 
@@ -295,7 +270,7 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, now: float) -> bool:
         """Start it, with blocks for its known tokens, if these and the reserve for growth (not of rows) are free."""
-        if not self._may_admit() or (is_warm(sequence) and not all(map(is_warm, self.running))):
+        if len(self.running) >= self._max_admitted or (is_warm(sequence) and not all(map(is_warm, self.running))):
             return False
         prefix = self._pool.find_prefix(sequence)
         beside = [one for one in self.running if is_batch(sequence) or not is_batch(one)]
@@ -310,10 +285,6 @@ class Scheduler:
             sequence.num_cached_tokens = sequence.num_computed_tokens
         return True
 
-    def _may_admit(self) -> bool:
-        most = self._config.max_admitted
-        return most is None or len(self.running) < most
-
     def _make_place(self, waiting: Sequence, budget: StepBudget, now: float) -> bool:
         """Take one sequence out of the batch for the waiting one; False: all that may go together free too little.
 
@@ -325,7 +296,7 @@ class Scheduler:
             return False
         planned = {chunk.seq_id for chunk in budget.chunks}  # of the rows, those that another class waits for
         rows = [one for one in self.running if is_batch(one) and one.seq_id not in planned and not is_batch(waiting)]
-        is_first = self._may_admit() and not waiting.num_output_tokens
+        is_first = len(self.running) < self._max_admitted and not waiting.num_output_tokens
         least = self._config.min_ahead_seconds if is_first else math.inf
         alike = (one for one in self.running if is_batch(one) is is_batch(waiting))
         spare = [one for one in alike if leads.may_park(one, self._config, least, now)]
@@ -348,7 +319,7 @@ class Scheduler:
         self._parked.append((sequence, park))
 
     def _has_room(self, sequence: Sequence) -> bool:
-        return self._pool.num_blocks_for(sequence.num_launched_tokens + 1) <= len(sequence.block_table)
+        return sequence.num_launched_tokens < len(sequence.block_table) * self._pool.block_size
 
     def _make_room(self, sequence: Sequence, budget: StepBudget, now: float) -> bool:
         """Allocate a block for the next token; False if the sequence itself was preempted.
@@ -390,7 +361,7 @@ class Scheduler:
         sequence.transition(State.WAITING)
         sequence.release(self._pool)
         sequence.num_preemptions += 1
-        self._queue.put(sequence)
+        self.queue.put(sequence)
         self.num_preemptions += 1
 
     def _give_way(self, row: Sequence, budget: StepBudget) -> None:

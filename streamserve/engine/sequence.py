@@ -136,7 +136,8 @@ class Sequence:
     max_tokens: int = field(init=False)  # the most output tokens, shown ones included
     has_penalties: bool = field(init=False)
     reader: ReaderPace = field(default_factory=lambda: ReaderPace(None))
-    rules: TokenRules | None = field(init=False)
+    matcher: Matcher | None = field(init=False)  # what the answer must match, after its known tokens
+    rules: TokenRules | None = field(init=False, default=None)  # for its draws
 
     def __post_init__(self) -> None:
         sampling = self.request.sampling
@@ -145,7 +146,14 @@ class Sequence:
         self.max_tokens = sampling.max_tokens
         penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
         self.has_penalties = penalties != (0.0, 0.0, 1.0)
-        self.rules = _rules_of(self.request)
+        self.matcher = self.request.matcher
+        bad_word_ids = self.request.bad_word_ids
+        if sampling.logit_bias or sampling.allowed_token_ids or bad_word_ids:
+            self.rules = TokenRules(
+                logit_bias=sampling.logit_bias,
+                allowed_token_ids=sampling.allowed_token_ids,
+                bad_words=bad_word_ids,
+            )
         self.num_scored = self.request.num_scored
         self.token_ids = [*self.request.prompt_token_ids, *self.request.output_token_ids]
         if self.request.output_token_ids:  # the last of them was sampled, and not computed
@@ -153,19 +161,9 @@ class Sequence:
         self.first_token_at = self.request.first_token_at
 
     @property
-    def matcher(self) -> Matcher | None:
-        """What the answer must match, after its known tokens."""
-        return self.request.matcher
-
-    @property
     def is_complete(self) -> bool:
         """Whether the text matches its grammar as it is, and nothing more may follow."""
         return self.matcher is not None and self.matcher.is_complete
-
-    @property
-    def num_tokens(self) -> int:
-        """Known tokens, prompt and output."""
-        return len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
@@ -187,11 +185,6 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         """Known tokens whose K/V is still to be computed; 1 means the sequence decodes."""
         return len(self.token_ids) - self.num_computed_tokens
-
-    @property
-    def num_in_flight(self) -> int:
-        """Tokens of launched, uncollected steps."""
-        return self.num_launched_tokens - self.num_computed_tokens
 
     @property
     def num_unplanned_tokens(self) -> int:
@@ -269,7 +262,7 @@ class Sequence:
             return "stop"
         if self.is_complete:
             return "stop"
-        if self.num_output_tokens >= self.max_tokens or self.num_tokens >= max_model_len:
+        if self.num_output_tokens >= self.max_tokens or len(self.token_ids) >= max_model_len:
             return "length"
         return None
 
@@ -281,7 +274,7 @@ class Sequence:
             self.num_grammar_waits += 1
             return True
         is_last = self.num_output_tokens + 1 >= self.max_tokens
-        return is_last or self.num_tokens + 1 >= (max_model_len or sys.maxsize)
+        return is_last or len(self.token_ids) + 1 >= (max_model_len or sys.maxsize)
 
     def ahead_seconds(self, now: float) -> float:
         """Return how long its reader can go on without a new token. See `ReaderPace`."""
@@ -313,7 +306,7 @@ class Sequence:
             bad_endings = self.rules.bad_endings(newest, is_pending=self.is_pending)
         matcher = self.matcher
         return SampleSpec(
-            position=self.num_tokens + self.is_pending,
+            position=len(self.token_ids) + self.is_pending,
             seed=sampling.seed,
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -341,15 +334,3 @@ class Sequence:
             if sampling.ignore_eos
             else self.request.eos_token_ids.union(sampling.stop_token_ids)
         )
-
-
-def _rules_of(request: SequenceRequest) -> TokenRules | None:
-    """Return the rules of a sequence's draws, None where it has none."""
-    sampling = request.sampling
-    if not (sampling.logit_bias or sampling.allowed_token_ids or request.bad_word_ids):
-        return None
-    return TokenRules(
-        logit_bias=sampling.logit_bias,
-        allowed_token_ids=sampling.allowed_token_ids,
-        bad_words=request.bad_word_ids,
-    )

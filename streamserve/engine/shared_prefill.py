@@ -25,9 +25,10 @@ class BlockWriters:
     def __init__(self, pool: BlockPool, running: Iterable[Sequence], chunks: Iterable[Chunk]) -> None:
         self._pool = pool
         self._writers: dict[bytes, Sequence] = {}
-        self._planned = {chunk.seq_id: _end(chunk) for chunk in chunks}
+        planned = {chunk.seq_id: chunk for chunk in chunks}
+        self._planned = set(planned)
         for sequence in running:
-            self._begin(sequence, self._planned.get(sequence.seq_id, sequence.num_launched_tokens))
+            self.note(sequence, planned.get(sequence.seq_id))
 
     def turn_of(self, sequence: Sequence) -> Sequence | None:
         """Return whose prompt is computed now that it is this sequence's turn; None: it waits for a block in flight.
@@ -45,19 +46,13 @@ class BlockWriters:
         is_begun = writer.num_launched_tokens < sequence.num_launched_tokens + self._pool.block_size
         return writer if is_begun and writer.seq_id not in self._planned else None
 
-    def note(self, sequence: Sequence, chunk: Chunk) -> None:
-        """Record that the plan holds a chunk of a prompt."""
-        self._planned[chunk.seq_id] = _end(chunk)
-        self._begin(sequence, _end(chunk))
-
-    def _begin(self, sequence: Sequence, end: int) -> None:
-        """Note the full blocks that are not computed yet and are begun once the sequence is at `end`."""
-        size = self._pool.block_size
-        first, last = sequence.num_computed_tokens // size, min(-(-end // size), sequence.num_tokens // size)
+    def note(self, sequence: Sequence, chunk: Chunk | None) -> None:
+        """Note the full blocks that a sequence has begun and not computed, those of its planned `chunk` too."""
+        end, size = sequence.num_launched_tokens, self._pool.block_size
+        if chunk is not None:
+            self._planned.add(chunk.seq_id)
+            end = chunk.start + len(chunk.token_ids)
+        first, last = sequence.num_computed_tokens // size, min(-(-end // size), len(sequence.token_ids) // size)
         for hash_ in self._pool.hashes(sequence, first, last):
             if self._writers.setdefault(hash_, sequence).state is not State.RUNNING:
                 self._writers[hash_] = sequence
-
-
-def _end(chunk: Chunk) -> int:
-    return chunk.start + len(chunk.token_ids)

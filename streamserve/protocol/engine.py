@@ -50,13 +50,13 @@ class Park:
     was_alone: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class Losses:
     """How often an answer has lost its engine since its last new token: in a step with it, or in none."""
 
-    def __init__(self, num_losses: int = 0) -> None:
-        self.num_losses = num_losses
-        self._num_tokens = 0
-        self._was_alone = False
+    num_losses: int = 0
+    _num_tokens: int = 0
+    _was_alone: bool = False
 
     def note(self, park: Park, num_tokens: int) -> None:
         """Note a park of any kind, at so many tokens of the answer."""

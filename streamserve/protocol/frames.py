@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 import threading
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 import msgspec
@@ -60,6 +60,7 @@ def frame(payload: bytes) -> bytes:
     return len(payload).to_bytes(_HEAD, "big") + payload
 
 
+@dataclass(slots=True, eq=False)
 class FrameCutter:
     """Cuts what a socket gives into payloads; holds no more than one unfinished frame and the last piece fed.
 
@@ -67,8 +68,7 @@ class FrameCutter:
            ^start                    ^end = start + _HEAD + len
     """
 
-    def __init__(self) -> None:
-        self._held = bytearray()
+    _held: bytearray = field(default_factory=bytearray)
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the payloads that are whole now. Raises FrameError as soon as a length is over the limit."""

@@ -36,17 +36,6 @@ def check_head(content_length: str, content_encoding: str, limits: Limits) -> No
         raise UnsupportedMedia("Compressed bodies are not read. Send the JSON as it is.", param="Content-Encoding")
 
 
-def read_body(body: bytes, content_type: str, limits: Limits, *, optional: bool = False) -> dict[str, Any]:
-    """Return the object in a body of that type; {} for no body, where it is `optional`. Raises as `decode_json` too."""
-    if len(body) > limits.max_body_bytes:
-        raise too_large(limits.max_body_bytes)
-    if optional and not body:
-        return {}
-    if content_type.partition(";")[0].strip().lower() != "application/json":
-        raise UnsupportedMedia("Send JSON, with 'Content-Type: application/json'.", param="Content-Type")
-    return decode_json(body, limits)
-
-
 def too_large(max_bytes: int) -> TooLarge:
     """Return the error for a body over the limit."""
     return TooLarge(f"The body is over the limit of {max_bytes:,} bytes. Send a shorter conversation.")

@@ -11,6 +11,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from streamserve.protocol.events import FINISH_REASONS
 from streamserve.protocol.metrics import METRICS, Histogram, Sample
@@ -97,14 +98,12 @@ def cut_to(parts: Mapping[str, float], seconds: float) -> dict[str, float]:
     return out
 
 
+@dataclass(slots=True, eq=False)
 class Buckets:
     """Observed seconds, counted by `BOUNDS`: counts[i] is how many were ≤ BOUNDS[i] and above the bound before it."""
 
-    __slots__ = ("counts", "total")
-
-    def __init__(self, counts: Sequence[int] = (), total: float = 0.0) -> None:
-        self.counts = array("I", counts or bytes(4 * (len(BOUNDS) + 1)))
-        self.total = total
+    counts: array[int] = field(default_factory=lambda: array("I", bytes(4 * (len(BOUNDS) + 1))))
+    total: float = 0.0
 
     def observe(self, seconds: float) -> None:
         """Count one value."""
@@ -122,7 +121,7 @@ class Buckets:
         if before is None:
             return self
         counts = [now - then for now, then in zip(self.counts, before.counts, strict=True)]
-        return Buckets(counts, self.total - before.total)
+        return Buckets(array("I", counts), self.total - before.total)
 
     def quantile(self, share: float) -> float | None:
         """Return about the value that `share` (0 to 1) of all do not exceed; None if there are none."""
@@ -144,6 +143,7 @@ class Buckets:
         return Histogram(bounds=bounds, counts=counts, total=self.total)
 
 
+@dataclass(slots=True, eq=False)
 class Timings:
     """The times of one answer: arrival, acceptance, first byte and first token, and the gaps after it in buckets.
 
@@ -151,17 +151,18 @@ class Timings:
     is in one phase at each moment, so that the phases add up. All times are `time.monotonic()` seconds.
     """
 
-    def __init__(self, started_at: float) -> None:
-        self.started_at = started_at
-        self.accepted_at: float | None = None
-        self._phase, self._phase_at = "", 0.0  # "" before acceptance
-        self._phases: dict[str, float] = {}
-        self.first_byte_at: float | None = None
-        self.first_at: float | None = None
-        self.last_at: float | None = None
-        self.gaps = Buckets()  # between the token events of one choice
-        self._last_ats: dict[int, float] = {}
-        self._knows_first = self._knows_all = True
+    started_at: float
+    accepted_at: float | None = None
+    first_byte_at: float | None = None
+    first_at: float | None = None
+    last_at: float | None = None
+    gaps: Buckets = field(default_factory=Buckets)  # between the token events of one choice
+    _phase: str = ""  # "" before acceptance
+    _phase_at: float = 0.0
+    _phases: dict[str, float] = field(default_factory=dict)
+    _last_ats: dict[int, float] = field(default_factory=dict)
+    _knows_first: bool = True
+    _knows_all: bool = True
 
     def note(self, now: float, choice: int = 0) -> None:
         """Count a token event committed now."""
@@ -315,7 +316,7 @@ class Recently:
 
 
 def _copy(buckets: Buckets) -> Buckets:
-    return Buckets(buckets.counts, buckets.total)
+    return Buckets(buckets.counts[:], buckets.total)
 
 
 class Responses:

@@ -50,7 +50,9 @@ def frame(data: str, *, event: str | None = None, id: str | None = None, retry_m
 
 def numbered_head(event: str, id_prefix: str) -> str:
     """Return the beginning of a frame of this event, up to the number that ends its id."""
-    return f"event: {_matched(_EVENT, event)}\nid: {_matched(_ID, id_prefix)}"
+    if _EVENT.fullmatch(event) is None or _ID.fullmatch(id_prefix) is None:
+        raise ValueError(f"{event[:32]!r} or {id_prefix[:64]!r} cannot stand on an SSE line")
+    return f"event: {event}\nid: {id_prefix}"
 
 
 def comment(text: str) -> bytes:

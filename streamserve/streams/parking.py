@@ -13,6 +13,8 @@ and the number of unread tokens.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from streamserve.protocol.engine import Losses, Park
 from streamserve.protocol.errors import EngineUnavailable, Refused
 from streamserve.protocol.events import BlockStart, Event, Token
@@ -34,19 +36,21 @@ _MAX_DOUBLINGS = 10
 _MOST_PARK_SECONDS = 2.0
 
 
+@dataclass(slots=True, eq=False)
 class Parking:
-    """The parking of one stream, over its whole life. `park` is None while it has a generation."""
+    """The parking of one stream, over its whole life. `park` is None while it has a generation.
 
-    def __init__(self, num_losses: int = 0) -> None:
-        """`num_losses`: before the engine has taken it."""
-        self.park: Park | None = None
-        self.num_parks = 0
-        self.shown: set[str] = set()  # the statuses that readers were shown during this park: "resumed" follows
-        self._ask_at = 0.0
-        self._refused_at: float | None = None
-        self.losses = Losses(num_losses)
-        self._num_tries = 0  # parks and refusals of any kind, since the answer's last new token
-        self._num_tokens = 0
+    `losses` has those before the engine has taken it.
+    """
+
+    losses: Losses = field(default_factory=Losses)
+    park: Park | None = None
+    num_parks: int = 0
+    shown: set[str] = field(default_factory=set)  # statuses shown to readers during this park: "resumed" follows
+    _ask_at: float = 0.0
+    _refused_at: float | None = None
+    _num_tries: int = 0  # parks and refusals of any kind, since the answer's last new token
+    _num_tokens: int = 0
 
     def begin(self, park: Park, num_tokens: int, now: float) -> None:
         """Note that the engine has parked the answer, which has `num_tokens` so far."""

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import count
 
 from streamserve.clients.base import EngineClient, Generation
-from streamserve.protocol.engine import HOPELESS, Accepted, Park
+from streamserve.protocol.engine import HOPELESS, Accepted, Losses, Park
 from streamserve.protocol.errors import CannotContinue, EngineUnavailable, Refused, StreamserveError
 from streamserve.protocol.events import TERMINALS, Done, Error, Event, LoggedEvent, Meta, Status
 from streamserve.protocol.frames import encode_event
@@ -65,7 +65,7 @@ class Producer(Replica):
         self.lag = ReaderLag(
             transcript, self.readers, is_bounded=on_disconnect not in ("finish", JOB), known=request.reader_tokens
         )
-        self.parking = Parking(request.num_losses)
+        self.parking = Parking(Losses(request.num_losses))
         self._client, self._writer, self._config = client, writer, config
         self._generation = generation
         self._own: deque[Event] = deque()  # to be committed, before what the generation has

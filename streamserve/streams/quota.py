@@ -94,7 +94,7 @@ class StreamQuota:
                 excess += num_starting
         idle: list[Stream | str] = []
         ours = set(self._evicting)
-        for stream in self._streams.unfinished(group):
+        for stream in self._streams.unfinished.get(group, {}).values():
             if stream.on_disconnect == JOB:
                 continue  # jobs have a limit of their own
             is_held = stream.readers.num_holding > 0 or stream.on_disconnect == "finish"

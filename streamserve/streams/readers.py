@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from streamserve.clients.base import Generation
-from streamserve.protocol.errors import QuotaExceeded
+from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
 from streamserve.protocol.events import Status
 from streamserve.streams.transcript import Transcript
 
@@ -24,6 +25,7 @@ _MIN_ACK_SECONDS = 0.05
 ReaderTokens = tuple[int, ...] | None
 
 
+@dataclass(eq=False, kw_only=True)
 class Attachment:
     """Something that reads a stream. `received_seq` is the last event it has, as far as is known here.
 
@@ -32,15 +34,13 @@ class Attachment:
     last of which came at `acked_at`.
     """
 
-    id = ""
-    is_away = False
-    acked_at = -math.inf
-
-    def __init__(
-        self, *, is_watcher: bool = False, is_paced: bool = True, transport: str = "sse", seq: int = 0
-    ) -> None:
-        self.is_watcher, self.is_paced, self.transport = is_watcher, is_paced, transport
-        self.received_seq = seq
+    is_watcher: bool = False
+    is_paced: bool = True
+    transport: str = "sse"
+    received_seq: int = 0
+    id: str = ""
+    is_away: bool = False
+    acked_at: float = -math.inf
 
     def advance(self) -> None:
         """Take what is committed, or notice the end. Must not raise."""
@@ -58,13 +58,15 @@ class Attachment:
         """
 
 
+@dataclass(slots=True, eq=False)
 class Readers:
     """The attachments of one stream: `num_holding` are the owner's, `num_watchers` those that do not hold it."""
 
-    def __init__(self) -> None:
-        self.attached: tuple[Attachment, ...] = ()
-        self.num_attached = self.num_watchers = self.num_holding = 0
-        self.last_transport = ""
+    attached: tuple[Attachment, ...] = ()
+    num_attached: int = 0
+    num_watchers: int = 0
+    num_holding: int = 0
+    last_transport: str = ""
 
     def add(self, reader: Attachment) -> None:
         """Count `reader` in."""
@@ -105,8 +107,17 @@ class Readers:
         held = [(not reader.is_away, reader.received_seq) for reader in self.attached if not reader.is_watcher]
         return max(held, default=(True, 0))[1]
 
-    def check_room(self, max_readers: int, *, is_watcher: bool) -> None:
-        """Raise QuotaExceeded where one more is too many. Watchers are counted apart: they keep no owner out."""
+    def check_place(self, after: int, last_seq: int, max_readers: int, *, is_watcher: bool) -> None:
+        """Raise unless there is a place for one more, after event `after` of `last_seq` ones.
+
+        BadRequest or Gone where there is no such event, QuotaExceeded where one more reader is too many. Watchers are
+        counted apart: they keep no owner out.
+        """
+        if after < 0:
+            raise BadRequest("A stream is read after event 0 or a later one.", code="unknown_event_id", param="after")
+        if after > last_seq:  # lost with a part of the log, or never sent
+            message = f"The stream has {last_seq} events; event {after} is not kept. Ask the question again."
+            raise Gone(message, param="after")
         num_readers = self.num_watchers if is_watcher else self.num_holding
         if num_readers >= max_readers:
             message = f"The stream is being read {num_readers} times. Close one of its readers."
@@ -128,58 +139,52 @@ class Readers:
         return True
 
 
+@dataclass(slots=True, eq=False)
 class ReaderLag:
     """How far a stream's log is ahead of its owner's readers, and what the engine knows of that.
 
     The engine parks a sequence that is too far ahead, so it must learn of reading; a message a token would be too many.
     `is_bounded` False: the answer is made whether it is read or not. While `is_log_down` what is committed counts as
-    read: then the engine parks every stream that runs ahead of the log.
+    read: then the engine parks every stream that runs ahead of the log. `known` is the position that the engine has.
     """
 
-    def __init__(
-        self,
-        transcript: Transcript,
-        readers: Readers,
-        *,
-        is_bounded: bool,
-        known: ReaderTokens,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._transcript, self._readers = transcript, readers
-        self._is_bounded = is_bounded
-        self._clock = clock
-        self._known, self._is_known_away = known, False  # to the engine
-        self._away_at = -math.inf  # when that was last sent
-        self.is_log_down = False
+    transcript: Transcript
+    readers: Readers
+    is_bounded: bool
+    known: ReaderTokens
+    clock: Callable[[], float] = time.monotonic
+    is_log_down: bool = False
+    _is_known_away: bool = False
+    _away_at: float = -math.inf  # when that was last sent
 
     @property
     def reader_tokens(self) -> ReaderTokens:
         """Tokens of each choice that the furthest owner's reader has; None: the engine waits for no reader."""
-        if self._is_bounded and self._readers.are_paced:
-            return self._transcript.delivered(self._readers.furthest_seq)
-        return self._transcript.num_output_tokens if self.is_log_down else None
+        if self.is_bounded and self.readers.are_paced:
+            return self.transcript.delivered(self.readers.furthest_seq)
+        return self.transcript.num_output_tokens if self.is_log_down else None
 
     @property
     def num_unread(self) -> int:
         """Committed tokens that this reader has not received; 0 where the engine waits for none."""
         read = self.reader_tokens
-        return 0 if read is None else self._transcript.num_unread(read)
+        return 0 if read is None else self.transcript.num_unread(read)
 
     def begin(self, known: ReaderTokens) -> None:
         """Note what a new generation was asked for with."""
-        self._known, self._is_known_away = known, False
+        self.known, self._is_known_away = known, False
 
     def report(self, generation: Generation) -> None:
         """Send the reader's position to `generation` if that is worth a message."""
-        read, is_away = self.reader_tokens, self._readers.are_away
-        if read is None or self._known is None:
-            is_news = read is not self._known
+        read, is_away = self.reader_tokens, self.readers.are_away
+        if read is None or self.known is None:
+            is_news = read is not self.known
         else:
-            is_news = max(abs(now - before) for now, before in zip(read, self._known, strict=True)) >= _STEP
+            is_news = max(abs(now - before) for now, before in zip(read, self.known, strict=True)) >= _STEP
         if is_away is not self._is_known_away and not is_news:
-            is_news = self._clock() - self._away_at >= _AWAY_SECONDS
+            is_news = self.clock() - self._away_at >= _AWAY_SECONDS
         if is_news:
             if is_away is not self._is_known_away:
-                self._away_at = self._clock()
-            self._known, self._is_known_away = read, is_away
+                self._away_at = self.clock()
+            self.known, self._is_known_away = read, is_away
             generation.reader_at(read, is_away)

@@ -14,7 +14,7 @@ import random
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Mapping
 from contextvars import Context
 from dataclasses import replace
 from typing import Any
@@ -66,7 +66,8 @@ class Streams:
         self._quota = StreamQuota(limits, self)
         self._streams: dict[str, Stream] = {}
         self._by_log: dict[str, Stream] = {}
-        self._unfinished: dict[Group, dict[str, Stream]] = {}  # by id; a group without streams is not kept
+        # The streams whose tasks run, by group and id, oldest first; some may just have ended.
+        self.unfinished: dict[Group, dict[str, Stream]] = {}
         self._kept: OrderedDict[str, asyncio.Event] = OrderedDict()  # finished streams; setting the event drops one
         self._kept_bytes: dict[str, int] = {}
         self._num_kept_bytes = 0
@@ -174,10 +175,6 @@ class Streams:
         """Return every stream, oldest first, with the finished ones that are kept."""
         return list(self._streams.values())
 
-    def unfinished(self, group: Group) -> Iterable[Stream]:
-        """Return the streams of one of `groups_of` an owner whose tasks run, oldest first; some may just have ended."""
-        return self._unfinished.get(group, {}).values()
-
     def shut_down(self) -> None:
         """Start no more streams, and end those of this process; with a shared log another worker can resume them."""
         self._is_closing = True
@@ -229,7 +226,7 @@ class Streams:
         """Register the stream and start its task: the `beginning` of a new one first. `is_recorded`: its end is."""
         self._streams[stream.id] = self._by_log[stream.log_id] = stream
         for group in groups_of(stream.owner):
-            self._unfinished.setdefault(group, {})[stream.id] = stream
+            self.unfinished.setdefault(group, {})[stream.id] = stream
         live = self._live(stream, beginning, is_recorded)
         # An empty context: the stream outlives the request that started it, and must not keep it alive.
         task = asyncio.get_running_loop().create_task(live, name=f"stream {stream.id}", context=Context())
@@ -368,11 +365,11 @@ class Streams:
     def _note_end(self, stream: Stream) -> None:
         """Take the stream out of the unfinished ones. A restored one of its id may have followed it."""
         for group in groups_of(stream.owner):
-            others = self._unfinished.get(group, {})
+            others = self.unfinished.get(group, {})
             if others.get(stream.id) is stream:
                 del others[stream.id]
                 if not others:
-                    del self._unfinished[group]
+                    del self.unfinished[group]
 
     def _remove(self, stream: Stream) -> None:
         self._note_end(stream)

@@ -14,13 +14,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
+from dataclasses import dataclass, field
 from itertools import islice
 
 from streamserve.protocol.events import TERMINALS, Done, Error, LoggedEvent, Token
 from streamserve.protocol.frames import decode_event, encode_event
 from streamserve.streams.config import JOB
 from streamserve.streams.lease.lease import Lease, LeaseResult
-from streamserve.streams.log.base import EventLog, LogLost, append
+from streamserve.streams.log.base import Ended, EventLog, Fenced, LogLost, LogUnavailable, append
 from streamserve.streams.parking import ShownPrompt
 from streamserve.streams.readers import Readers
 from streamserve.streams.transcript import Transcript
@@ -58,6 +59,7 @@ class Replica:
         self._news = asyncio.Event()
         self._is_waiting_for_log = False
         self._timers = Timers()
+        self._away: LogUnavailable | None = None  # why a log that another process writes cannot be read
 
     @property
     def has_left(self) -> bool:
@@ -96,12 +98,12 @@ class Replica:
         self.last_seq = events[-1].seq
         if is_ours or self.readers.attached:
             self.recent.add(events, bodies)
-        for reader in self.readers.attached:
-            reader.advance()
-        if len(events) > 1:
-            self.recent.shrink()
+            for reader in self.readers.attached:
+                reader.advance()
+            if len(events) > 1:
+                self.recent.shrink()
 
-    async def _stand_by(self) -> None:
+    async def _follow(self) -> None:
         """Follow a log that another process writes, or none does, and continue it once that is due here."""
         try:
             if self.readers.num_attached:
@@ -119,8 +121,15 @@ class Replica:
                 await self._change(RETRY_SECONDS)
             elif self.terminal is None:
                 await self._change(self._seconds_beside(), follows_log=self.readers.num_attached > 0)
+            self._away = None
         except KeyError:  # the log is gone
-            self._has_left = True
+            self._has_left, self._away = True, None
+        except LogUnavailable as reason:
+            self._away = reason
+            await self.lease.release()  # else a claim without a producer keeps every other process away
+            await self._change(RETRY_SECONDS)
+        except (Fenced, Ended):
+            self.lease.lose()
 
     async def _ask_for_lease(self) -> LeaseResult:
         """Claim the stream: for a reader; by force to stop it; to end it otherwise, only if none claimed it since."""
@@ -179,6 +188,7 @@ class Replica:
         return max(0.0, self._idle_at - time.monotonic())
 
 
+@dataclass(slots=True, eq=False)
 class Recent:
     """The newest committed events, so that readers of this process need not ask the log. Fed all of them in order.
 
@@ -190,11 +200,11 @@ class Recent:
     last:                 | last batch ... up to last_seq
     """
 
-    def __init__(self) -> None:
-        self._bodies: deque[bytes] = deque()
-        self._last: list[LoggedEvent] = []
-        self._last_seq = 0
-        self.num_bytes = self._num_last_bytes = 0
+    num_bytes: int = 0
+    _bodies: deque[bytes] = field(default_factory=deque)
+    _last: list[LoggedEvent] = field(default_factory=list)
+    _last_seq: int = 0
+    _num_last_bytes: int = 0
 
     def add(self, events: list[LoggedEvent], bodies: Sequence[bytes] | None) -> None:
         """Keep a batch; `bodies` are its events encoded, where known. After a gap only this batch is kept."""
@@ -234,34 +244,28 @@ class Recent:
         self._bodies.clear()
 
 
-class Timers:
-    """Named one-shot timers. Arming a name that is armed already changes nothing."""
-
-    def __init__(self) -> None:
-        self._handles: dict[str, asyncio.TimerHandle] = {}
+class Timers(dict[str, asyncio.TimerHandle]):
+    """Named one-shot timers that are armed. Arming one again changes nothing."""
 
     def arm(self, name: str, seconds: float, action: Callable[[], None]) -> None:
         """Call `action` once after `seconds`, unless disarmed."""
 
         def fire() -> None:
-            del self._handles[name]
+            del self[name]
             action()
 
-        if name not in self._handles:
+        if name not in self:
             loop = asyncio.get_running_loop()
             # An empty context: a timer must not keep alive the request that armed it.
-            self._handles[name] = loop.call_later(max(0.0, seconds), fire, context=Context())
+            self[name] = loop.call_later(max(0.0, seconds), fire, context=Context())
 
     def disarm(self, *names: str) -> None:
         """Cancel these timers; a name that is not armed is skipped."""
         for name in names:
-            handle = self._handles.pop(name, None)
+            handle = self.pop(name, None)
             if handle is not None:
                 handle.cancel()
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._handles
-
     def disarm_all(self) -> None:
         """Cancel every timer."""
-        self.disarm(*list(self._handles))
+        self.disarm(*self)

@@ -103,7 +103,7 @@ ANONYMOUS = Group("anon:", is_prefix=True)  # visitors without a login
 
 def groups_of(owner: str) -> tuple[Group, ...]:
     """Return every group with a limit that `owner` is in."""
-    return (Group(owner), ANONYMOUS) if owner in ANONYMOUS else (Group(owner),)
+    return (Group(owner), ANONYMOUS) if owner.startswith(ANONYMOUS.name) else (Group(owner),)
 
 
 class StreamStore(Protocol):

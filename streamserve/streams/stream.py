@@ -35,7 +35,7 @@ from streamserve.protocol.events import Citation, Done, Error, Meta, Status, Usa
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import JOB, StreamConfig
 from streamserve.streams.lease.lease import Lease
-from streamserve.streams.log.base import Ended, Fenced, LogLost, LogUnavailable, new_log_id
+from streamserve.streams.log.base import Ended, Fenced, LogLost, new_log_id
 from streamserve.streams.parking import NO_READER, Parking
 from streamserve.streams.producer import Producer
 from streamserve.streams.readers import Attachment
@@ -93,7 +93,6 @@ class Stream(Producer):
         self.created = int(time.time()) if created is None else created
         self.ended_at: float | None = None
         self.is_lost = False  # the log has forgotten it: readers get an error that is in no log
-        self._away: LogUnavailable | None = None  # why a replica cannot read its log
         self._work_over = asyncio.Event()  # of a job's attempt
         self._work_error: Error | None = None
 
@@ -189,12 +188,12 @@ class Stream(Producer):
     def detach(self, reader: Attachment) -> None:
         """Count `reader` out, once. Losing the last owner's reader takes effect before this returns."""
         if self.readers.discard(reader):
-            if self.ended.is_set():
-                self.recent.clear()
-            self._wake()
             if not reader.is_watcher:
                 self.release()
                 self._note_position()
+            if self.ended.is_set():
+                self.recent.clear()
+            self._wake()
 
     def release(self) -> None:
         """Do what `on_disconnect` says, unless an owner's reader is attached. Also for a reader that never came."""
@@ -308,18 +307,6 @@ class Stream(Producer):
             await self._fail(_INTERNAL)
         finally:
             await self._close()
-
-    async def _follow(self) -> None:
-        """Be a replica for a while; a log that is away is asked again."""
-        try:
-            await self._stand_by()
-            self._away = None
-        except LogUnavailable as reason:
-            self._away = reason
-            await self.lease.release()  # else a claim without a producer keeps every other process away
-            await self._change(RETRY_SECONDS)
-        except (Fenced, Ended):
-            self.lease.lose()
 
     async def _produce(self) -> None:
         """Wait for the writer and the engine, and do what is next, across parks."""

@@ -13,6 +13,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from streamserve.dialects.base import is_outline
@@ -116,8 +117,10 @@ def summarize(stream: Stream) -> StreamSummary:
 _OF_A_CHOICE = (Token, BlockStart, BlockStop, ChoiceDone)
 _MAX_OUTLINE = 2_000
 _ONE_WITHOUT_ID = (0,)  # counted, and never shown
+_numbers = partial(array, "I")  # makes an empty array of four bytes each
 
 
+@dataclass(slots=True, eq=False)
 class _ChoiceTokens:
     """One choice's tokens, four bytes each, and their number at each of its events.
 
@@ -125,15 +128,18 @@ class _ChoiceTokens:
     before that event, `_counts` the number including it.
     """
 
-    def __init__(self) -> None:
-        self.token_ids = array("I")
-        self.is_finished = False
-        # The newest blocks that have begun, have ended, and were given text without ids; -1 before the first.
-        self.started = self.stopped = self.ended = -1
-        self.thinking = -1  # the newest thinking block
-        self.num_reasoning_tokens = 0
-        self._seqs, self._befores, self._counts = array("I"), array("I"), array("I")
-        self._last_seq = -1
+    token_ids: array[int] = field(default_factory=_numbers)
+    is_finished: bool = False
+    # The newest blocks that have begun, have ended, and were given text without ids; -1 before the first.
+    started: int = -1
+    stopped: int = -1
+    ended: int = -1
+    thinking: int = -1  # the newest thinking block
+    num_reasoning_tokens: int = 0
+    _seqs: array[int] = field(default_factory=_numbers)
+    _befores: array[int] = field(default_factory=_numbers)
+    _counts: array[int] = field(default_factory=_numbers)
+    _last_seq: int = -1
 
     def note(self, token_ids: Sequence[int], seq: int) -> None:
         if len(token_ids) == 1 and seq == self._last_seq + 1:

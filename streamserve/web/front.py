@@ -74,8 +74,13 @@ class Front:
         self._handler: App = RouteHandler()  # type: ignore[assignment]  # Django's stubs want a dict as the scope
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app: App = self._handler if scope["type"] == "http" and route_of(scope) else self._application
-        await app(scope, receive, send)
+        route = route_of(scope) if scope["type"] == "http" else None
+        if route is None:
+            await self._application(scope, receive, send)
+            return
+        if route.takes_file and scope["method"] == "POST" and _may_be_large(scope):
+            scope = {**scope, LATE_BODY: LateBody(receive)}
+        await self._handler(scope, receive, send)
 
 
 def fronted(application: App) -> App:
@@ -127,8 +132,8 @@ class LateBody:
     async def wait_left(self) -> None:
         """Wait until the client leaves."""
         await self._is_over.wait()
-        if not self._has_left:
-            await _left(self._receive)
+        while not self._has_left:
+            self._has_left = (await self._receive())["type"] == "http.disconnect"
 
     def read(self, size: int = -1) -> bytes:
         """Refuse a middleware that reads the body: Django names it an UnreadablePostError."""
@@ -138,11 +143,8 @@ class LateBody:
         """Do nothing: there is no file."""
 
 
-def _is_late(scope: Scope) -> bool:
+def _may_be_large(scope: Scope) -> bool:
     """Return whether the request's body may be larger than that of any route without files."""
-    route = route_of(scope)
-    if route is None or not route.takes_file or scope["method"] != "POST":
-        return False
     headers = dict(scope["headers"])
     num_bytes = announced_bytes(headers.get(b"content-length", b"").decode("latin-1"))
     if num_bytes is not None:
@@ -175,7 +177,7 @@ class RouteHandler(ASGIHandler):
 
     async def handle(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request. Django's `handle`, but its signals take a thread only where one of them may need it."""
-        late = LateBody(receive) if _is_late(scope) else None
+        late = scope.get(LATE_BODY)
         try:
             body_file: Any = late or await self.read_body(receive)
         except RequestAborted:
@@ -184,7 +186,7 @@ class RouteHandler(ASGIHandler):
             set_script_prefix(get_script_prefix(scope))
             if not _is_quiet(signals.request_started):
                 await signals.request_started.asend(sender=ASGIHandler, scope=scope)
-            request, error = self.create_request({**scope, LATE_BODY: late} if late else scope, body_file)
+            request, error = self.create_request(scope, body_file)
             if error is not None:
                 await self.send_response(error, send)
             await self._close(error or await self._respond(request, late, receive, send))
@@ -203,7 +205,11 @@ class RouteHandler(ASGIHandler):
 
         async def watch() -> None:
             nonlocal has_left
-            await (_left(receive) if late is None else late.wait_left())
+            if late is not None:
+                await late.wait_left()
+            else:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
             has_left = True
             task.cancel()
 
@@ -231,11 +237,6 @@ class RouteHandler(ASGIHandler):
             await sync_to_async(response.close)()
         else:
             response.close()
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def is_pure(middleware: object) -> bool:

@@ -203,7 +203,6 @@ class LiveDelivery(Closing):
 
     def __init__(self, live: LiveMetrics, *, every_seconds: float = EVERY_SECONDS) -> None:
         self._live = live
-        super().__init__()
         self._every_seconds = every_seconds
 
     @property

@@ -60,7 +60,7 @@ def view_of(route: Route) -> View:
         request_id = request_id_of(request.headers.get("X-Request-Id", ""))
         caller: Caller = ANONYMOUS
         headers = {name.lower(): value for name, value in request.headers.items()}
-        cors = cors_headers(route, headers, is_preflight=request.method == "OPTIONS")
+        cors = cors_headers(route, headers, is_preflight=request.method == "OPTIONS") if "origin" in headers else {}
         if cors and request.method == "OPTIONS":
             return HttpResponse(status=204, headers=cors)
         try:

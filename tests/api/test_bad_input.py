@@ -9,7 +9,8 @@ import pytest
 
 from streamserve.models import ApiKey
 from streamserve.testing import DaphneServer
-from tests.support.bodies.bad_bodies import NATIVE, OPENAI, BadBody, bad_bodies
+from tests.support.bodies.bad_bodies import bad_bodies
+from tests.support.bodies.bad_fields import NATIVE, OPENAI, BadBody
 from tests.support.bodies.wrong_bodies import ANTHROPIC, bad_messages
 from tests.support.checks.stream_checks import check_native
 

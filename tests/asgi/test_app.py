@@ -13,7 +13,8 @@ from streamserve.asgi.types import Message, Scope
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.requests import Limits
 from tests.support.apps.app_calls import GOOD, ask, by_header, call, error_of, header, started
-from tests.support.bodies.bad_bodies import NATIVE, OPENAI, bad_bodies
+from tests.support.bodies.bad_bodies import bad_bodies
+from tests.support.bodies.bad_fields import NATIVE, OPENAI
 from tests.support.checks.message_checks import check_message
 from tests.support.checks.stream_checks import check_native, check_native_part, check_openai, check_tokens
 from tests.support.streams.hand_made import Gate, until

@@ -9,7 +9,7 @@ pytest.importorskip("websockets", reason="needs websockets: pip install -r tests
 
 from benchmarks.peers import Reading, summary
 from benchmarks.qoe_http.readers import Prompts
-from benchmarks.shape import HELPDESK
+from benchmarks.support.shape import HELPDESK
 
 
 def test_medians_of_the_rounds_medians() -> None:

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("scipy", reason="needs scipy: pip install -r benchmarks/requirements.txt")
 
 from benchmarks.qoe.bounds import bounds
-from benchmarks.qoe.chart import draw
 from benchmarks.qoe.contenders import FCFS, IN_TIME, OURS, contenders
 from benchmarks.qoe.machines import MACHINES, StepCost, machine_of
+from benchmarks.qoe.report import draw
 from benchmarks.qoe.results import Job, Results
 from benchmarks.qoe.score import Score, score
 from benchmarks.qoe.simulation import REPORT_STEP, Simulation

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.qoe.workload import draw_visits
 from benchmarks.qoe_http.readers import Prompts
-from benchmarks.shape import HELPDESK
+from benchmarks.support.shape import HELPDESK
 
 
 def test_a_prompt_has_the_tokens_of_its_visit() -> None:

@@ -17,7 +17,8 @@ from streamserve.dialects.openai.request import _table
 from streamserve.protocol.errors import PromptTooLong, StreamserveError
 from streamserve.protocol.json_body import decode_json
 from streamserve.protocol.requests import GenerateRequest, Limits
-from tests.support.bodies.bad_bodies import NATIVE, OPENAI, BadBody, bad_bodies
+from tests.support.bodies.bad_bodies import bad_bodies
+from tests.support.bodies.bad_fields import NATIVE, OPENAI, BadBody
 
 LIMITS = Limits()
 PARSE: dict[str, Callable[..., Any]] = {NATIVE: native.parse, OPENAI: openai_chat.parse}

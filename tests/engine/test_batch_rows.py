@@ -148,4 +148,4 @@ def test_tokens_of_rows_count_by_their_weight(latency_class: str, weight: float)
     """In a tenant's share; of any other class a token is a token."""
     drive = Drive(batch_weight=0.25)
     drive.run(request(1, range(20), tenant="a", latency_class=latency_class, sampling=sampling(max_tokens=5)))
-    assert drive.core.scheduler._queue.shares._tokens["a"] == weight * (20 + 4)
+    assert drive.core.scheduler.queue.shares._tokens["a"] == weight * (20 + 4)

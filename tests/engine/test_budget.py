@@ -174,7 +174,7 @@ def test_chats_do_not_wait_for_a_document() -> None:
     num_before = document.num_computed_tokens
     while any(one.first_token_at is None for one in chats):
         desk.step(desk_seconds(desk))
-        assert not desk.scheduler.expired(desk.now)
+        assert not desk.scheduler.queue.expired(desk.now)
         assert desk.planned().get(1, 0) >= 32
     assert max(one.first_token_at or 0.0 for one in chats) - chats[0].request.arrived_at <= 2.5
     assert document.num_computed_tokens - num_before > 1000  # and the document went on

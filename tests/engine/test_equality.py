@@ -63,7 +63,7 @@ def test_forced_preemption(how: object, every: int, caching: bool, overlap: bool
 
     drive.core.scheduler.forced_preempt = preempt
     assert drive.tokens(*requests(how)) == references(how)
-    assert drive.core.stats().preemptions > 0
+    assert drive.core.stats.preemptions > 0
     drive.assert_empty()
 
 
@@ -109,7 +109,7 @@ def test_too_little_memory(how: object, overlap: bool) -> None:
     drive = Drive(num_blocks=24, overlap=overlap)
     drive.core.scheduler._reserve._share = 0.0
     assert drive.tokens(*requests(how)) == references(how)
-    assert drive.core.stats().preemptions > 0
+    assert drive.core.stats.preemptions > 0
     drive.assert_empty()
 
 

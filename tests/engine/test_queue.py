@@ -24,9 +24,27 @@ def key_of(desk: Desk, seq_id: int, **fields: object) -> float:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_key_is_arrival_and_class(name: str) -> None:
-    """Without debt, a request's place is its arrival and the time to the first token that its class is planned with."""
-    assert key_of(Desk(), 1, latency_class=name) == pytest.approx(CLASSES[name].ttft_seconds)
+@pytest.mark.parametrize("num_tokens", [1, 200, 1400, 100_000])
+def test_key_is_arrival_class_and_length(name: str, num_tokens: int) -> None:
+    """Without debt, a request's place is its arrival, its class's time to the first token, and a little for its prompt.
+
+    A token is half a millisecond, and seven tenths of a second are the most; nothing where no wait is limited.
+    """
+    seconds = min(0.0005 * num_tokens, 0.7) if CLASSES[name].max_queue_seconds is not None else 0.0
+    key = key_of(Desk(), 1, latency_class=name, prompt=(7,) * num_tokens)
+    assert key == pytest.approx(CLASSES[name].ttft_seconds + seconds)
+
+
+def test_short_prompts_go_first() -> None:
+    """Of requests that come together the shorter prompt goes first; one that came seven tenths of a second before not.
+
+    So many short prompts delay a long one, and none for longer than that.
+    """
+    desk = Desk(max_num_seqs=1, num_blocks=500)
+    long, short = (7,) * 1500, (8,) * 10
+    one = quick(1, desk, 0.0, prompt=long)
+    others = [quick(2, desk, 0.6, prompt=short), quick(3, desk, 0.8, prompt=short)]
+    assert order_of(desk, one, *others) == [2, 1, 3]
 
 
 def test_classes_come_from_the_config() -> None:
@@ -38,8 +56,8 @@ def test_classes_come_from_the_config() -> None:
 def work_of(desk: Desk) -> None:
     """For ten seconds nine tenths of the work were one tenant's."""
     for second in range(10):
-        desk.scheduler.charge("flood", 90, desk.now - second)
-        desk.scheduler.charge("light", 10, desk.now - second)
+        desk.scheduler.queue.shares.charge("flood", 90, desk.now - second)
+        desk.scheduler.queue.shares.charge("light", 10, desk.now - second)
 
 
 def order_of(desk: Desk, *requests: SequenceRequest) -> list[int]:
@@ -114,7 +132,7 @@ def test_who_is_late_is_refused_when_the_overload_stands() -> None:
     for index in range(100):
         desk.add(quick(10 + index, desk, 0.0))
         desk.step(0.1)
-        for sequence in desk.scheduler.expired(desk.now):
+        for sequence in desk.scheduler.queue.expired(desk.now):
             ends.append((sequence.seq_id, round(desk.now - begun, 1)))
             desk.scheduler.finish(sequence)
     assert ends[0] == (2, 8.1)
@@ -127,8 +145,8 @@ def test_place_is_fixed_at_arrival() -> None:
     (sequence,) = desk.add(request(1, tenant="flood"))
     before = sequence.order_key
     desk.step()
-    desk.scheduler.charge("flood", 1000, desk.now)
-    desk.scheduler.charge("light", 1, desk.now)
+    desk.scheduler.queue.shares.charge("flood", 1000, desk.now)
+    desk.scheduler.queue.shares.charge("light", 1, desk.now)
     desk.scheduler.forced_preempt = lambda running: running
     desk.step()
     assert sequence.num_preemptions == 1
@@ -137,14 +155,14 @@ def test_place_is_fixed_at_arrival() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_wait_bound(seed: int) -> None:
-    """Of one tenant, none that arrives later than r by r's TTFT - the smallest TTFT goes before r, until r is late.
+    """Of one tenant, none that comes later than r by r's order_seconds - the smallest TTFT goes before r in time.
 
     All other classes go before rows of batches.
     """
     rng, desk = random.Random(seed), Desk(max_num_seqs=1, classes=PATIENT)
     for seq_id in range(60):
         desk.now += rng.expovariate(4)
-        desk.scheduler.charge(rng.choice("aab"), rng.randint(1, 500), desk.now)
+        desk.scheduler.queue.shares.charge(rng.choice("aab"), rng.randint(1, 500), desk.now)
         one = sampling(max_tokens=1)
         name, tenant = rng.choice(["chat", "completion", "document", "batch"]), rng.choice("ab")
         desk.add(request(seq_id, arrived_at=desk.now, latency_class=name, tenant=tenant, sampling=one))
@@ -154,7 +172,8 @@ def test_wait_bound(seed: int) -> None:
         for first in order[:index]:
             if first.request.tenant == late.request.tenant and not is_batch(late):
                 assert not is_batch(first) or (first.scheduled_at or 0.0) < late.request.arrived_at
-                bound = CLASSES[late.request.latency_class].ttft_seconds - SMALLEST_TTFT
+                latency_class = CLASSES[late.request.latency_class]
+                bound = latency_class.order_seconds(len(late.request.prompt_token_ids)) - SMALLEST_TTFT
                 assert first.request.arrived_at <= late.request.arrived_at + bound + 1e-9
 
 
@@ -168,8 +187,8 @@ def test_light_tenant_goes_before_a_flood() -> None:
             light += desk.add(flooding(index, desk.now, "light"))
         for chunk in desk.step(0.05).chunks:
             tenant = desk.sequences[chunk.seq_id].request.tenant
-            desk.scheduler.charge(tenant, len(chunk.token_ids), desk.now)
-        for sequence in desk.scheduler.expired(desk.now):
+            desk.scheduler.queue.shares.charge(tenant, len(chunk.token_ids), desk.now)
+        for sequence in desk.scheduler.queue.expired(desk.now):
             desk.scheduler.finish(sequence)
     waits = [round((one.scheduled_at or desk.now) - one.request.arrived_at, 2) for one in light]
     assert len(desk.scheduler.waiting) > 20
@@ -186,8 +205,8 @@ def test_sequences_that_wait_too_long_are_returned() -> None:
     desk.add(request(1, arrived_at=100.0, sampling=sampling(max_tokens=400)), request(2, arrived_at=100.0))
     desk.step(seconds=0.0)
     desk.step(seconds=30.0)
-    assert desk.scheduler.expired(130.0) == []
-    assert [one.seq_id for one in desk.scheduler.expired(130.01)] == [2]
+    assert desk.scheduler.queue.expired(130.0) == []
+    assert [one.seq_id for one in desk.scheduler.queue.expired(130.01)] == [2]
 
 
 def test_each_class_has_its_own_patience() -> None:
@@ -199,7 +218,7 @@ def test_each_class_has_its_own_patience() -> None:
         desk.add(request(seq_id, arrived_at=desk.now, latency_class=name))
     desk.step()
     desk.step(seconds=31.0)
-    assert [one.seq_id for one in desk.scheduler.expired(desk.now)] == [2]
+    assert [one.seq_id for one in desk.scheduler.queue.expired(desk.now)] == [2]
 
 
 def test_a_promise_is_kept() -> None:
@@ -209,8 +228,8 @@ def test_a_promise_is_kept() -> None:
         request(1, sampling=sampling(max_tokens=400)), request(2, queue_seconds=2.5), request(3, queue_seconds=50.0)
     )
     desk.step(seconds=0.0)
-    assert [one.seq_id for one in desk.scheduler.expired(102.6)] == [2]
-    assert [one.seq_id for one in desk.scheduler.expired(151.0)] == [2, 3]
+    assert [one.seq_id for one in desk.scheduler.queue.expired(102.6)] == [2]
+    assert [one.seq_id for one in desk.scheduler.queue.expired(151.0)] == [2, 3]
 
 
 def test_sequence_with_shown_tokens_never_expires() -> None:
@@ -222,7 +241,7 @@ def test_sequence_with_shown_tokens_never_expires() -> None:
     desk.add(request(0), request(3, output_token_ids=(7, 7)))
     desk.step()
     assert [one.seq_id for one in desk.scheduler.waiting] == [0, 3]
-    assert [one.seq_id for one in desk.scheduler.expired(desk.now + 3600)] == [0]
+    assert [one.seq_id for one in desk.scheduler.queue.expired(desk.now + 3600)] == [0]
 
 
 def test_time_before_the_queue_does_not_count() -> None:
@@ -230,7 +249,7 @@ def test_time_before_the_queue_does_not_count() -> None:
     desk = Desk(max_num_seqs=1)
     desk.add(request(1, arrived_at=0.0), request(2, arrived_at=10.0))
     desk.step()
-    assert desk.scheduler.expired(desk.now + 1.0) == []
+    assert desk.scheduler.queue.expired(desk.now + 1.0) == []
 
 
 def test_lone_request_never_waits() -> None:
@@ -252,7 +271,7 @@ def test_queued_tokens_are_those_of_the_waiting() -> None:
         waiting = desk.scheduler.waiting
         if waiting and rng.random() < 0.3:
             desk.scheduler.finish(rng.choice(waiting))
-        assert desk.scheduler.queued_tokens == sum(one.num_tokens for one in waiting)
+        assert desk.scheduler.queued_tokens == sum(len(one.token_ids) for one in waiting)
     desk.run()
     assert desk.scheduler.queued_tokens == 0
 

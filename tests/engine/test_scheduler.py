@@ -76,7 +76,7 @@ def test_no_more_than_max_num_seqs_run() -> None:
     drive = Drive(max_num_seqs=3)
     drive.add(*(request(seq_id) for seq_id in range(6)))
     drive.step()
-    assert (drive.core.stats().running, drive.core.stats().waiting) == (3, 3)
+    assert (drive.core.stats.running, drive.core.stats.waiting) == (3, 3)
     drive.run()
     assert max(len(plan.chunks) for plan in drive.plans) == 3
 
@@ -99,7 +99,7 @@ def test_admission_keeps_room_for_growth() -> None:
     for seq_id in (1, 2, 3):
         drive.add(request(seq_id, range(8), sampling=sampling(max_tokens=80), salt=str(seq_id)))
     drive.step()
-    assert drive.core.stats().running < 3
+    assert drive.core.stats.running < 3
 
 
 def test_reserve_decays() -> None:
@@ -108,10 +108,10 @@ def test_reserve_decays() -> None:
     for seq_id in (1, 2, 3):
         drive.add(request(seq_id, range(8), sampling=sampling(max_tokens=400), salt=str(seq_id)))
     drive.step()
-    assert drive.core.stats().running == 2
-    while drive.core.stats().waiting:
+    assert drive.core.stats.running == 2
+    while drive.core.stats.waiting:
         drive.step()
-    assert drive.core.stats().running == 3
+    assert drive.core.stats.running == 3
 
 
 def test_lone_sequence_needs_no_reserve() -> None:
@@ -119,7 +119,7 @@ def test_lone_sequence_needs_no_reserve() -> None:
     drive = Drive(num_blocks=11)
     answers = drive.run(request(1, range(8), sampling=sampling(max_tokens=32)))
     assert len(answers[1].token_ids) == 32
-    assert drive.core.stats().preemptions == 0
+    assert drive.core.stats.preemptions == 0
 
 
 def crowded() -> Drive:
@@ -138,7 +138,7 @@ def test_newest_is_preempted_and_finishes_later() -> None:
     while drive.core.has_work:
         drive.step()
         victims += [one.seq_id for one in drive.core.scheduler.waiting if one.num_preemptions]
-    assert drive.core.stats().preemptions > 0
+    assert drive.core.stats.preemptions > 0
     assert 1 not in victims
     assert [len(answer.token_ids) for answer in drive.answers.values()] == [24, 24, 24]
     drive.assert_empty()
@@ -148,7 +148,7 @@ def test_preempted_sequence_holds_nothing_and_goes_first() -> None:
     """A preempted sequence holds no block, and queues before those that never ran."""
     drive = crowded()
     drive.add(request(4, range(8), arrived_at=4.0))
-    while not drive.core.stats().preemptions:
+    while not drive.core.stats.preemptions:
         drive.step()
     head = drive.core.scheduler.waiting[0]
     assert (head.seq_id, head.block_table, head.num_computed_tokens) == (3, [], 0)
@@ -158,7 +158,7 @@ def test_no_sequence_is_admitted_in_a_step_that_preempted() -> None:
     """A victim's blocks are for running sequences, not for the next one in the queue."""
     drive = crowded()
     drive.add(request(4, range(100, 103), arrived_at=4.0))
-    while not drive.core.stats().preemptions:
+    while not drive.core.stats.preemptions:
         drive.step()
     assert set(drive.planned()) <= {1, 2}
 
@@ -172,7 +172,7 @@ def test_preempted_sequence_finds_its_own_blocks() -> None:
     drive.step()
     assert drive.planned() == {1: 1}
     assert drive.plans[-1].chunks[0].start == 20
-    assert drive.core.stats().prefix_hits == 0
+    assert drive.core.stats.prefix_hits == 0
 
 
 def test_sampling_waits_for_the_last_known_token() -> None:

@@ -47,7 +47,7 @@ def test_it_yields_to_every_answer(overlap: bool) -> None:
     wanted = [[(c.seq_id, len(c.token_ids)) for c in plan.chunks] for plan in alone.plans]
     assert sizes[: len(wanted)] == wanted
     assert drive.answers[2].token_ids == alone.answers[2].token_ids
-    assert drive.core.stats().preemptions == 0
+    assert drive.core.stats.preemptions == 0
 
 
 def test_it_continues_when_the_answers_have_ended() -> None:

@@ -21,8 +21,8 @@ from streamserve.engine.model.sampler import (  # noqa: E402  (after the skips)
     sample,
 )
 from streamserve.engine.plan import SampleSpec, StepOutOfMemory  # noqa: E402
+from tests.engine.model.parity.test_parity import MAX_TOKENS, WHOLE, references  # noqa: E402
 from tests.engine.model.test_out_of_memory import large_plan  # noqa: E402
-from tests.engine.model.test_parity import MAX_TOKENS, WHOLE, references  # noqa: E402
 from tests.support.models.model_driver import Driver, load_tiny, prompts  # noqa: E402
 from tests.support.models.tiny_models import CONFIGS, VOCAB_SIZE, save_model  # noqa: E402
 

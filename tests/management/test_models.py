@@ -17,7 +17,7 @@ from django.test.utils import override_settings
 pytest.importorskip("transformers", reason="needs the engine extra: pip install streamserve[engine]")
 
 from streamserve.engine.model.load.support import PROVEN, REFUSED
-from tests.engine.model.test_variants import TYPES
+from tests.engine.model.parity.test_variants import TYPES
 from tests.support.models.tiny_models import CONFIGS
 from tests.support.servers.upstreams import Upstream, says
 

@@ -135,9 +135,9 @@ class Books:
         size = self._size
         for sequence in self.sim.core._sequences.values():
             computed, table = sequence.num_computed_tokens, sequence.block_table
-            assert computed <= sequence.num_tokens, "6: more tokens computed than known"
+            assert computed <= len(sequence.token_ids), "6: more tokens computed than known"
             # One block may be allocated for the next token, and with a step in flight one for the token after it.
-            most = -(-(sequence.num_tokens + 2) // size)
+            most = -(-(len(sequence.token_ids) + 2) // size)
             assert -(-computed // size) <= len(table) <= most, f"6: {len(table)} blocks for {computed} tokens"
             for block_id in table[computed // size :]:
                 block = pool._blocks[block_id]

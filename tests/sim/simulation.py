@@ -1,7 +1,7 @@
 """`Simulation`: a core, its requests, the faults that happen to it, and readers with a pace of their own.
 
 Takes the place of the streams above the core: a sequence that parks is submitted again by the rules of `Park`. The laws
-are in laws.py; `step` checks them. Time is a fake clock, in powers of two so that sums are exact.
+are in laws/; `step` checks them. Time is a fake clock, in powers of two so that sums are exact.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streamserve.engine.sequence import Sequence, SequenceRequest
 from streamserve.protocol.engine import Park
 from streamserve.protocol.requests import SamplingParams
 from tests.sim.asked import CLASSES, Asked, Shape
-from tests.sim.laws import Laws
+from tests.sim.laws.laws import Laws
 from tests.sim.model import EOS, STEP_SECONDS, TOKEN_SECONDS, SimRunner, reference
 from tests.support.engines.runners import FakeClock
 

@@ -51,5 +51,5 @@ def test_everything_happens(step_count: StepCount) -> None:
     print(f"\n{pauses:,} pauses; a hungry sequence was left out of {longest} steps in a row at most")
     assert errors == {"numerical_error", "timeout", "queue_timeout", "out_of_memory", "internal_error"}
     assert any(chunk.token_ids == (-1,) for sim in runs for plan in sim.plans for chunk in plan.chunks)
-    assert sum(sim.core.stats().preemptions for sim in runs) > 20
-    assert sum(sim.core.stats().prefix_hits for sim in runs) > 1000
+    assert sum(sim.core.stats.preemptions for sim in runs) > 20
+    assert sum(sim.core.stats.prefix_hits for sim in runs) > 1000

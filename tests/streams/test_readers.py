@@ -57,10 +57,10 @@ def test_the_furthest_of_the_owners_readers_counts() -> None:
     transcript = make_transcript()
     for seq in range(1, 11):
         transcript.note(tok("x"), seq)
-    readers = Attachment(seq=3), Attachment(seq=7), Attachment(seq=9, is_watcher=True)
+    readers = Attachment(received_seq=3), Attachment(received_seq=7), Attachment(received_seq=9, is_watcher=True)
     assert make_lag(transcript, *readers).reader_tokens == (7,)
     assert make_lag(transcript, *readers).num_unread == 3
-    assert make_lag(transcript, Attachment(seq=9, is_watcher=True)).reader_tokens == (0,)
+    assert make_lag(transcript, Attachment(received_seq=9, is_watcher=True)).reader_tokens == (0,)
     unbounded = [
         make_lag(transcript, *readers, Attachment(is_paced=False)),
         make_lag(transcript, *readers, is_bounded=False),
@@ -136,8 +136,8 @@ def test_the_furthest_reader_that_looks_counts() -> None:
     transcript = make_transcript()
     for seq in range(1, 11):
         transcript.note(tok("x"), seq)
-    hidden, seen, behind = Attachment(seq=9), Attachment(seq=5), Attachment(seq=2)
-    watcher = Attachment(seq=10, is_watcher=True)
+    hidden, seen, behind = Attachment(received_seq=9), Attachment(received_seq=5), Attachment(received_seq=2)
+    watcher = Attachment(received_seq=10, is_watcher=True)
     hidden.is_away = True
     readers = Readers()
     for reader in (hidden, watcher):
@@ -151,7 +151,7 @@ def test_the_furthest_reader_that_looks_counts() -> None:
 
 def test_the_engine_learns_who_looks_away() -> None:
     """At once, but not more than every half second; then with the next position. A new generation begins looked at."""
-    transcript, reader, generation = make_transcript(), Attachment(seq=50), ScriptedGeneration(ask())
+    transcript, reader, generation = make_transcript(), Attachment(received_seq=50), ScriptedGeneration(ask())
     for seq in range(1, 101):
         transcript.note(tok("x"), seq)
     readers, now = Readers(), [0.0]
@@ -176,7 +176,7 @@ def test_a_new_generation_knows_what_it_was_asked_with() -> None:
     transcript, generation = make_transcript(), ScriptedGeneration(ask())
     for seq in range(1, 101):
         transcript.note(tok("x"), seq)
-    lag = make_lag(transcript, Attachment(seq=50))
+    lag = make_lag(transcript, Attachment(received_seq=50))
     lag.begin((50,))
     lag.report(generation)
     assert generation.positions == []

@@ -1,4 +1,4 @@
-"""Laws of one stream: its single end, what stop does, what a reader holds, and what a refused resume does."""
+"""Laws of one stream: its single end, what stop does, what a reader holds, and what it commits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from streamserve.protocol.errors import BadRequest, Overloaded
-from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Meta, Status, Usage, is_terminal
+from streamserve.protocol.events import Done, Error, Meta, Usage
 from streamserve.protocol.measures import Arrival
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import Batch, Result
@@ -17,29 +16,8 @@ from streamserve.streams.reader.follow import collect
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
-from streamserve.streams.stream import Stream
+from tests.streams.conftest import DONE, events_of, start
 from tests.support.streams.hand_made import ScriptedClient, StallingLog, ask, tok, until, untimed
-
-DONE = Done(finish_reason="stop", usage=Usage(prompt_tokens=3, completion_tokens=1))
-
-
-async def start(streams: Streams, **rest: object) -> Stream:
-    """Start a stream on the scripted engine."""
-    on_disconnect = str(rest.pop("on_disconnect", "park"))
-    return await streams.start(ask("scripted", **rest), Admission(owner="u1", tenant="t1", on_disconnect=on_disconnect))
-
-
-async def events_of(streams: Streams, stream: Stream) -> list[Event]:
-    """Wait for the end and return every event, after checking that exactly the last one is an end."""
-    async with asyncio.timeout(5):
-        await stream.ended.wait()
-    logged = await streams.log.read(stream.log_id, 0)
-    assert [entry.seq for entry in logged] == list(range(1, len(logged) + 1))
-    events = [entry.event for entry in logged]
-    assert [event for event in events if is_terminal(event)] == events[-1:]
-    assert stream.terminal is events[-1]
-    assert stream.state == "finished"
-    return events
 
 
 async def test_events_are_meta_then_the_engines_then_one_end(streams: Streams, scripted: ScriptedClient) -> None:
@@ -182,135 +160,6 @@ async def test_on_disconnect(scripted: ScriptedClient, on_disconnect: str, reaso
     await streams.aclose()
 
 
-async def test_a_return_stops_the_resume_window(scripted: ScriptedClient) -> None:
-    """Of two streams parked one after the other, only the one without a reader is abandoned."""
-    streams = Streams({"scripted": scripted}, StallingLog(), StreamConfig(resume_window_seconds=0.02))
-    returned, left = await start(streams), await start(streams)
-    returned.release()
-    left.release()
-    returned.attach(Attachment())
-    assert isinstance((await events_of(streams, left))[-1], Done)
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert returned.state == "running"
-    await streams.aclose()
-
-
-async def test_timeout_ends_a_parked_stream_too(streams: Streams) -> None:
-    """`timeout_seconds` counts from arrival, with or without a reader."""
-    stream = await start(streams, timeout_seconds=0.02)
-    stream.release()
-    *_, end = await events_of(streams, stream)
-    assert isinstance(end, Error)
-    assert end.code == "timeout"
-
-
-async def test_a_returning_reader_has_it_continued_as_accepted(streams: Streams, scripted: ScriptedClient) -> None:
-    """The engine gets the same request again, with the shown tokens, its arrival time, seed and max_tokens."""
-    stream = await start(streams, max_tokens=50)
-    reader = Attachment()
-    stream.attach(reader)
-    scripted.last.push(tok("a", 5), tok("b", 6, 7))
-    await until(lambda: stream.last_seq == 3, "the tokens are committed")
-    stream.detach(reader)
-    stream.attach(Attachment())
-    await until(lambda: len(scripted.generations) == 2, "it is admitted again")
-    first, second = scripted.requests
-    assert second.output_token_ids == ((5, 6, 7),)
-    assert (second.arrived_at, second.stream_id) == (first.arrived_at, stream.id)
-    assert (second.sampling.seed, second.sampling.max_tokens) == (11, 50)
-    scripted.last.push(tok("c", 8), Done(finish_reason="stop", usage=Usage(prompt_tokens=3, completion_tokens=4)))
-    *_, resumed, token, end = await events_of(streams, stream)
-    assert (resumed, token) == (Status(status="resumed"), tok("c", 8))
-    assert isinstance(end, Done)
-    assert end.usage.completion_tokens == 4
-    assert end.latency >= end.breakdown["ttft"]
-
-
-async def test_times_count_from_the_arrival_at_the_server(streams: Streams, scripted: ScriptedClient) -> None:
-    """What came before the registry (body, caller, session) counts in these, and not in the queue."""
-    long_ago = time.monotonic() - 100
-    stream = await streams.start(ask("scripted"), Admission(owner="u", tenant="t", received_at=long_ago))
-    assert scripted.requests[-1].arrived_at > long_ago + 90
-    scripted.last.push(tok("a", 5))
-    await until(lambda: stream.last_seq == 2, "the token is committed")
-    scripted.last.push(Done(finish_reason="stop", usage=Usage(completion_tokens=1), breakdown={"ttft": 3.0}))
-    await stream.ended.wait()
-    end = stream.terminal
-    assert isinstance(end, Done)
-    assert 100 <= end.breakdown["intake"] <= end.breakdown["ttft"] <= end.latency < 200
-
-
-async def test_finished_choices_are_not_repeated(streams: Streams, scripted: ScriptedClient) -> None:
-    """Tokens that a re-admitted generation repeats of a finished choice are left out."""
-    stream = await start(streams, n=2)
-    reader = Attachment()
-    stream.attach(reader)
-    scripted.last.push(tok("a", 5), tok("x", 6, choice=1), ChoiceDone(choice=1, finish_reason="stop"))
-    await until(lambda: stream.last_seq == 4, "one choice is done")
-    stream.detach(reader)
-    stream.attach(reader)
-    await until(lambda: len(scripted.generations) == 2, "it is admitted again")
-    assert scripted.requests[1].output_token_ids == ((5,), (6,))
-    again = ChoiceDone(choice=1, finish_reason="stop")
-    scripted.last.push(again, tok("y", 9, choice=1), tok("b", 8), ChoiceDone(choice=0, finish_reason="stop"), DONE)
-    tail = (await events_of(streams, stream))[5:-1]
-    assert tail == [tok("b", 8), ChoiceDone(choice=0, finish_reason="stop")]
-
-
-async def test_a_reader_that_leaves_during_readmission_frees_it(streams: Streams, scripted: ScriptedClient) -> None:
-    """A generation accepted after the last reader left is cancelled at once."""
-    stream = await start(streams)
-    stream.release()
-    scripted.hold = asyncio.Event()
-    reader = Attachment()
-    stream.attach(reader)
-    await until(lambda: len(scripted.requests) == 2, "the engine is asked again")
-    stream.detach(reader)
-    scripted.hold.set()
-    await until(lambda: len(scripted.generations) == 2, "the engine accepts")
-    await until(lambda: scripted.last.is_cancelled, "it is cancelled")
-    assert stream.state == "parked"
-
-
-async def test_a_refused_return_waits_and_asks_again(streams: Streams, scripted: ScriptedClient) -> None:
-    """A full engine does not lose the stream: it sends one `waiting` status, and asks again for a new reader."""
-    stream = await start(streams)
-    stream.release()
-    scripted.refusals.extend([Overloaded("full", retry_after=100)] * 2)
-    stream.attach(Attachment())
-    await until(lambda: stream.last_seq == 2, "the reader has it")
-    stream.attach(Attachment())
-    await until(lambda: len(scripted.requests) == 3, "asked again")
-    assert stream.state == "parked"
-    stream.attach(Attachment())
-    await until(lambda: len(scripted.generations) == 2, "accepted")
-    scripted.last.push(DONE)
-    events = await events_of(streams, stream)
-    assert events[1:3] == [Status(status="waiting", message="full"), Status(status="resumed")]
-
-
-async def test_stop_while_a_refused_return_waits(streams: Streams, scripted: ScriptedClient) -> None:
-    """Stop does not wait until the engine has room."""
-    stream = await start(streams)
-    stream.release()
-    scripted.refusals.append(Overloaded("full", retry_after=100))
-    stream.attach(Attachment())
-    await until(lambda: stream.last_seq == 2, "the reader has it")
-    async with asyncio.timeout(5):
-        await stream.stop()
-
-
-async def test_a_return_the_engine_cannot_serve_is_an_error(streams: Streams, scripted: ScriptedClient) -> None:
-    """An error that a retry cannot mend ends the stream with its code."""
-    stream = await start(streams)
-    stream.release()
-    scripted.refusals.append(BadRequest("no longer", code="never_fits"))
-    stream.attach(Attachment())
-    *_, end = await events_of(streams, stream)
-    assert end == Error(code="never_fits", message="no longer")
-
-
 async def test_a_batch_of_large_events_has_fewer(scripted: ScriptedClient) -> None:
     """A batch is at most about 8 KiB: sixteen events with other candidates would be held several times over."""
     log = StallingLog()
@@ -405,31 +254,6 @@ async def test_a_reader_of_the_end_leaves_no_park(scripted: ScriptedClient) -> N
     await stream.ended.wait()
     assert (untimed(stream.terminal), stream.parking.num_parks, stream.last_seq) == (DONE, 0, 3)
     await streams.aclose()
-
-
-async def test_phases_of_a_parked_and_readmitted_answer_add_up(streams: Streams, scripted: ScriptedClient) -> None:
-    """The engine's parts are those of the last run only: the stream's own phases stand there, and the park."""
-    stream = await start(streams, max_tokens=50)
-    reader = Attachment()
-    stream.attach(reader)
-    scripted.last.push(tok("a", 5))
-    await until(lambda: stream.last_seq == 2, "the token is committed")
-    stream.detach(reader)
-    assert stream.summary().phases.keys() >= {"parked"}
-    stream.attach(Attachment())
-    await until(lambda: len(scripted.generations) == 2, "it is admitted again")
-    usage = Usage(prompt_tokens=3, completion_tokens=2)
-    parts = {"queue": 50.0, "prefill": 50.0, "decode": 50.0}
-    scripted.last.push(tok("b", 6))
-    scripted.last.push(Done(finish_reason="stop", usage=usage, breakdown=parts))
-    await stream.ended.wait()
-    end = stream.terminal
-    assert isinstance(end, Done)
-    assert end.phases is not None
-    assert {"intake", "first_token", "generation", "parked"} <= end.phases.keys()
-    assert "queue" not in end.phases
-    assert sum(end.phases.values()) == pytest.approx(end.latency, abs=1e-6)
-    assert stream.summary().phases == end.phases
 
 
 @pytest.mark.parametrize("ends_by", ["done", "stop", "error"])

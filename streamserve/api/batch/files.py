@@ -139,7 +139,6 @@ class FileBody(Closing):
     """A file as a response's `Body`. It is read on a thread, a piece at a time, when the reader has taken the last."""
 
     def __init__(self, record: FileRecord, file: IO[bytes]) -> None:
-        super().__init__()
         self._record, self._file = record, file
         self.on_close(file.close)
 

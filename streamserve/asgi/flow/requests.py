@@ -122,11 +122,7 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
     _is_refused = _has_begun = False
     _response_started: bool  # daphne's
     streamed: StreamedBody | None = None  # a body with a file: its app runs while it arrives
-
-    @property
-    def is_arriving(self) -> bool:
-        """Whether the body of a request whose app runs is not whole yet."""
-        return self.streamed is not None and not self.streamed.is_whole
+    is_arriving = False  # and it is not whole yet
 
     def setResponseCode(self, code: int, message: bytes | None = None) -> None:
         """Name the status on the status line. Twisted knows few, and calls a 429 "Unknown Status"."""
@@ -144,12 +140,14 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
         elif takes_file and length != 0 and isinstance(self.channel, FlowConnection):
             super().gotLength(0)
             self.streamed = StreamedBody(self.channel._networkProducer)
+            self.is_arriving = True
         else:
             super().gotLength(length)
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
         """Start the app, or end the body of one that runs."""
         if self._has_begun and self.streamed is not None:
+            self.is_arriving = False
             self.streamed.feed(b"", is_last=True)
         else:
             self._has_begun = True
@@ -233,13 +231,12 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
             if message["type"] == "http.response.start" and (self.is_arriving or self.server.drain.is_draining):
                 self.close_after()
             super().handle_reply(message)
-        elif message.get("more_body") and self.startedWriting and not self._is_bodiless():
+        elif self.method == b"HEAD" or self.code in NO_BODY_CODES:
+            super().handle_reply({**message, "body": b""})
+        elif message.get("more_body") and self.startedWriting:
             Request.write(self, message.get("body", b""))  # daphne does no more with it
         else:
-            super().handle_reply({**message, "body": b""} if self._is_bodiless() else message)
-
-    def _is_bodiless(self) -> bool:
-        return self.method == b"HEAD" or self.code in NO_BODY_CODES
+            super().handle_reply(message)
 
     def finish(self) -> None:
         """End the response. Unregister its flow control first: Twisted raises if a producer is left."""

@@ -219,7 +219,6 @@ class StreamedBody(Inbox):
 
     def __init__(self, transport: Any) -> None:
         super().__init__(transport)
-        self.is_whole = False
         self.invite: Callable[[], None] | None = None
 
     def put_nowait(self, item: Message) -> None:
@@ -229,7 +228,6 @@ class StreamedBody(Inbox):
 
     def feed(self, data: bytes, *, is_last: bool = False) -> None:
         """Take a piece of the body."""
-        self.is_whole = is_last
         super().put_nowait({"type": "http.request", "body": data, "more_body": not is_last})
 
     async def get(self) -> Message:
@@ -265,7 +263,7 @@ class BodyInbox(asyncio.Queue[Message]):
         body = self._content.read(_BODY_PIECE_BYTES)
         self._is_whole = len(body) < _BODY_PIECE_BYTES
         if self._is_whole:
-            self.close()
+            self._content.close()
         return {"type": "http.request", "body": body, "more_body": not self._is_whole}
 
     def close(self) -> None:

@@ -75,9 +75,9 @@ class Prepared:
     """A request ready for the engine: ids, resolved sampling and timeout, and the text side of each choice.
 
     `num_tokens`: of all choices, those that are known already and are to be computed. `needs`: see `Accepted`.
-    `grammar`: what the whole output must match; then `constrained.py` sets `matchers`, one for each choice.
-    `num_tokens`: of all choices, those that are known already and are to be computed. `echoes`: the prompt's text that
-    each choice still has to begin with.
+    `grammar`: what the whole output must match; then `constrained.py` sets `matchers`, one for each choice. `echoes`:
+    the prompt's text that each choice still has to begin with. `first_scored`: the prompt's first token, if it is still
+    to be shown with the log-probabilities of the others.
     """
 
     request: GenerateRequest
@@ -92,12 +92,7 @@ class Prepared:
     matchers: tuple[Matcher, ...] = ()
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     echoes: tuple[str, ...] = ()
-
-    @property
-    def first_scored(self) -> int | None:
-        """The prompt's first token, if it is still to be shown with the log-probabilities of the others."""
-        is_shown = self.sampling.prompt_logprobs is None or self.request.num_prompt_logprobs
-        return None if is_shown else self.prompt.token_ids[0]
+    first_scored: int | None = None
 
     def accepted(self, queue_position: int) -> Accepted:
         """Return what acceptance has fixed."""
@@ -148,28 +143,28 @@ class Prepared:
 def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest) -> Prepared:
     """Make a request ready, or raise BadRequest. Tokens already shown is fed to the choices silently."""
     latency_class = _checked_class(config, request)
-    prompt = encode(engine.tokenizer, request)
+    tokenizer, vocab_size = engine.tokenizer, engine.runner.vocab_size
+    prompt = encode(tokenizer, request)
     if request.has_public_system:
-        num_public_tokens = engine.public_prefixes.num_tokens(request, prompt.token_ids)
-        prompt = replace(prompt, num_public_tokens=num_public_tokens)
+        prompt = replace(prompt, num_public_tokens=engine.public_prefixes.num_tokens(request, prompt.token_ids))
     num_prompt_tokens = len(prompt.token_ids)
     check_sampling(request.sampling)  # before it is computed with
+    first_scored = None
     if request.sampling.prompt_logprobs is not None:
         rules.check_prompt_logprobs(request, num_prompt_tokens)
+        first_scored = None if request.num_prompt_logprobs else prompt.token_ids[0]
     sampling = resolve_params(
         request, engine.facts.sampling_defaults, num_prompt_tokens, engine.max_tokens, config.default_max_tokens
     )
     check_sampling(sampling)  # the model's own defaults, too
-    _check_ids(request, prompt, engine.runner.vocab_size)
+    _check_ids(request, prompt, vocab_size)
     grammar, source = request.grammar, None
     if engine.format is not None:
         grammar, source = engine.format.grammar(request, prompt), _source(engine.format, request, prompt, sampling)
     elif request.tools:
         rules.refuse_forced_call(request)
-    choices = _choices(engine.tokenizer, request, sampling, source, is_free=grammar is None)
-    bad_word_ids: tuple[tuple[int, ...], ...] = ()
-    if sampling.bad_words:
-        bad_word_ids = rules.bad_word_ids(engine.tokenizer, sampling, engine.runner.vocab_size)
+    choices = _choices(tokenizer, request, sampling, source, is_free=grammar is None)
+    bad_word_ids = rules.bad_word_ids(tokenizer, sampling, vocab_size) if sampling.bad_words else ()
     if sampling.allowed_token_ids:
         rules.check_choice(sampling, bad_word_ids, engine.facts.eos_token_ids, has_grammar=grammar is not None)
     return Prepared(
@@ -183,7 +178,8 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
         needs=() if source is None else ("blocks",),
         grammar=grammar,
         bad_word_ids=bad_word_ids,
-        echoes=rules.echoes(engine.tokenizer, request) if request.echo else (),
+        echoes=rules.echoes(tokenizer, request) if request.echo else (),
+        first_scored=first_scored,
     )
 
 

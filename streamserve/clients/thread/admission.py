@@ -174,8 +174,10 @@ class AdmissionControl:
     @contextmanager
     def reserve(self, num_new: int, latency_class: str) -> Iterator[None]:
         """Reserve places in the queue while a prompt is tokenised; refuse more than its bound."""
-        num_waiting = self._of_class(latency_class) + self._preparing[latency_class]
-        if num_waiting + num_new > self._config.max_waiting + self._num_free():
+        num_waiting = self._preparing[latency_class]
+        num_waiting += sum(one.latency_class == latency_class for one in self._waiting.copy().values())
+        num_free = max(0, self._config.max_num_seqs - len(self._running))
+        if num_waiting + num_new > self._config.max_waiting + num_free:
             self._timings.note_refused(latency_class, has_waited=False)
             raise Overloaded(
                 f"{num_waiting:,} answers are waiting already. Try again later.",
@@ -188,13 +190,19 @@ class AdmissionControl:
             self._preparing[latency_class] -= num_new
 
     def check_wait(
-        self, latency_class: str, stats: CoreStats, *, tenant: str = "", may_refuse: bool = True
+        self,
+        latency_class: str,
+        stats: CoreStats,
+        *,
+        tenant: str = "",
+        num_tokens: int = 0,
+        may_refuse: bool = True,
     ) -> tuple[int, float]:
         """Refuse a request that would wait longer for its first step than it may; `stats` are the core's.
 
         Returns the queue position, which is how many sequences wait for their first step, and how long it may wait.
         """
-        seconds, most = self.predict(latency_class, stats, tenant=tenant)
+        seconds, most = self.predict(latency_class, stats, tenant=tenant, num_tokens=num_tokens)
         if may_refuse and seconds > most:
             self._patience.note_refusal(self._clock())
             self._timings.note_refused(latency_class, has_waited=False)
@@ -204,8 +212,10 @@ class AdmissionControl:
             )
         return len(self._waiting), self._patience.seconds(latency_class, self._clock())
 
-    def predict(self, latency_class: str, stats: CoreStats, *, tenant: str = "") -> tuple[float, float]:
-        """Return how long a request that comes now would wait for its first step, and how long it may.
+    def predict(
+        self, latency_class: str, stats: CoreStats, *, tenant: str = "", num_tokens: int = 0
+    ) -> tuple[float, float]:
+        """Return how long a request of `num_tokens` that comes now would wait for its first step, and how long it may.
 
         While an overload stands it will be as late as the first of the queue is. Otherwise one that can only be late
         may wait behind all others.
@@ -214,11 +224,11 @@ class AdmissionControl:
             self._seconds_per_token = stats.queued_seconds / stats.queued_tokens
         now, config = self._clock(), self._config.classes[latency_class]
         self._note_queue(now)
-        patience = self._patience.seconds(latency_class, now)
+        patience, order_seconds = self._patience.seconds(latency_class, now), config.order_seconds(num_tokens)
         if self._patience.is_standing(latency_class, now):
             most = config.ttft_seconds + _LAG_SHARE * (patience - config.ttft_seconds)
-            return config.ttft_seconds + self._key_lag(now, tenant), most
-        key, of_batch = now + config.ttft_seconds, latency_class == BATCH
+            return order_seconds + self._key_lag(now, tenant), most
+        key, of_batch = now + order_seconds, latency_class == BATCH
         seconds = self._seconds_for(*self._ahead(now, key, tenant, of_batch), stats, of_batch=of_batch)
         if seconds > config.standing_queue_seconds:
             seconds = self._seconds_for(*self._ahead(-math.inf, key, tenant, of_batch), stats, of_batch=of_batch)
@@ -228,7 +238,11 @@ class AdmissionControl:
         """Count a new sequence with `num_tokens` to compute."""
         now, config = self._clock(), self._config.classes[latency_class]
         self._waiting[seq_id] = _Waiting(
-            latency_class, tenant, now + config.ttft_seconds, now + config.standing_queue_seconds, num_tokens
+            latency_class,
+            tenant,
+            now + config.order_seconds(num_tokens),
+            now + config.standing_queue_seconds,
+            num_tokens,
         )
 
     def note(self, update: SequenceUpdate) -> None:
@@ -250,12 +264,6 @@ class AdmissionControl:
         """Stop counting a sequence."""
         self._waiting.pop(seq_id, None)
         self._running.pop(seq_id, None)
-
-    def _num_free(self) -> int:
-        return max(0, self._config.max_num_seqs - len(self._running))
-
-    def _of_class(self, latency_class: str) -> int:
-        return sum(one.latency_class == latency_class for one in self._waiting.copy().values())
 
     def _note_queue(self, now: float) -> None:
         waiting = (one for one in self._waiting.copy().values() if one.latency_class != WARM)

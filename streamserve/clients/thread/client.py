@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import TypeVar
 
-from streamserve.clients.thread.acceptance import LoadedEngine, Prepared, encode, prepare
+from streamserve.clients.thread.acceptance import LoadedEngine, encode, prepare
 from streamserve.clients.thread.admission import AdmissionControl, RecentTimings
 from streamserve.clients.thread.constrained import constrain
 from streamserve.clients.thread.engine_thread import EngineThread, Load
@@ -79,13 +79,20 @@ class ThreadClient:
         """Accept the request or raise: BadRequest (never fits, bad template), Refused (not now)."""
         engine, _ = self._require_engine(request)
         accepted_at = self._clock()
+        loop = asyncio.get_running_loop()
         with self._admission.reserve(request.n, request.latency_class):
-            prepared = await self._prepare(engine, request)
+            prepared = await loop.run_in_executor(self._tokenizers, prepare, engine, self._config, request)
+            if prepared.grammar is not None:  # on threads of its own, as it may take seconds
+                prepared = await loop.run_in_executor(self._compilers, constrain, engine, prepared)
         # Nothing is awaited from here on, so that the checks still hold when the sequences are added.
         _, core = self._require_engine(request)
         is_resumed = any(request.output_token_ids)  # it was accepted once, and may wait
         queue_position, queue_seconds = self._admission.check_wait(
-            request.latency_class, core.stats(), tenant=request.tenant, may_refuse=not is_resumed
+            request.latency_class,
+            core.stats,
+            tenant=request.tenant,
+            num_tokens=len(prepared.prompt.token_ids),
+            may_refuse=not is_resumed,
         )
         choices = {next(self._seq_ids): choice for choice in prepared.choices}
         generation = LocalGeneration(
@@ -108,14 +115,6 @@ class ThreadClient:
         if self._thread.end_code is not None:
             generation.fail(error_event(self._thread.end_code))
         return generation
-
-    async def _prepare(self, engine: LoadedEngine, request: GenerateRequest) -> Prepared:
-        """Render, tokenise and check. A grammar is compiled on threads of its own, as it may take seconds."""
-        loop = asyncio.get_running_loop()
-        prepared = await loop.run_in_executor(self._tokenizers, prepare, engine, self._config, request)
-        if prepared.grammar is None:
-            return prepared
-        return await loop.run_in_executor(self._compilers, constrain, engine, prepared)
 
     async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
         """Return the prompt's token ids as `generate` would see them."""
@@ -185,7 +184,7 @@ class ThreadClient:
     def stats(self) -> EngineStats:
         """Return live counts. Never blocks."""
         core = self._thread.core
-        counts = asdict(core.stats()) if core is not None else {}
+        counts = asdict(core.stats) if core is not None else {}
         return EngineStats(
             **counts,
             tokens_per_second=self._timings.tokens_per_second(),

@@ -30,15 +30,12 @@ class Block:
 
 
 class FreeList:
-    """An intrusive doubly linked list: O(1) at both ends and for removal from the middle."""
+    """An intrusive doubly linked list: O(1) at both ends and for removal from the middle. `num_blocks`: its length."""
 
     def __init__(self) -> None:
         self._end = Block(-1)  # a ring with one sentinel has no special cases
         self._end.prev = self._end.next = self._end
-        self._len = 0
-
-    def __len__(self) -> int:
-        return self._len
+        self.num_blocks = 0
 
     def __iter__(self) -> Iterator[Block]:
         block = self._end.next
@@ -56,7 +53,7 @@ class FreeList:
         block.prev, block.next = after, after.next
         after.next.prev = block
         after.next = block
-        self._len += 1
+        self.num_blocks += 1
 
     def pop_front(self) -> Block:
         """Remove and return the block that is worth least."""
@@ -72,4 +69,4 @@ class FreeList:
             raise IntegrityError(f"block {block.block_id} is not in the free list")
         block.prev.next, block.next.prev = block.next, block.prev
         block.prev = block.next = None
-        self._len -= 1
+        self.num_blocks -= 1

@@ -91,11 +91,7 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now, cached ones included."""
-        return len(self._free)
-
-    def num_blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks hold `num_tokens`."""
-        return -(-num_tokens // self.block_size)
+        return self._free.num_blocks
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Allocate blocks with unknown content. The caller has compared with `num_free`."""
@@ -137,13 +133,9 @@ class BlockPool:
 
     def find_prefix(self, sequence: Sequence) -> list[Block]:
         """Return the cached blocks the sequence can start with; what is to be computed is left."""
-        if not self._prefix_caching:
-            return []
-        num_blocks = min(sequence.num_tokens - 1, sequence.num_reusable_tokens) // self.block_size
-        if len(sequence.block_hashes) < num_blocks:
-            extend_hashes(sequence, num_blocks, self.block_size, self._root)
+        num_blocks = min(len(sequence.token_ids) - 1, sequence.num_reusable_tokens) // self.block_size
         found: list[Block] = []
-        for hash_ in sequence.block_hashes[:num_blocks]:
+        for hash_ in self.hashes(sequence, 0, num_blocks):
             block = self._by_hash.get(hash_)
             if block is None:
                 break
@@ -159,9 +151,9 @@ class BlockPool:
         sequence.num_computed_tokens = len(prefix) * self.block_size
         sequence.num_launched_tokens = sequence.num_computed_tokens
         if sequence.num_preemptions == 0:  # after a preemption its own blocks are no hit
-            self._prefix_queries += sequence.num_tokens
+            self._prefix_queries += len(sequence.token_ids)
             self._prefix_hits += sequence.num_computed_tokens
-        rest = self.num_blocks_for(sequence.num_tokens) - len(prefix)
+        rest = -(-len(sequence.token_ids) // self.block_size) - len(prefix)
         sequence.block_table = [block.block_id for block in prefix] + self.allocate(rest)
         if sequence.has_penalties:
             sequence.counts_row = self._allocate_row()
@@ -171,8 +163,10 @@ class BlockPool:
 
         Found before it has computed anything they are hits, as at the start.
         """
+        if sequence.num_launched_tokens != sequence.num_computed_tokens:
+            return
         is_fresh = sequence.num_computed_tokens == sequence.num_cached_tokens and sequence.num_preemptions == 0
-        while sequence.num_in_flight == 0 and (hash_ := self.next_hash(sequence)) in self._by_hash:
+        while (hash_ := self.next_hash(sequence)) in self._by_hash:
             assert hash_ is not None
             block, index = self._by_hash[hash_], sequence.num_computed_tokens // self.block_size
             self._share(block)
@@ -191,7 +185,7 @@ class BlockPool:
         """
         index, begun = divmod(sequence.num_launched_tokens, self.block_size)
         end = (index + 1) * self.block_size
-        is_computed = end >= sequence.num_tokens or end > sequence.num_reusable_tokens
+        is_computed = end >= len(sequence.token_ids) or end > sequence.num_reusable_tokens
         return None if begun or is_computed else next(iter(self.hashes(sequence, index, index + 1)), None)
 
     def hashes(self, sequence: Sequence, first: int, last: int) -> list[bytes]:
@@ -231,7 +225,7 @@ class BlockPool:
             total=self.num_usable,
             used=self._num_used,
             cached=self._num_free_cached,
-            free=len(self._free) - self._num_free_cached,
+            free=self._free.num_blocks - self._num_free_cached,
             prefix_queries=self._prefix_queries,
             prefix_hits=self._prefix_hits,
         )
@@ -271,7 +265,7 @@ class BlockPool:
 
     def check_counts(self) -> None:
         """Raise `IntegrityError` unless the counters add up. O(1), so that every step can afford it."""
-        free, used, cached = len(self._free), self._num_used, self._num_free_cached
+        free, used, cached = self._free.num_blocks, self._num_used, self._num_free_cached
         if free + used != self.num_usable or not 0 <= cached <= min(free, len(self._by_hash)):
             raise IntegrityError(
                 f"free {free} ({cached} of {len(self._by_hash)} cached) + used {used} != total {self.num_usable}"
@@ -300,9 +294,9 @@ class BlockPool:
         free = Counter(block.block_id for block in self._free)
         used = sum(block.ref_count > 0 for block in self._blocks)
         cached = sum(block.block_hash is not None for block in self._free)
-        if len(free) != free.total() or len(free) != len(self._free) or len(free) + used != self.num_usable:
+        if len(free) != free.total() or len(free) != self._free.num_blocks or len(free) + used != self.num_usable:
             raise IntegrityError(
-                f"free {len(free)} ({free.total()} links, counted {len(self._free)}) + used {used}"
+                f"free {len(free)} ({free.total()} links, counted {self._free.num_blocks}) + used {used}"
                 f" != total {self.num_usable}"
             )
         if 0 in free or any(self._blocks[block_id].ref_count for block_id in free):
@@ -321,12 +315,12 @@ class BlockPool:
             raise IntegrityError(f"rows of counts: {held} held + {self._free_rows} free != total {self._num_rows}")
 
     def _check_sequence(self, sequence: Sequence) -> None:
-        table, computed = sequence.block_table, sequence.num_computed_tokens
+        table, computed, num_known = sequence.block_table, sequence.num_computed_tokens, len(sequence.token_ids)
         if sequence.state is not State.RUNNING and (table or computed):
             raise IntegrityError(f"sequence {sequence.seq_id} is {sequence.state.value} and holds {len(table)} blocks")
-        if len(table) < self.num_blocks_for(computed) or computed > sequence.num_tokens:
+        if len(table) * self.block_size < computed or computed > num_known:
             raise IntegrityError(
-                f"sequence {sequence.seq_id}: {computed} of {sequence.num_tokens} tokens computed, {len(table)} blocks"
+                f"sequence {sequence.seq_id}: {computed} of {num_known} tokens computed, {len(table)} blocks"
             )
         self._check_shared(sequence)
 

@@ -77,7 +77,7 @@ class MemoryReserve:
     ) -> bool:
         """Whether `num_free` blocks are enough for its known tokens and the growth of all; `prefix` is cached."""
         num_held = sum(block.ref_count > 0 for block in prefix)
-        needed = pool.num_blocks_for(sequence.num_tokens) - num_held
+        needed = -(-len(sequence.token_ids) // pool.block_size) - num_held
         parts = [(self._num_growth_blocks(pool, one), _num_own_blocks(pool, one)) for one in beside]
         if parts:  # a sequence that would run alone always has room
             parts.append((self._num_growth_blocks(pool, sequence), needed))
@@ -90,8 +90,9 @@ class MemoryReserve:
         expected, share = self._lengths.left(name, sequence.num_output_tokens), self._share
         if expected is not None:
             num_left, share = min(num_left, math.ceil(expected)), 1.0 + share
-        most = pool.num_blocks_for(sequence.num_tokens + num_left)
-        return share * (most - pool.num_blocks_for(sequence.num_tokens))
+        num_known, size = len(sequence.token_ids), pool.block_size
+        present, most = -(-num_known // size), -(-(num_known + num_left) // size)
+        return share * (most - present)
 
 
 def _num_own_blocks(pool: BlockPool, sequence: Sequence) -> int:

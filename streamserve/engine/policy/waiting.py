@@ -1,10 +1,10 @@
 """`WaitingQueue`: the sequences that wait for blocks, which of them is next, and which have waited for too long.
 
-In the order of the key: arrival + the class's TTFT budget. It is fixed when a sequence is added, so one that comes back
-has its old place. Answers that have begun go first: they were preempted or parked, and their readers wait for them.
-What is late goes behind what is in time (see `Patience`), and rows of batches behind all other classes. Among tenants
-those further below their share go first (see `TenantShares`). Knows sequences, no blocks; time is an argument. Engine
-thread only.
+In the order of the key: arrival + the class's TTFT budget + a little for a long prompt. It is fixed when a sequence is
+added, so one that comes back has its old place. Answers that have begun go first: they were preempted or parked, and
+their readers wait for them. What is late goes behind what is in time (see `Patience`), and rows of batches behind all
+other classes. Among tenants those further below their share go first (see `TenantShares`). Knows sequences, no blocks;
+time is an argument. Engine thread only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class WaitingQueue:
         """Queue a sequence that is new to the engine."""
         request = sequence.request
         latency_class = self._config.classes[request.latency_class]
-        rank, key = _RANKS.get(request.latency_class, 0), request.arrived_at + latency_class.ttft_seconds
+        rank = _RANKS.get(request.latency_class, 0)
+        key = request.arrived_at + latency_class.order_seconds(len(request.prompt_token_ids))
         sequence.order_key = rank, key, request.seq_id
         sequence.reader = ReaderPace(request.reader_tokens, latency_class.pace)
         if sequence.num_output_tokens:

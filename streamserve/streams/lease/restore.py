@@ -45,11 +45,17 @@ async def restore(
     record: Record, store: StreamStore, client: EngineClient | None, writer: LogWriter, settings: StreamConfig
 ) -> Stream | None:
     """Return the stream with every committed event counted; None if its log is gone. The caller must run it."""
+    arrived_at = time.monotonic() - (time.time() - record.created)  # on this machine's clock
+    request = record.request
+    if request is None:
+        request = GenerateRequest(model=record.model, prompt="")
+    elif request.arrived_at is not None and abs(request.arrived_at - arrived_at) < _CLOCK_SECONDS:
+        arrived_at = request.arrived_at
     stream = Stream(
         client if client is not None and record.request is not None else _unable(record),
         writer,
         settings,
-        _request_of(record),
+        replace(request, tenant=record.tenant, stream_id=record.id, arrived_at=arrived_at),
         None,
         admission=Admission(owner=record.owner, tenant=record.tenant, on_disconnect=record.on_disconnect),
         lease=Lease(store, record.id, fence=record.fence, is_held=False, producer=record.producer),
@@ -62,19 +68,6 @@ async def restore(
         return None
     # A finished record without an end in the log means that the log has lost the end.
     return stream if stream.last_seq and (stream.terminal is not None or not record.is_finished) else None
-
-
-def _request_of(record: Record) -> GenerateRequest:
-    """Return the record's request with its arrival on this machine's clock; an empty one for a finished stream."""
-    arrived_at = time.monotonic() - (time.time() - record.created)
-    if record.request is None:
-        return GenerateRequest(
-            model=record.model, prompt="", tenant=record.tenant, stream_id=record.id, arrived_at=arrived_at
-        )
-    kept = record.request.arrived_at
-    if kept is not None and abs(kept - arrived_at) < _CLOCK_SECONDS:
-        arrived_at = kept
-    return replace(record.request, tenant=record.tenant, stream_id=record.id, arrived_at=arrived_at)
 
 
 class _Unable:

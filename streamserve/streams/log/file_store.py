@@ -239,8 +239,11 @@ class FileStore:
 
     def read(self, log_id: str, after: int, limit: int) -> list[LoggedEvent]:
         """Return up to `limit` events that follow `after`. Raises KeyError for an unknown log."""
-        with self._errors():
-            row = self._db().execute(_READ, {"log_id": log_id, "after": after, "limit": limit}).fetchone()
+        try:
+            db = self._opened or self._open()
+            row = db.execute(_READ, {"log_id": log_id, "after": after, "limit": limit}).fetchone()
+        except (sqlite3.Error, OSError) as error:
+            raise self._unavailable(error) from error
         if row is None:
             raise KeyError(log_id)
         last_seq, pages = row

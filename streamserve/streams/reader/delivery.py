@@ -39,21 +39,20 @@ NO_FLOW = Flow()
 class Closing:
     """The end of a response's body, as every `Body` has it: `close`, and what is to be done then."""
 
-    def __init__(self) -> None:
-        self.is_closed = False
-        self._on_close: list[Callable[[], None]] = []
+    is_closed = False
+    _on_close: tuple[Callable[[], None], ...] = ()
 
     def on_close(self, call: Callable[[], None]) -> None:
         """Call `call` once when the body closes; at once if it has."""
         if self.is_closed:
             call()
         else:
-            self._on_close.append(call)
+            self._on_close += (call,)
 
     def close(self) -> None:
         """End. Idempotent and synchronous."""
         self.is_closed = True
-        calls, self._on_close = self._on_close, []
+        calls, self._on_close = self._on_close, ()
         for call in calls:
             call()
 
@@ -77,7 +76,6 @@ class Delivery(Closing):
         watcher: bool = False,
         config: StreamConfig | None = None,
     ) -> None:
-        super().__init__()
         content_type = encoder.content_type.partition(";")[0]
         self.reader = Reader(
             streams,
@@ -92,7 +90,6 @@ class Delivery(Closing):
         self.stream = stream
         self._encoder = encoder
         self._after = after
-        self._has_begun = False
         self._channel: Channel | None = None
 
     @property
@@ -118,7 +115,7 @@ class Delivery(Closing):
 
         Raises what kept the answer from being sent whole: the connection must break then, not end.
         """
-        self._begin()
+        self.reader.attach()
         try:
             await send(self._encoder.first_bytes)
             if flow.channel is not None and flow.channel.is_writable:
@@ -135,7 +132,7 @@ class Delivery(Closing):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Yield what `run` sends. The consumer closes it (`contextlib.aclosing`) or calls `close`."""
-        self._begin()
+        self.reader.attach()
         try:
             yield self._encoder.first_bytes
             channel = self._channel = PullChannel()
@@ -147,7 +144,7 @@ class Delivery(Closing):
 
     def cut_off(self) -> bytes | None:
         """Close because the server waits no longer. Return the last frame, None if the stream cannot be continued."""
-        can_leave = self._has_begun and self.stream.can_leave
+        can_leave = self.reader.has_begun and self.stream.can_leave
         self.close()
         return self._encoder.going_away(self.reader.going_away()) if can_leave else None
 
@@ -164,12 +161,6 @@ class Delivery(Closing):
             self._channel.end(None)
         super().close()
 
-    def _begin(self) -> None:
-        if self._has_begun:
-            raise RuntimeError("a Delivery runs once")
-        self._has_begun = True
-        self.reader.attach()
-
 
 class JoinedDelivery(Closing):
     """`first_bytes` once, the frames of every stream from its start, and when all have ended `last_bytes`.
@@ -180,14 +171,12 @@ class JoinedDelivery(Closing):
     def __init__(
         self, streams: Streams, parts: Sequence[tuple[Stream, Encoder]], last_bytes: Callable[[], bytes]
     ) -> None:
-        super().__init__()
         self.stream = parts[0][0]
         self._ids = [stream.id for stream, _ in parts]
         self._encoder = parts[0][1]
         self._readers = [Reader(streams, stream, encoder, after=0, transport="sse") for stream, encoder in parts]
         self._channels: list[PullChannel] = []
         self._last_bytes = last_bytes
-        self._has_begun = False
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -211,7 +200,8 @@ class JoinedDelivery(Closing):
         return self._frames(NO_FLOW)
 
     async def _frames(self, flow: Flow) -> AsyncGenerator[bytes, None]:
-        self._begin()
+        for reader in self._readers:
+            reader.attach()
         pulls: set[asyncio.Task[bytes | None]] = set()
         try:
             yield self._encoder.first_bytes
@@ -242,7 +232,7 @@ class JoinedDelivery(Closing):
     def cut_off(self) -> bytes | None:
         """Close because the server waits no longer. Return the last frame, which is an error."""
         open_ = next((reader for reader in self._readers if not reader.is_over), None)
-        has_begun = self._has_begun
+        has_begun = self._readers[0].has_begun
         self.close()
         return self._encoder.going_away(open_.going_away()) if has_begun and open_ is not None else None
 
@@ -259,13 +249,6 @@ class JoinedDelivery(Closing):
         for channel in self._channels:
             channel.end(None)
         super().close()
-
-    def _begin(self) -> None:
-        if self._has_begun:
-            raise RuntimeError("a JoinedDelivery runs once")
-        self._has_begun = True
-        for reader in self._readers:
-            reader.attach()
 
 
 def _pull(channel: PullChannel, pulls: set[asyncio.Task[bytes | None]]) -> asyncio.Task[bytes | None]:

@@ -27,14 +27,12 @@ class Follow:
         self.seq = reader.sent_seq  # of the last event given
         self._channel = PullChannel()
         self._events: deque[LoggedEvent] = deque()
-        self._has_begun = False
 
     def __aiter__(self) -> Follow:
         return self
 
     async def __anext__(self) -> LoggedEvent:
-        if not self._has_begun:
-            self._has_begun = True
+        if not self.reader.has_begun:
             self.reader.attach()
             self.reader.start(self._channel)
         if not self._events:

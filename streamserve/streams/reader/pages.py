@@ -45,12 +45,13 @@ _READ_SECONDS = 30.0
 _RETRY_SECONDS = (0.5, 1.5)  # between two tries, at random
 
 
+@dataclass(slots=True)
 class Pages:
     """The log of `stream`. `size` is how many events to take next."""
 
-    def __init__(self, log: EventLog, stream: Stream) -> None:
-        self.size = PAGE
-        self._log, self._stream = log, stream
+    log: EventLog
+    stream: Stream
+    size: int = PAGE
 
     def note(self, page: list[LoggedEvent]) -> None:
         """Take the next page's size from how large the events of this one are."""
@@ -61,7 +62,7 @@ class Pages:
         give_up_at = time.monotonic() + _READ_SECONDS
         while True:
             try:
-                return await read_page(self._log, self._stream, after, limit)
+                return await read_page(self.log, self.stream, after, limit)
             except LogUnavailable:
                 if time.monotonic() >= give_up_at:
                     raise
@@ -82,9 +83,9 @@ class Pages:
 
     def last_seq_to_show(self) -> int:
         """Return how far a snapshot may go: no client can cut one where its user stopped reading."""
-        end = self._stream.terminal
+        end = self.stream.terminal
         kept_seq = end.kept_seq if isinstance(end, Done) else None
-        return self._stream.last_seq if kept_seq is None else kept_seq
+        return self.stream.last_seq if kept_seq is None else kept_seq
 
 
 async def read_page(log: EventLog, stream: Stream, after: int, limit: int = PAGE) -> list[LoggedEvent]:

@@ -23,7 +23,7 @@ from contextvars import Context
 from typing import Any
 
 from streamserve.dialects.base import Encoder, coalesce
-from streamserve.protocol.errors import BadRequest, Gone
+from streamserve.protocol.errors import Gone
 from streamserve.protocol.events import Error, GoingAway, LoggedEvent, Status, Token, is_terminal
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import LogUnavailable
@@ -53,6 +53,8 @@ class Reader(Attachment):
     written beyond the last one acknowledged (`ack`). One that acknowledges is where it says (`Received`).
     """
 
+    has_begun = False  # to read
+
     def __init__(
         self,
         streams: Streams,
@@ -66,9 +68,8 @@ class Reader(Attachment):
         credit: int | None = None,
         config: StreamConfig | None = None,
     ) -> None:
-        _check_place(stream, after)
-        stream.readers.check_room(streams.settings.max_readers, is_watcher=is_watcher)
-        super().__init__(is_watcher=is_watcher, transport=transport, seq=after)
+        stream.readers.check_place(after, stream.last_seq, streams.settings.max_readers, is_watcher=is_watcher)
+        super().__init__(is_watcher=is_watcher, transport=transport, received_seq=after)
         config, self.stream, self.sent_seq = config or streams.settings, stream, after
         self.id = f"{random.getrandbits(64):016x}"  # no secret: acknowledgements are checked by their tenant
         self._accepted_seq = after  # by the transport: a frame may still be on its way to it
@@ -96,6 +97,9 @@ class Reader(Attachment):
 
     def attach(self) -> None:
         """Count as a reader of the stream from now on, unless closed already."""
+        if self.has_begun:
+            raise RuntimeError("a reader is attached once")
+        self.has_begun = True
         self._written_at = time.monotonic()
         if not self._is_closed:
             self.stream.attach(self)
@@ -387,12 +391,3 @@ class Reader(Attachment):
             self._hold(leap, until)
         else:
             self._takes_snapshots = False
-
-
-def _check_place(stream: Stream, after: int) -> None:
-    """Raise BadRequest or Gone for a reader after an event `after` that there is not."""
-    if after < 0:
-        raise BadRequest("A stream is read after event 0 or a later one.", code="unknown_event_id", param="after")
-    if after > stream.last_seq:  # lost with a part of the log, or never sent
-        message = f"The stream has {stream.last_seq} events; event {after} is not kept. Ask the question again."
-        raise Gone(message, param="after")

@@ -66,12 +66,16 @@ class OrmThread:
         if getattr(AsyncToSync.executors, "current", None) is not None:
             return cast(T, await database_sync_to_async(work)())
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._put(_Job(work, future, is_write))
+        self._jobs.put(_Job(work, future, is_write))
+        if self._thread is None:
+            self._start()
         return await future
 
     def post(self, work: Callable[[], Any]) -> None:
         """Have a write done later; an error is logged."""
-        self._put(_Job(work, None, is_write=True))
+        self._jobs.put(_Job(work, None, is_write=True))
+        if self._thread is None:
+            self._start()
 
     def close(self) -> None:
         """End the thread and close its connections. The next job starts another. Waits some seconds for jobs."""
@@ -82,20 +86,28 @@ class OrmThread:
         if thread is not None:
             thread.join(_CLOSE_SECONDS)
 
-    def _put(self, job: _Job) -> None:
-        self._jobs.put(job)
-        if self._thread is not None:
-            return
+    def _start(self) -> None:
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="streamserve orm", daemon=True)
                 self._thread.start()
 
     def _serve(self) -> None:
+        """Do what is asked, and bring the results to their loops, with one wake of each."""
         while jobs := self._next_jobs():
             done = [(job, *_result_of(job.work)) for job in jobs if not job.is_write]
             writes = [job for job in jobs if job.is_write]
-            _settle(done + self._written(writes) if writes else done)
+            if writes:
+                done += self._written(writes)
+            by_loop: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
+            for job, value, error in done:
+                if job.future is not None:
+                    by_loop.setdefault(job.future.get_loop(), []).append((job.future, value, error))
+                elif error is not None:
+                    logger.error("a write that was posted failed", exc_info=error)
+            for loop, results in by_loop.items():
+                with suppress(RuntimeError):  # the loop is closed: no caller waits
+                    loop.call_soon_threadsafe(_set_results, results)
         _tidy(lambda connection: connection.close())
 
     def _next_jobs(self) -> list[_Job]:
@@ -135,19 +147,6 @@ def _result_of(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return work(), None
     except BaseException as error:  # the edge of a thread: the caller raises it
         return None, error
-
-
-def _settle(done: list[tuple[_Job, Any, BaseException | None]]) -> None:
-    """Bring the results to their loops, with one wake of each."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
-    for job, value, error in done:
-        if job.future is not None:
-            by_loop.setdefault(job.future.get_loop(), []).append((job.future, value, error))
-        elif error is not None:
-            logger.error("a write that was posted failed", exc_info=error)
-    for loop, results in by_loop.items():
-        with suppress(RuntimeError):  # the loop is closed: no caller waits
-            loop.call_soon_threadsafe(_set_results, results)
 
 
 def _set_results(results: list[_Answer]) -> None:

@@ -18,7 +18,7 @@ from streamserve.streams.log.base import LogUnavailable
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
-from tests.clients.pipeline.test_runs import asked
+from tests.clients.pipeline.conftest import asked
 from tests.support.streams.hand_made import StallingLog, until
 
 Await = Callable[[Run], Awaitable[Any]]

@@ -14,7 +14,7 @@ from streamserve.clients.pipeline.phases import RunPhases
 from streamserve.clients.pipeline.run import Run
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.events import Done, Error
-from tests.clients.pipeline.test_runs import SHORT, Site
+from tests.clients.pipeline.conftest import SHORT, Site
 
 
 class Clock:

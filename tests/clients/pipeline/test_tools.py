@@ -16,7 +16,7 @@ from streamserve.protocol.frames import encode_event
 from streamserve.protocol.requests import Message
 from streamserve.streams.log.base import Batch, MemoryLog
 from streamserve.streams.store import answer_turn
-from tests.clients.pipeline.test_runs import Site, text_of
+from tests.clients.pipeline.conftest import Site, text_of
 from tests.support.streams.hand_made import until
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'

@@ -16,6 +16,8 @@ from tests.support.engines.runners import FakeClock
 # The core's statistics while something waits: a token takes a hundredth of a second. A chat may wait half a minute.
 BUSY = CoreStats(queued_tokens=1000, queued_seconds=10.0)
 IDLE = CoreStats()
+# No prompt that waits is behind one of so many tokens, if both came at once.
+LONG = 2000
 
 
 def bounds_of(**config: Any) -> AdmissionControl:
@@ -73,13 +75,13 @@ def test_prompts_that_take_too_long_are_refused() -> None:
     """The waiting prompts take longer than a chat may wait: it is refused until a second of them is computed."""
     bounds = bounds_of()
     bounds.add(1, 2900)
-    assert bounds.check_wait("chat", BUSY) == (1, 30.0)
+    assert bounds.check_wait("chat", BUSY, num_tokens=LONG) == (1, 30.0)
     bounds.add(2, 200)
     with pytest.raises(Overloaded, match=r"would wait 31\.0 s, and may wait 30\.0 s") as caught:
-        bounds.check_wait("chat", BUSY)
+        bounds.check_wait("chat", BUSY, num_tokens=LONG)
     assert (caught.value.http_status, caught.value.retry_after) == (503, 1)
-    assert bounds.check_wait("document", BUSY) == (2, 120.0)
-    assert bounds.check_wait("batch", BUSY) == (2, float("inf"))
+    assert bounds.check_wait("document", BUSY, num_tokens=LONG) == (2, 120.0)
+    assert bounds.check_wait("batch", BUSY, num_tokens=LONG) == (2, float("inf"))
 
 
 def test_a_full_batch_is_waited_for() -> None:
@@ -92,11 +94,11 @@ def test_a_full_batch_is_waited_for() -> None:
         bounds.add(seq_id, 10)
         bounds.note(scheduled(seq_id, at=started_at))
     for seq_id, seconds in ((3, 8.0), (4, 16.0), (5, 28.0)):
-        assert bounds.predict("chat", IDLE) == (seconds, 30.0)
-        bounds.check_wait("chat", IDLE)
+        assert bounds.predict("chat", IDLE, num_tokens=LONG) == (seconds, 30.0)
+        bounds.check_wait("chat", IDLE, num_tokens=LONG)
         bounds.add(seq_id, 10)
     with pytest.raises(Overloaded, match=r"would wait 36\.0 s") as caught:
-        bounds.check_wait("chat", IDLE)
+        bounds.check_wait("chat", IDLE, num_tokens=LONG)
     assert caught.value.retry_after == 6
 
 
@@ -109,13 +111,13 @@ def test_one_seat_is_waited_for() -> None:
     bounds.add(1, 10)
     bounds.note(scheduled(1, at=97.0))
     with pytest.raises(Overloaded) as caught:
-        bounds.check_wait("chat", IDLE)
+        bounds.check_wait("chat", IDLE, num_tokens=LONG)
     assert caught.value.retry_after == 7
     bounds.remove(1)
     bounds.add(2, 10)
     bounds.note(scheduled(2, at=85.0))
-    assert bounds.check_wait("chat", IDLE) == (0, 30.0)
-    assert bounds.predict("chat", IDLE) == (25.0, 30.0)
+    assert bounds.check_wait("chat", IDLE, num_tokens=LONG) == (0, 30.0)
+    assert bounds.predict("chat", IDLE, num_tokens=LONG) == (25.0, 30.0)
 
 
 def test_memory_may_hold_fewer_than_there_are_seats() -> None:
@@ -128,13 +130,13 @@ def test_memory_may_hold_fewer_than_there_are_seats() -> None:
         bounds.add(seq_id, 10)
         bounds.note(scheduled(seq_id, at=65.0 + 10 * seq_id))
     full = CoreStats(running=4, blocks_used=100, blocks_total=100)
-    assert bounds.predict("chat", IDLE) == (0.0, 30.0)
-    assert bounds.predict("chat", full) == (5.0, 30.0)
+    assert bounds.predict("chat", IDLE, num_tokens=LONG) == (0.0, 30.0)
+    assert bounds.predict("chat", full, num_tokens=LONG) == (5.0, 30.0)
     for seq_id in range(4, 7):
         bounds.add(seq_id, 10)
     with pytest.raises(Overloaded, match=r"would wait 35\.0 s"):
-        bounds.check_wait("chat", full)
-    assert bounds.check_wait("chat", IDLE) == (3, 30.0)
+        bounds.check_wait("chat", full, num_tokens=LONG)
+    assert bounds.check_wait("chat", IDLE, num_tokens=LONG) == (3, 30.0)
 
 
 def test_only_those_before_it_count() -> None:
@@ -142,16 +144,16 @@ def test_only_those_before_it_count() -> None:
     bounds = bounds_of()
     bounds.add(1, 50_000, "document")
     bounds.add(2, 50_000, "batch")
-    assert bounds.check_wait("chat", BUSY) == (2, 30.0)
+    assert bounds.check_wait("chat", BUSY, num_tokens=LONG) == (2, 30.0)
     with pytest.raises(Overloaded):
-        bounds.check_wait("document", BUSY)
+        bounds.check_wait("document", BUSY, num_tokens=LONG)
 
 
 def test_a_resumed_answer_is_not_refused() -> None:
     """It was accepted once: it waits in the queue."""
     bounds = bounds_of()
     bounds.add(1, 50_000)
-    assert bounds.check_wait("chat", BUSY, may_refuse=False) == (1, 30.0)
+    assert bounds.check_wait("chat", BUSY, num_tokens=LONG, may_refuse=False) == (1, 30.0)
 
 
 def test_retry_after_is_at_most_two_minutes() -> None:
@@ -159,27 +161,27 @@ def test_retry_after_is_at_most_two_minutes() -> None:
     bounds = bounds_of()
     bounds.add(1, 1_000_000)
     with pytest.raises(Overloaded) as caught:
-        bounds.check_wait("chat", BUSY)
+        bounds.check_wait("chat", BUSY, num_tokens=LONG)
     assert caught.value.retry_after == 120
 
 
 def test_a_prompt_with_an_empty_queue_is_accepted() -> None:
     """An empty queue accepts a prompt of any length."""
     bounds = bounds_of()
-    bounds.check_wait("chat", BUSY)
+    bounds.check_wait("chat", BUSY, num_tokens=LONG)
     bounds.add(1, 1_000_000)
     bounds.note(scheduled(1))
-    bounds.check_wait("chat", BUSY)
+    bounds.check_wait("chat", BUSY, num_tokens=LONG)
 
 
 def test_what_a_token_takes_is_remembered() -> None:
     """The core measures only while something waits; a burst within one step is bounded too."""
     bounds = bounds_of()
     bounds.add(1, 7000)
-    bounds.check_wait("chat", IDLE)
+    bounds.check_wait("chat", IDLE, num_tokens=LONG)
     for stats in (BUSY, IDLE):
         with pytest.raises(Overloaded):
-            bounds.check_wait("chat", stats)
+            bounds.check_wait("chat", stats, num_tokens=LONG)
 
 
 def test_prompts_that_are_cached_take_little() -> None:
@@ -189,24 +191,24 @@ def test_prompts_that_are_cached_take_little() -> None:
         bounds.add(seq_id, 1000)
         bounds.note(scheduled(seq_id, num_cached_tokens=900))
     bounds.add(100, 29_000)
-    bounds.check_wait("chat", BUSY)
+    bounds.check_wait("chat", BUSY, num_tokens=LONG)
     bounds.add(101, 2_000)
     with pytest.raises(Overloaded):
-        bounds.check_wait("chat", BUSY)
+        bounds.check_wait("chat", BUSY, num_tokens=LONG)
 
 
 def test_a_refusal_counts_as_one_of_the_queue() -> None:
     """The engine refuses requests that waited too long: the queue is then empty, which is no burst."""
     clock = FakeClock(100.0)
     bounds = AdmissionControl(EngineConfig(), RecentTimings(clock), clock)
-    bounds.check_wait("chat", IDLE)
+    bounds.check_wait("chat", IDLE, num_tokens=LONG)
     bounds.add(1, 10)
     clock.advance(20.0)
     bounds.note(SequenceUpdate(seq_id=1, at=120.0, error="queue_timeout"))
     bounds.remove(1)
-    assert bounds.check_wait("chat", IDLE) == (0, pytest.approx(2.1))
+    assert bounds.check_wait("chat", IDLE, num_tokens=LONG) == (0, pytest.approx(2.1))
     clock.advance(6.1)
-    assert bounds.check_wait("chat", IDLE) == (0, 30.0)
+    assert bounds.check_wait("chat", IDLE, num_tokens=LONG) == (0, 30.0)
 
 
 def test_a_flood_of_one_tenant_is_no_wait_for_another() -> None:
@@ -215,8 +217,8 @@ def test_a_flood_of_one_tenant_is_no_wait_for_another() -> None:
     for seq_id in range(40):
         bounds.add(seq_id, 1000, "chat", "flood")
     with pytest.raises(Overloaded):
-        bounds.check_wait("chat", BUSY, tenant="flood")
-    assert bounds.check_wait("chat", BUSY, tenant="light") == (40, 30.0)
+        bounds.check_wait("chat", BUSY, num_tokens=LONG, tenant="flood")
+    assert bounds.check_wait("chat", BUSY, num_tokens=LONG, tenant="light") == (40, 30.0)
 
 
 def test_many_more_answers_run_than_a_step_holds() -> None:
@@ -231,10 +233,10 @@ def test_many_more_answers_run_than_a_step_holds() -> None:
     for seq_id in range(80, 139):
         bounds.add(seq_id, 10)
     busy = CoreStats(running=80, blocks_used=90, blocks_total=100)
-    assert bounds.check_wait("chat", busy) == (59, 30.0)
+    assert bounds.check_wait("chat", busy, num_tokens=LONG) == (59, 30.0)
     bounds.add(139, 10)
     with pytest.raises(Overloaded, match=r"would wait 30\.5 s"):
-        bounds.check_wait("chat", busy)
+        bounds.check_wait("chat", busy, num_tokens=LONG)
 
 
 def standing(*queued: tuple[float, str]) -> AdmissionControl:
@@ -243,7 +245,7 @@ def standing(*queued: tuple[float, str]) -> AdmissionControl:
     bounds = AdmissionControl(EngineConfig(), RecentTimings(clock), clock)
     for second in range(100):  # one request that is in time waits at any second
         clock.now = 100.0 + second
-        bounds.predict("chat", IDLE)
+        bounds.predict("chat", IDLE, num_tokens=LONG)
         bounds.add(second, 10)
         bounds.remove(second - 1)
     for number, (at, tenant) in enumerate(queued, 1000):
@@ -256,12 +258,21 @@ def standing(*queued: tuple[float, str]) -> AdmissionControl:
 
 def test_the_next_request_is_as_late_as_the_first_of_the_queue() -> None:
     """In a standing overload: a chat may begin 1.6 s after its key; the door closes where the first has waited 2.07."""
-    assert standing((198.0, "a")).predict("chat", IDLE, tenant="a") == (pytest.approx(2.0), pytest.approx(2.068))
+    chat = standing((198.0, "a")).predict("chat", IDLE, tenant="a", num_tokens=10)
+    assert chat == (pytest.approx(2.0), pytest.approx(2.068))
     assert standing((198.0, "a"), (199.0, "a")).check_wait("chat", IDLE, tenant="a") == (2, pytest.approx(2.1))
     with pytest.raises(Overloaded) as caught:
         standing((197.92, "a")).check_wait("chat", IDLE, tenant="a")
     assert caught.value.retry_after == 1
     assert standing().predict("chat", IDLE) == (0.0, 30.0)  # an empty queue is no overload
+
+
+def test_a_long_prompt_finds_the_door_closed_first() -> None:
+    """In a standing overload shorter prompts go before it, so it will be later by what its own one puts it back."""
+    bounds = standing((198.0, "a"))
+    assert bounds.check_wait("chat", IDLE, tenant="a", num_tokens=100) == (1, pytest.approx(2.1))
+    with pytest.raises(Overloaded, match=r"would wait 2\.7 s"):
+        bounds.check_wait("chat", IDLE, tenant="a", num_tokens=LONG)
 
 
 def test_a_flood_closes_the_door_for_its_tenant_alone() -> None:
@@ -278,7 +289,7 @@ def test_a_resume_counts_as_scheduled_once() -> None:
     bounds.add(1, 10)
     for _ in range(3):
         bounds.note(scheduled(1))
-    assert bounds.check_wait("chat", IDLE) == (0, 30.0)
+    assert bounds.check_wait("chat", IDLE, num_tokens=LONG) == (0, 30.0)
     bounds.remove(1)
     bounds.note(scheduled(1))
     assert bounds.is_empty
@@ -291,7 +302,7 @@ def test_refusals_are_counted_by_class() -> None:
     bounds.add(2, 10, "completion")
     for _ in range(2):
         with pytest.raises(Overloaded):
-            bounds.check_wait("chat", BUSY)
+            bounds.check_wait("chat", BUSY, num_tokens=LONG)
     with pytest.raises(Overloaded), bounds.reserve(3, "document"):
         pass
     bounds.note(SequenceUpdate(seq_id=2, at=140.0, error="queue_timeout"))
@@ -312,7 +323,7 @@ def test_rows_of_batches_keep_no_chat_waiting() -> None:
     for seq_id in range(2):
         bounds.note(scheduled(seq_id))
     full = CoreStats(running=2, blocks_total=100, blocks_used=100, queued_tokens=500_000, queued_seconds=5_000.0)
-    assert bounds.predict("chat", full) == (0.0, 30.0)
-    assert bounds.predict("batch", full)[0] > 100.0
+    assert bounds.predict("chat", full, num_tokens=LONG) == (0.0, 30.0)
+    assert bounds.predict("batch", full, num_tokens=LONG)[0] > 100.0
     bounds.add(600, 10)
-    assert bounds.predict("batch", full)[0] > bounds.predict("chat", full)[0]
+    assert bounds.predict("batch", full, num_tokens=LONG)[0] > bounds.predict("chat", full, num_tokens=LONG)[0]

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Request, expect
+from playwright.sync_api import Browser, Request, expect
 
 from tests.support.servers.browser import (
     Watched,
@@ -16,6 +16,8 @@ from tests.support.servers.browser import (
     ask,
     fake_answer,
     log_text,
+    notice,
+    post_bodies,
     server_log,
     slow_down,
     store_turn,
@@ -26,7 +28,6 @@ from tests.support.servers.browser import (
 )
 
 SCROLL = "document.querySelector('.ss-scroll')"
-
 # Notes, at every change of the page: the answer's length on screen, what the status region says, whether it is busy.
 RECORD = """() => {
   window.record = [];
@@ -37,7 +38,6 @@ RECORD = """() => {
     window.record.push([answer.querySelector('.ss-body').textContent.length, said, answer.getAttribute('aria-busy')]);
   }).observe(document.querySelector('.ss-chat'), { childList: true, subtree: true, attributes: true });
 }"""
-
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
 
@@ -46,28 +46,9 @@ def words(text: str) -> str:
     return re.sub(r"[\s\-]+", "", text)
 
 
-def notice(page: Page) -> Locator:
-    """Return the line under the last answer with its ending."""
-    return page.locator(".ss-notice").last
-
-
 def refused(status_code: int, code: str, message: str, **headers: str) -> dict[str, Any]:
     body = json.dumps({"error": {"code": code, "message": message, "param": None}})
     return {"status": status_code, "body": body, "headers": {"Content-Type": "application/json", **headers}}
-
-
-def post_bodies(page: Page) -> list[dict[str, Any]]:
-    """Collect what the page sends to POST /streams from now on."""
-    bodies: list[dict[str, Any]] = []
-    page.on(
-        "request",
-        lambda request: (
-            bodies.append(json.loads(request.post_data or "{}"))
-            if request.method == "POST" and request.url.endswith("/streams")
-            else None
-        ),
-    )
-    return bodies
 
 
 # --- an answer -------------------------------------------------------------------------------------------------------

@@ -300,7 +300,7 @@ def lose_reference(pool: BlockPool, sequence: Sequence) -> None:
 
 
 def miscount(pool: BlockPool, sequence: Sequence) -> None:
-    pool._free._len += 1
+    pool._free.num_blocks += 1
 
 
 def miscount_cached(pool: BlockPool, sequence: Sequence) -> None:

@@ -14,7 +14,7 @@ import pytest
 from streamserve.engine.model.runner import HFRunner
 from streamserve.engine.plan import PENDING
 from streamserve.engine.sequence import Sequence, SequenceRequest
-from tests.engine.model.test_parity import MAX_TOKENS, generate, references
+from tests.engine.model.parity.test_parity import MAX_TOKENS, generate, references
 from tests.support.engines.cores import Drive, request, sampling
 from tests.support.models.model_driver import load_tiny, prompts
 from tests.support.models.tiny_models import CONFIGS, VOCAB_SIZE, build_model

@@ -85,7 +85,7 @@ def test_equal_those_of_one_pass(
 
     drive.core.scheduler.forced_preempt = preempt
     assert drive.tokens(*requests) == wanted
-    assert (drive.core.stats().preemptions > 0) == bool(every)
+    assert (drive.core.stats.preemptions > 0) == bool(every)
     for one in requests:
         assert_scores(family, scored(drive, one.seq_id), one.prompt_token_ids)
     drive.assert_empty()

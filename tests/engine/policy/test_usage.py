@@ -15,7 +15,7 @@ def test_a_token_is_counted_once() -> None:
     """An answer alone: its prompt, and each token of it but the last, which nothing follows."""
     drive = Drive()
     drive.run(request(1, sampling=LONG))
-    stats = drive.core.stats()
+    stats = drive.core.stats
     assert (stats.computed_tokens, stats.recomputed_tokens) == (20 + 59, 0)
 
 
@@ -30,7 +30,7 @@ def test_what_a_preemption_drops_is_counted_again() -> None:
     drive.core.scheduler.forced_preempt = None
     while drive.core.has_work:
         drive.step()
-    stats = drive.core.stats()
+    stats = drive.core.stats
     assert (stats.computed_tokens, stats.recomputed_tokens) == (20 + 59 + 40, 40)
 
 
@@ -40,9 +40,9 @@ def test_a_resumed_answer_recomputes_what_the_cache_lacks() -> None:
         drive = Drive(lead_tokens=8, stalled_seconds=0.0, prefix_caching=has_cache)
         one = request(1, sampling=LONG, reader_tokens=0)
         shown = drive.run(one)[1].token_ids
-        before = drive.core.stats()
+        before = drive.core.stats
         drive.run(replace(one, seq_id=2, output_token_ids=tuple(shown), reader_tokens=None))
-        after = drive.core.stats()
+        after = drive.core.stats
         recomputed = after.recomputed_tokens - before.recomputed_tokens
         assert before.recomputed_tokens == 0
         assert recomputed <= 4 if has_cache else recomputed == 20 + 7
@@ -52,9 +52,9 @@ def test_busy_seconds_are_those_of_steps() -> None:
     """A clock that stands still while the engine idles and moves while it steps."""
     drive = Drive()
     drive.run(request(1))
-    busy = drive.core.stats().busy_seconds
+    busy = drive.core.stats.busy_seconds
     drive.clock.advance(100.0)
-    assert drive.core.stats().busy_seconds == busy
+    assert drive.core.stats.busy_seconds == busy
 
 
 def begun(num_tokens: int, num_read: int, *, is_away: bool = False) -> Sequence:
@@ -87,10 +87,10 @@ def test_an_idle_engine_has_no_readers() -> None:
     drive.clock.advance(5.0)
     drive.step()
     counts = ("readers_away", "readers_late", "readers_hungry", "readers_ahead")
-    assert sum(getattr(drive.core.stats(), name) for name in counts) == 1
+    assert sum(getattr(drive.core.stats, name) for name in counts) == 1
     drive.core.abort(1)
     drive.step()
-    assert {name: getattr(drive.core.stats(), name) for name in counts} == dict.fromkeys(counts, 0)
+    assert {name: getattr(drive.core.stats, name) for name in counts} == dict.fromkeys(counts, 0)
 
 
 def test_a_request_that_waits_too_long_is_counted() -> None:
@@ -103,4 +103,4 @@ def test_a_request_that_waits_too_long_is_counted() -> None:
     drive.clock.advance(5.0)
     drive.step()
     assert drive.answers[2].error == "queue_timeout"
-    assert drive.core.stats().expired == 1
+    assert drive.core.stats.expired == 1

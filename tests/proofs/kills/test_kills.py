@@ -33,7 +33,10 @@ pytestmark = [
 NUM_REQUESTS = 24 if IS_SOAK else 8
 # Tokens shown between two kills, at most.
 MOST_TOKENS = 800 if IS_SOAK else 400
-ENGINE = EngineConfig(block_size=8, num_blocks=2048, max_num_seqs=64, max_model_len=1024, lead_tokens=64)
+# A reader that stands still has its answer parked as soon as it is held.
+ENGINE = EngineConfig(
+    block_size=8, num_blocks=2048, max_num_seqs=64, max_model_len=1024, lead_tokens=64, stalled_seconds=0.0
+)
 # However often it is killed, it is started again.
 TIRELESS = 10**9
 # The documented limit, and slack for a busy machine.

@@ -81,11 +81,12 @@ class WaitBound:
 
     def _bound(self, life: Life) -> float:
         """Seconds by which a request may arrive later and still be admitted first. See scheduler.py."""
-        return CLASSES[life.request.latency_class].ttft_seconds - SMALLEST_TTFT
+        num_tokens = len(life.request.prompt_token_ids)
+        return CLASSES[life.request.latency_class].order_seconds(num_tokens) - SMALLEST_TTFT
 
 
 def test_wait_bound() -> None:
-    """Of one tenant and rank none later than r by more than r's TTFT - the smallest TTFT goes first."""
+    """Of one tenant and rank none later than r by more than r's order_seconds - the smallest TTFT goes first."""
     crowd = crowd_of(classes=PATIENT, seed=1)
     bound = WaitBound()
     crowd.on_admitted = bound.admitted
@@ -144,7 +145,7 @@ def light_lives(flood_per_second: float) -> list[Life]:
         if crowd.clock.now >= began_at + SECONDS_BETWEEN * (1 + len(lives)):
             lives.append(crowd.add(LIGHT_PROMPT_LEN, some_tokens(crowd), tenant="light"))
         for arrived_at in crowd.late_arrivals(flood_per_second) if flood_per_second else ():
-            if crowd.core.stats().waiting < MOST_WAITING:
+            if crowd.core.stats.waiting < MOST_WAITING:
                 crowd.add(PROMPT_LEN, some_tokens(crowd), tenant="flood", arrived_at=arrived_at)
     return lives[:-1]  # the last may not have ended
 

@@ -20,6 +20,7 @@ from streamserve.clients.base import Generation
 from streamserve.engine.config import CLASSES, EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.plan import PENDING, StepPlan
+from streamserve.engine.policy.leads import is_held
 from streamserve.engine.sequence import Sequence
 from streamserve.protocol.engine import EngineStats
 from streamserve.protocol.events import BlockStart, ChoiceDone, Done, Error, Event, Token
@@ -66,10 +67,11 @@ class PlanCounts:
         self.num_partial += sum(len(chunk.token_ids) > 0 and chunk.sample is None for chunk in plan.chunks)
         self.num_pending += sum(chunk.token_ids == (PENDING,) for chunk in plan.chunks)
         running, planned = core.scheduler.running, {chunk.seq_id for chunk in plan.chunks}
-        left_out = [one for one in running if one.num_unplanned_tokens == 1 and one.seq_id not in planned]
-        self.num_paused += len(left_out)
-        num_hungry = len(core.scheduler._decodes(running, core._clock())[0])
-        has_seat = num_hungry + sum(one.num_unplanned_tokens > 1 for one in running) < core._config.max_num_seqs
+        decodes = [one for one in running if one.num_unplanned_tokens == 1]
+        self.num_paused += sum(one.seq_id not in planned for one in decodes)
+        config, now = core._config, core._clock()
+        num_hungry = sum(not is_held(one, config) and one.ahead_seconds(now) < config.hungry_seconds for one in decodes)
+        has_seat = num_hungry + sum(one.num_unplanned_tokens > 1 for one in running) < config.max_num_seqs
         self.num_short_of_blocks += bool(core.scheduler.waiting) and has_seat
         asked = [one.request for one in running if one.seq_id in planned]
         self.choices |= {(one.prompt_token_ids, one.sampling.seed) for one in asked}

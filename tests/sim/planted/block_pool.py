@@ -93,7 +93,7 @@ MUTANTS = (
         name="a block is named when it is half full",
         law=5,
         old="last = sequence.num_computed_tokens // self.block_size\n",
-        new="last = self.num_blocks_for(sequence.num_computed_tokens)\n",
+        new="last = -(-sequence.num_computed_tokens // self.block_size)\n",
     ),
     _pool(
         name="names are one block off",
@@ -104,8 +104,8 @@ MUTANTS = (
     _pool(
         name="the whole prompt comes from the cache",
         law=9,
-        old="num_blocks = min(sequence.num_tokens - 1, sequence.num_reusable_tokens) // self.block_size",
-        new="num_blocks = sequence.num_tokens // self.block_size",
+        old="num_blocks = min(len(sequence.token_ids) - 1, sequence.num_reusable_tokens) // self.block_size",
+        new="num_blocks = len(sequence.token_ids) // self.block_size",
     ),
     _pool(
         name="a hole in the cached prefix is skipped",
@@ -169,7 +169,7 @@ MUTANTS = (
         name="the free list loses count",
         law=2,
         file="kv/free_list.py",
-        old="        self._len -= 1\n",
+        old="        self.num_blocks -= 1\n",
         new="",
     ),
     Mutant(

@@ -49,8 +49,8 @@ MUTANTS = (
     _output(
         name="unknown ids are not counted",
         law=30,
-        old="            self.num_unknown_ids += 1\n",
-        new="            pass\n",
+        old="self.num_unknown_ids += sequence is None\n        if sequence is not None:\n            self._remove(",
+        new="if sequence is not None:\n            self._remove(",
     ),
     _output(
         name="a second terminal event",

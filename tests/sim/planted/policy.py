@@ -24,19 +24,19 @@ MUTANTS = (
     _scheduler(
         name="the most ahead decode first",
         law=10,
-        old="hungry.sort(key=itemgetter(0))",
-        new="hungry.sort(key=itemgetter(0), reverse=True)",
+        old="by_lead.sort(key=itemgetter(0))",
+        new="by_lead.sort(key=itemgetter(0), reverse=True)",
     ),
     _scheduler(
         name="the oldest decode first, and the newest starve",
         law=38,
-        old="        hungry.sort(key=itemgetter(0))\n",
+        old="        by_lead.sort(key=itemgetter(0))\n",
         new="",
     ),
     _scheduler(
         name="those ahead are left out though there are seats",
         law=10,
-        old="        self._fill([*hungry, *ahead], budget, now)\n",
+        old="        self._plan_decodes([*hungry, *ahead], config.max_num_seqs, budget, now, is_rest=True)\n",
         new="",
     ),
     _scheduler(
@@ -54,14 +54,14 @@ MUTANTS = (
     _scheduler(
         name="more are admitted than may be",
         law=9,
-        old="return most is None or len(self.running) < most",
-        new="return True",
+        old="self._max_admitted = math.inf if config.max_admitted is None else config.max_admitted",
+        new="self._max_admitted = math.inf",
     ),
     _scheduler(
         name="one too many in the batch",
         law=9,
-        old="            if len(budget.chunks) >= self._config.max_num_seqs or budget.num_tokens <= 0:\n",
-        new="            if len(budget.chunks) > self._config.max_num_seqs or budget.num_tokens <= 0:\n",
+        old="            if len(budget.chunks) >= most or budget.num_tokens <= 0:\n",
+        new="            if len(budget.chunks) > most or budget.num_tokens <= 0:\n",
     ),
     _scheduler(
         name="a preempted sequence's chunk stays in the plan",
@@ -72,8 +72,8 @@ MUTANTS = (
     _scheduler(
         name="one ahead preempts another",
         law=12,
-        old="            may_take = not budget.chunks or (is_batch(self.running[-1]) and not is_batch(sequence))\n",
-        new="            may_take = True\n",
+        old="not (is_rest and budget.chunks) or (is_batch(self.running[-1]) and not is_batch(sequence))\n",
+        new="True\n",
     ),
     _scheduler(
         name="starvation: a sequence that does not fit is passed by",
@@ -99,14 +99,14 @@ MUTANTS = (
     _scheduler(
         name="a preempted sequence is lost",
         law=8,
-        old="        sequence.num_preemptions += 1\n        self._queue.put(sequence)",
+        old="        sequence.num_preemptions += 1\n        self.queue.put(sequence)",
         new="        sequence.num_preemptions += 1",
     ),
     _scheduler(
         name="a preempted sequence counts as not preempted",
         law=28,
-        old="        sequence.num_preemptions += 1\n        self._queue.put(sequence)",
-        new="        self._queue.put(sequence)",
+        old="        sequence.num_preemptions += 1\n        self.queue.put(sequence)",
+        new="        self.queue.put(sequence)",
     ),
     _scheduler(
         name="a decode gets a block with every token",
@@ -137,6 +137,18 @@ MUTANTS = (
         law=25,
         old="sequence.order_key = rank, key,",
         new="sequence.order_key = rank, -key,",
+    ),
+    _waiting(
+        name="long prompts wait no longer than short ones",
+        law=25,
+        old="latency_class.order_seconds(len(request.prompt_token_ids))",
+        new="latency_class.ttft_seconds",
+    ),
+    _waiting(
+        name="an answer that comes back is put back for what it has shown",
+        law=25,
+        old="latency_class.order_seconds(len(request.prompt_token_ids))",
+        new="latency_class.order_seconds(len(sequence.token_ids))",
     ),
     _waiting(
         name="the queue is in the order of return",

@@ -15,19 +15,19 @@ MUTANTS = (
     _scheduler(
         name="begun prompts first, then waiting ones",
         law=34,
-        old="            sequence = min(prompts, key=_num_lacking if budget.is_shared else order_key)\n",
-        new="            sequence = min(prompts, key=_num_lacking) if budget.is_shared else prompts[0]\n",
+        old="            sequence = min(prompts, key=order_key if budget.cut is None else _num_lacking)\n",
+        new="            sequence = prompts[0] if budget.cut is None else min(prompts, key=_num_lacking)\n",
     ),
     _scheduler(
         name="the next in order takes the share",
         law=34,
-        old="key=_num_lacking if budget.is_shared else order_key)",
+        old="key=order_key if budget.cut is None else _num_lacking)",
         new="key=order_key)",
     ),
     _scheduler(
         name="the shortest prompt takes the step",
         law=34,
-        old="key=_num_lacking if budget.is_shared else order_key)",
+        old="key=order_key if budget.cut is None else _num_lacking)",
         new="key=_num_lacking)",
     ),
     _budget(
@@ -105,8 +105,8 @@ MUTANTS = (
     _scheduler(
         name="chunked prompts do not continue",
         law=10,
-        old="        begun = [one for one in running if one.num_unplanned_tokens > 1]\n",
-        new="        begun: list[Sequence] = []\n",
+        old="                begun.append(sequence)\n",
+        new="                pass\n",
     ),
     _scheduler(
         name="every start sets the scheduling time",

@@ -55,13 +55,13 @@ MUTANTS = (
     _sequence(
         name="one token more than asked for",
         law=14,
-        old="if self.num_output_tokens >= self.max_tokens or self.num_tokens >= max_model_len:",
-        new="if self.num_output_tokens > self.max_tokens or self.num_tokens >= max_model_len:",
+        old="if self.num_output_tokens >= self.max_tokens or len(self.token_ids) >= max_model_len:",
+        new="if self.num_output_tokens > self.max_tokens or len(self.token_ids) >= max_model_len:",
     ),
     _sequence(
         name="longer than the model",
         law=14,
-        old="if self.num_output_tokens >= self.max_tokens or self.num_tokens >= max_model_len:",
+        old="if self.num_output_tokens >= self.max_tokens or len(self.token_ids) >= max_model_len:",
         new="if self.num_output_tokens >= self.max_tokens:",
     ),
     _sequence(
@@ -91,13 +91,13 @@ MUTANTS = (
     _sequence(
         name="the draw forgets the pending token's position",
         law=28,
-        old="position=self.num_tokens + self.is_pending,",
-        new="position=self.num_tokens,",
+        old="position=len(self.token_ids) + self.is_pending,",
+        new="position=len(self.token_ids),",
     ),
     _sequence(
         name="the draw is made at the output's position",
         law=13,
-        old="position=self.num_tokens + self.is_pending,",
+        old="position=len(self.token_ids) + self.is_pending,",
         new="position=self.num_output_tokens,",
     ),
     _sequence(
@@ -109,8 +109,8 @@ MUTANTS = (
     _sequence(
         name="penalties wait for the pending token",
         law=10,
-        old="        return is_last or self.num_tokens + 1 >= (max_model_len or sys.maxsize)",
-        new="        return is_last or self.num_tokens + 1 >= (max_model_len or sys.maxsize) or self.has_penalties",
+        old="        return is_last or len(self.token_ids) + 1 >= (max_model_len or sys.maxsize)",
+        new="        return is_last or len(self.token_ids) + 1 >= (max_model_len or sys.maxsize) or self.has_penalties",
     ),
     _sequence(
         name="counts continue though blocks were lost",

@@ -25,8 +25,8 @@ MUTANTS = (
     _writers(
         name="a block planned a moment ago is planned again",
         law=36,
-        old="        self._planned[chunk.seq_id] = _end(chunk)\n        self._begin(sequence, _end(chunk))\n",
-        new="        self._planned[chunk.seq_id] = _end(chunk)\n",
+        old="            end = chunk.start + len(chunk.token_ids)\n",
+        new="            end = chunk.start\n",
     ),
     _writers(
         name="cached blocks are not taken over",
@@ -43,8 +43,8 @@ MUTANTS = (
     _pool(
         name="blocks are taken over in mid-flight",
         law=28,
-        old="        while sequence.num_in_flight == 0 and (hash_",
-        new="        while (hash_",
+        old="        if sequence.num_launched_tokens != sequence.num_computed_tokens:\n            return\n",
+        new="",
     ),
     _pool(
         name="what is taken over is not counted",

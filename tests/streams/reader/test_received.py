@@ -15,7 +15,7 @@ from streamserve.streams.reader.delivery import Delivery, Flow
 from streamserve.streams.reader.reader import _POLL_SECONDS
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
-from tests.streams.reader.test_delivery import DONE
+from tests.support.streams.deliveries import DONE
 from tests.support.streams.hand_made import ScriptedClient, ask, tok, until
 from tests.support.streams.wire import Wire
 

@@ -34,10 +34,10 @@ from streamserve.streams.reader.pages import take_snapshot
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
-from tests.streams.reader.test_delivery import DONE
 from tests.support.bodies.event_logs import META, block, blocks, numbered
 from tests.support.bodies.event_logs import tok as token
 from tests.support.checks.stream_checks import Frame, check_native, check_openai, check_tokens, text_of
+from tests.support.streams.deliveries import DONE
 from tests.support.streams.hand_made import ScriptedClient, StallingLog, ask, tok, until
 from tests.support.streams.wire import Wire
 

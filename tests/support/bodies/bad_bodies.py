@@ -1,46 +1,26 @@
 """Bodies that a correct server refuses: `tests/dialects` parses them and the wire test posts them.
 
-They are made from tables: every field of the API with values at and beyond its bounds and of every wrong type; then
-bodies that are no JSON, and bodies with wrong content. Each names its dialects and the error that it must get.
+They are made from tables: every field of the API with values at and beyond its bounds and of every wrong type
+(`bad_fields`); then bodies that are no JSON, and bodies with wrong content. Each names its dialects and the
+error that it must get.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from tests.support.bodies.bad_fields import BOTH, NATIVE, OPENAI, BadBody, numbers, one_field, with_field, wrong_types
 from tests.support.bodies.wrong_messages import WRONG_MESSAGES
 from tests.support.bodies.wrong_tools import WRONG_TOOLS
-
-NATIVE, OPENAI, BOTH = "native", "openai", "both"
-JSON = "application/json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class BadBody:
-    """One body and its error. The server, not the dialect, refuses a `by_server` one (unknown model, content type)."""
-
-    name: str
-    body: bytes
-    dialect: str = BOTH
-    status: int = 400
-    code: str
-    param: str | None = None
-    content_type: str = JSON
-    by_server: bool = False
-
-    def is_for(self, dialect: str) -> bool:
-        """Return whether to post it to this dialect's route."""
-        return self.dialect in (dialect, BOTH)
 
 
 def bad_bodies() -> list[BadBody]:
     """Return the whole corpus; names are unique, and so are bodies within a dialect."""
     makers = (
         _not_json,
-        _numbers,
-        _wrong_types,
+        numbers,
+        wrong_types,
         _texts,
         _grammars,
         _prompts,
@@ -52,163 +32,6 @@ def bad_bodies() -> list[BadBody]:
         _server,
     )
     return [bad for maker in makers for bad in maker()]
-
-
-# Literals, as JSON text, and the kind of each.
-_LITERALS = {
-    "-1": "int",
-    "0": "int",
-    "2147483648": "int",
-    "9223372036854775807": "int",
-    "9223372036854775808": "int",
-    "-9223372036854775809": "int",
-    "1.5": "float",
-    "1.0": "float",
-    "-0.5": "float",
-    "1e308": "float",
-    "-1e308": "float",
-    "1e-320": "float",
-    "NaN": "not json",
-    "Infinity": "not json",
-    "-Infinity": "not json",
-    "1e999": "not json",
-    "-1e999": "not json",
-    "12345678901234567890123456": "not json",
-    "true": "bool",
-    "false": "bool",
-    '"1"': "str",
-    '""': "str",
-    '"low"': "str",
-    "[]": "list",
-    "[1]": "list",
-    "{}": "dict",
-}
-
-# name, dialect, kind, low, high. Bounds are those of docs/api.md and of `Limits`' defaults.
-_NUMERIC = (
-    ("temperature", BOTH, "float", 0, 2),
-    ("top_p", BOTH, "float", 0.001, 1),
-    ("min_p", BOTH, "float", 0, 1),
-    ("presence_penalty", BOTH, "float", -2, 2),
-    ("frequency_penalty", BOTH, "float", -2, 2),
-    ("repetition_penalty", BOTH, "float", 0.1, 10),
-    ("timeout_seconds", BOTH, "float", 0.1, 3600),
-    ("top_k", BOTH, "int", 0, 1_000_000),
-    ("max_tokens", BOTH, "int", 1, 16_384),
-    ("min_tokens", BOTH, "int", 0, 16_384),
-    ("n", BOTH, "int", 1, 4),
-    ("seed", NATIVE, "int", 0, 2**63 - 1),
-    ("logprobs", NATIVE, "int", 0, 20),
-    ("prompt_logprobs", BOTH, "int", 0, 20),
-    ("seed", OPENAI, "int", -(2**63), 2**63 - 1),
-    ("top_logprobs", OPENAI, "int", 0, 20),
-    ("max_completion_tokens", OPENAI, "int", 1, 16_384),
-)
-
-# name, dialect, JSON types that are right.
-_OTHERS = (
-    ("model", BOTH, ("str",)),
-    ("prompt", BOTH, ("str",)),
-    ("messages", BOTH, ("list",)),
-    ("stop", BOTH, ("str", "list")),
-    ("stop_token_ids", BOTH, ("list",)),
-    ("ignore_eos", BOTH, ("bool",)),
-    ("logit_bias", BOTH, ("dict",)),
-    ("allowed_token_ids", BOTH, ("list",)),
-    ("bad_words", BOTH, ("str", "list")),
-    ("include_stop", BOTH, ("bool",)),
-    ("continue_final_message", BOTH, ("bool",)),
-    ("echo", BOTH, ("bool",)),
-    ("chat_template_kwargs", BOTH, ("dict",)),
-    ("metadata", BOTH, ("dict",)),
-    ("input", BOTH, ("dict",)),
-    ("grammar", BOTH, ("dict",)),
-    ("latency_class", BOTH, ("str",)),
-    ("format", NATIVE, ("str",)),
-    ("on_disconnect", BOTH, ("str",)),
-    ("stream", OPENAI, ("bool",)),
-    ("stream_options", OPENAI, ("dict",)),
-    ("logprobs", OPENAI, ("bool",)),
-    ("reasoning_effort", OPENAI, ("str",)),
-    ("user", OPENAI, ("str",)),
-    ("safety_identifier", OPENAI, ("str",)),
-    ("service_tier", OPENAI, ("str",)),
-    ("store", OPENAI, ("bool",)),
-    ("prompt_cache_key", OPENAI, ("str",)),
-    ("prediction", OPENAI, ("dict",)),
-    ("parallel_tool_calls", BOTH, ("bool",)),
-    ("verbosity", OPENAI, ("str",)),
-    ("cache_prompt", OPENAI, ("bool",)),
-    ("cache_salt", OPENAI, ("str",)),
-    ("id_slot", OPENAI, ("int",)),
-    ("keep_alive", OPENAI, ("str", "int")),
-    ("priority", OPENAI, ("int",)),
-    ("provider", OPENAI, ("dict",)),
-    ("request_id", OPENAI, ("str",)),
-    ("return_progress", OPENAI, ("bool",)),
-    ("session_id", OPENAI, ("str",)),
-    ("timings_per_token", OPENAI, ("bool",)),
-    ("usage", OPENAI, ("dict",)),
-    ("transforms", OPENAI, ("list",)),
-    ("tools", BOTH, ("list",)),
-    ("tool_choice", BOTH, ("str", "dict")),
-    ("functions", OPENAI, ("list",)),
-    ("response_format", OPENAI, ("dict",)),
-    ("structured_outputs", OPENAI, ("dict",)),
-    ("guided_json", OPENAI, ("dict", "str")),
-    ("guided_regex", OPENAI, ("str",)),
-    ("guided_choice", OPENAI, ("list",)),
-    ("guided_grammar", OPENAI, ("str",)),
-    ("modalities", OPENAI, ("list",)),
-)
-
-
-def _with(name: str, literal: str) -> bytes:
-    """Return a body that is valid except for one field, whose JSON is `literal`."""
-    fields = {"messages": '[{"role": "user", "content": "Hi"}]', "max_tokens": "4"}
-    if name == "prompt":
-        del fields["messages"]
-    fields[name] = literal
-    return ("{" + ", ".join(f"{json.dumps(key)}: {value}" for key, value in fields.items()) + "}").encode()
-
-
-def _one(name: str, field: str, value: object, **deserts: object) -> BadBody:
-    deserts.setdefault("code", "invalid_value")
-    deserts.setdefault("param", field)
-    return BadBody(name=name, body=_with(field, json.dumps(value)), **deserts)  # type: ignore[arg-type]
-
-
-def _numbers() -> Iterator[BadBody]:
-    """Yield for each numeric field every wrong literal, and the nearest values out of its bounds."""
-    for field, dialect, kind, low, high in _NUMERIC:
-        step = 1 if kind == "int" else 0.001
-        edges = {json.dumps(low - step): kind, json.dumps(high + step): kind}
-        for literal, is_kind in {**_LITERALS, **edges}.items():
-            code = _numeric_code(literal, is_kind, kind, low, high)
-            if code is not None:
-                param = None if code == "invalid_json" else field
-                name = f"{dialect}: {field} = {literal}"
-                yield BadBody(name=name, body=_with(field, literal), dialect=dialect, code=code, param=param)
-
-
-def _numeric_code(literal: str, is_kind: str, kind: str, low: float, high: float) -> str | None:
-    if is_kind == "not json":
-        return "invalid_json"
-    if is_kind not in (("int",) if kind == "int" else ("int", "float")):
-        return "invalid_type"
-    value = int(literal) if is_kind == "int" else float(literal)
-    return None if low <= value <= high else "invalid_value"
-
-
-def _wrong_types() -> Iterator[BadBody]:
-    """Yield for each other field a literal of every wrong type."""
-    for field, dialect, right in _OTHERS:
-        for literal in ("1", "1.5", "true", '"1"', "[]", "{}"):
-            is_kind = _LITERALS.get(literal, "int")
-            if is_kind not in right:
-                name = f"{dialect}: {field} = {literal}"
-                body = _with(field, literal)
-                yield BadBody(name=name, body=body, dialect=dialect, code="invalid_type", param=field)
 
 
 def _not_json() -> Iterator[BadBody]:
@@ -269,11 +92,11 @@ def _not_json() -> Iterator[BadBody]:
 
 def _texts() -> Iterator[BadBody]:
     """Yield texts, lists and objects out of their bounds."""
-    yield _one("model empty", "model", "")
-    yield _one("model too long", "model", "m" * 257)
-    yield _one("stop empty", "stop", "")
-    yield _one("stop too long", "stop", "s" * 65)
-    yield _one("stop too many", "stop", ["a", "b", "c", "d", "e"])
+    yield one_field("model empty", "model", "")
+    yield one_field("model too long", "model", "m" * 257)
+    yield one_field("stop empty", "stop", "")
+    yield one_field("stop too long", "stop", "s" * 65)
+    yield one_field("stop too many", "stop", ["a", "b", "c", "d", "e"])
     items: tuple[tuple[object, str], ...] = (
         ("", "invalid_value"),
         ("s" * 65, "invalid_value"),
@@ -281,18 +104,18 @@ def _texts() -> Iterator[BadBody]:
         (None, "invalid_type"),
     )
     for item, code in items:
-        yield _one(f"stop item {str(item)[:4]}", "stop", ["a", item], code=code, param="stop[1]")
+        yield one_field(f"stop item {str(item)[:4]}", "stop", ["a", item], code=code, param="stop[1]")
     ids = "stop_token_ids"
-    yield _one("stop_token_ids too many", ids, list(range(65)))
+    yield one_field("stop_token_ids too many", ids, list(range(65)))
     items = ((-1, "invalid_value"), (2**31, "invalid_value"), (1.0, "invalid_type"), (True, "invalid_type"))
     for item, code in items:
-        yield _one(f"stop_token_ids item {item}", ids, [1, item], code=code, param=f"{ids}[1]")
-    yield _one("metadata too many keys", "metadata", {f"k{i}": "v" for i in range(17)})
-    yield _one("metadata long key", "metadata", {"k" * 65: "v"})
-    yield _one("metadata long value", "metadata", {"k": "v" * 513})
-    yield _one("metadata of numbers", "metadata", {"k": 1}, code="invalid_type")
-    yield _one("format unknown", "format", "xml", dialect=NATIVE)
-    yield _one("on_disconnect unknown", "on_disconnect", "finish")
+        yield one_field(f"stop_token_ids item {item}", ids, [1, item], code=code, param=f"{ids}[1]")
+    yield one_field("metadata too many keys", "metadata", {f"k{i}": "v" for i in range(17)})
+    yield one_field("metadata long key", "metadata", {"k" * 65: "v"})
+    yield one_field("metadata long value", "metadata", {"k": "v" * 513})
+    yield one_field("metadata of numbers", "metadata", {"k": 1}, code="invalid_type")
+    yield one_field("format unknown", "format", "xml", dialect=NATIVE)
+    yield one_field("on_disconnect unknown", "on_disconnect", "finish")
     template = "chat_template_kwargs"
     for kwargs, code in (
         ({"tokenize": True}, "unknown_field"),
@@ -304,7 +127,7 @@ def _texts() -> Iterator[BadBody]:
         ({"reasoning_effort": 3}, "invalid_type"),
     ):
         (name,) = kwargs
-        yield _one(f"{template} {json.dumps(kwargs)}", template, kwargs, code=code, param=f"{template}.{name}")
+        yield one_field(f"{template} {json.dumps(kwargs)}", template, kwargs, code=code, param=f"{template}.{name}")
 
 
 def _grammars() -> Iterator[BadBody]:
@@ -327,7 +150,7 @@ def _grammars() -> Iterator[BadBody]:
     )
     for grammar, code, where in cases:
         name = f"grammar {json.dumps(grammar)[:60]}"
-        yield _one(name, "grammar", grammar, code=code, param="grammar" + where)
+        yield one_field(name, "grammar", grammar, code=code, param="grammar" + where)
 
 
 def _prompts() -> Iterator[BadBody]:
@@ -335,16 +158,16 @@ def _prompts() -> Iterator[BadBody]:
     yield BadBody(name="neither messages nor prompt", body=b"{}", code="missing_field", param="messages")
     yield BadBody(name="prompt null", body=b'{"prompt": null}', code="missing_field", param="messages")
     yield BadBody(name="messages null", body=b'{"messages": null}', code="missing_field", param="messages")
-    yield _one("prompt empty", "prompt", "", code="empty_prompt")
-    yield _one("prompt of ids", "prompt", [1, 2, 3], code="invalid_type")
-    yield _one("prompt too long", "prompt", "a" * 400_001, code="context_length_exceeded")
-    yield _one("messages empty", "messages", [])
+    yield one_field("prompt empty", "prompt", "", code="empty_prompt")
+    yield one_field("prompt of ids", "prompt", [1, 2, 3], code="invalid_type")
+    yield one_field("prompt too long", "prompt", "a" * 400_001, code="context_length_exceeded")
+    yield one_field("messages empty", "messages", [])
     too_long = [{"role": "user", "content": "a" * 200_001}] * 2
-    yield _one("messages too long", "messages", too_long, code="context_length_exceeded")
-    yield _one("messages too many", "messages", [{"role": "user", "content": "a"}] * 513)
+    yield one_field("messages too long", "messages", too_long, code="context_length_exceeded")
+    yield one_field("messages too many", "messages", [{"role": "user", "content": "a"}] * 513)
     tool_calls = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "a" * 400_001}}]
     call = [{"role": "assistant", "tool_calls": tool_calls}]
-    yield _one("tool call too long", "messages", call, code="context_length_exceeded")
+    yield one_field("tool call too long", "messages", call, code="context_length_exceeded")
 
 
 def _messages() -> Iterator[BadBody]:
@@ -352,19 +175,19 @@ def _messages() -> Iterator[BadBody]:
     right = {"role": "user", "content": "Hi"}
     for name, wrong, code, param in WRONG_MESSAGES:
         where = "messages[1]" + param
-        yield _one(f"message {name}", "messages", [right, wrong], code=code, param=where)
+        yield one_field(f"message {name}", "messages", [right, wrong], code=code, param=where)
 
 
 def _unknown() -> Iterator[BadBody]:
     """Yield undocumented names, near misses, and names of another dialect."""
     shared = ("temprature", "max_new_tokens", "topk", "Messages", "", "__class__", "stop_sequences")
     for name in (*shared, "prompt_token_ids", "salt", "tenant", "output_token_ids"):
-        yield _one(f"unknown field {name!r}", name, 1, code="unknown_field")
-    yield _one("unknown long field", "x" * 100_000, 1, code="unknown_field", param="x" * 48 + "…")
-    yield _one("unknown field of control characters", "\0\r\ndata: x", 1, code="unknown_field")
+        yield one_field(f"unknown field {name!r}", name, 1, code="unknown_field")
+    yield one_field("unknown long field", "x" * 100_000, 1, code="unknown_field", param="x" * 48 + "…")
+    yield one_field("unknown field of control characters", "\0\r\ndata: x", 1, code="unknown_field")
     for name in ("stream", "response_format", "max_completion_tokens", "user", "top_logprobs"):
-        yield _one(f"native: no field {name}", name, None, dialect=NATIVE, code="unknown_field")
-    yield _one("openai: no field format", "format", None, dialect=OPENAI, code="unknown_field")
+        yield one_field(f"native: no field {name}", name, None, dialect=NATIVE, code="unknown_field")
+    yield one_field("openai: no field format", "format", None, dialect=OPENAI, code="unknown_field")
 
 
 def _rules() -> Iterator[BadBody]:
@@ -382,13 +205,13 @@ def _rules() -> Iterator[BadBody]:
         ({"5": None}, ".5", "invalid_type"),
         ({str(number): 1 for number in range(1025)}, "", "invalid_value"),
     ):
-        yield _one(f"logit_bias {str(bias)[:40]}", "logit_bias", bias, code=code, param="logit_bias" + where)
-    yield _one("no allowed id", "allowed_token_ids", [])
-    yield _one("a negative allowed id", "allowed_token_ids", [3, -1], param="allowed_token_ids[1]")
-    yield _one("too many allowed ids", "allowed_token_ids", [1] * 4097)
-    yield _one("an empty bad word", "bad_words", ["a", ""], param="bad_words[1]")
-    yield _one("a long bad word", "bad_words", "x" * 65)
-    yield _one("too many bad words", "bad_words", ["a"] * 65)
+        yield one_field(f"logit_bias {str(bias)[:40]}", "logit_bias", bias, code=code, param="logit_bias" + where)
+    yield one_field("no allowed id", "allowed_token_ids", [])
+    yield one_field("a negative allowed id", "allowed_token_ids", [3, -1], param="allowed_token_ids[1]")
+    yield one_field("too many allowed ids", "allowed_token_ids", [1] * 4097)
+    yield one_field("an empty bad word", "bad_words", ["a", ""], param="bad_words[1]")
+    yield one_field("a long bad word", "bad_words", "x" * 65)
+    yield one_field("too many bad words", "bad_words", ["a"] * 65)
 
 
 def _conflicts() -> Iterator[BadBody]:
@@ -454,26 +277,26 @@ def _openai() -> Iterator[BadBody]:
     )
     for field, value in unsupported:
         name = f"unsupported {field} {json.dumps(value)}"
-        yield _one(name, field, value, dialect=OPENAI, code="unsupported_parameter")
+        yield one_field(name, field, value, dialect=OPENAI, code="unsupported_parameter")
     hi = [{"role": "user", "content": "Hi"}]
     for number, (fields, code, param) in enumerate(WRONG_TOOLS):
         body = json.dumps({"messages": hi, **fields}).encode()
         yield BadBody(name=f"tools {number}: {param} {code}", body=body, dialect=OPENAI, code=code, param=param)
-    yield _one("reasoning_effort unknown", "reasoning_effort", "enormous", dialect=OPENAI)
-    yield _one("user too long", "user", "u" * 513, dialect=OPENAI)
+    yield one_field("reasoning_effort unknown", "reasoning_effort", "enormous", dialect=OPENAI)
+    yield one_field("user too long", "user", "u" * 513, dialect=OPENAI)
     options = "stream_options"
     wrong, code = {"include_usage": 1}, "invalid_type"
-    yield _one("include_usage number", options, wrong, dialect=OPENAI, code=code, param=f"{options}.include_usage")
+    yield one_field("include_usage number", options, wrong, dialect=OPENAI, code=code, param=f"{options}.include_usage")
     wrong, code = {"usage": 1}, "unknown_field"
-    yield _one("stream option unknown", options, wrong, dialect=OPENAI, code=code, param=f"{options}.usage")
+    yield one_field("stream option unknown", options, wrong, dialect=OPENAI, code=code, param=f"{options}.usage")
 
 
 def _server() -> Iterator[BadBody]:
     """Yield valid bodies for a model, or of a content type, that the server does not take."""
     missing = {"status": 404, "code": "model_not_found", "param": "model", "by_server": True}
     for model in ("gpt-4o", "../../../etc/passwd", "/etc/passwd", "helpdesk\0", "HELPDESK", "' OR 1=1 --", "a\r\nb"):
-        yield _one(f"no model {model!r}", "model", model, **missing)
-    body, code = _with("max_tokens", "4"), "unsupported_media_type"
+        yield one_field(f"no model {model!r}", "model", model, **missing)
+    body, code = with_field("max_tokens", "4"), "unsupported_media_type"
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/xml"):
         name = f"content type {kind}"
         yield BadBody(

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from streamserve.protocol.requests import Limits
-from tests.support.bodies.bad_bodies import BadBody, bad_bodies
+from tests.support.bodies.bad_bodies import bad_bodies
+from tests.support.bodies.bad_fields import BadBody
 
 ANTHROPIC = "anthropic"
 LIMITS = Limits()

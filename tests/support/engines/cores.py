@@ -116,7 +116,7 @@ class Drive:
 
     def assert_empty(self) -> None:
         """Check that no sequence holds a block."""
-        stats = self.core.stats()
+        stats = self.core.stats
         assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
         assert stats.blocks_cached + stats.blocks_free == stats.blocks_total
 

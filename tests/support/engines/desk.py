@@ -34,7 +34,7 @@ class Desk:
         added = [Sequence(request) for request in requests]
         for sequence in added:
             self.sequences[sequence.seq_id] = sequence
-            self.scheduler.add(sequence, self.now)
+            self.scheduler.queue.add(sequence, self.now)
         return added
 
     def step(self, seconds: float = 0.01) -> Schedule:
@@ -79,7 +79,7 @@ class Desk:
 
     def _append(self, sequence: Sequence, chunk: Chunk) -> None:
         if chunk.sample is not None:
-            assert chunk.sample.position == sequence.num_tokens
+            assert chunk.sample.position == len(sequence.token_ids)
             sequence.token_ids.append(TOKEN)
             sequence.first_token_at = sequence.first_token_at or self.now
             sequence.reader.begin(sequence.num_output_tokens, self.now)

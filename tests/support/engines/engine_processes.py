@@ -11,15 +11,19 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from streamserve.clients.base import Generation
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig, engine_paths
 from streamserve.clients.process.frame_socket import peer_of
 from streamserve.engine.config import EngineConfig, ModelConfig
+from streamserve.protocol.events import Event, Token
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
 
 # A process starts in a second, or in many on a busy machine. No test depends on how long it takes.
 DEADLINE_SECONDS = 90.0
 ENGINE = EngineConfig(block_size=4, num_blocks=257, max_num_seqs=8, max_model_len=512, stalled_seconds=0.0)
+SLOW = 0.03  # seconds a step: a test can act before an answer ends
+LONG = 400
 
 
 def spec_in(folder: str | Path, **fields: Any) -> LaunchConfig:
@@ -90,3 +94,23 @@ def end_engine(spec: LaunchConfig) -> None:
     if pid is not None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+async def collect(generation: Generation) -> list[Event]:
+    return [event async for event in generation]
+
+
+def token_ids(events: list[Event]) -> tuple[int, ...]:
+    return tuple(token_id for event in events if isinstance(event, Token) for token_id in event.token_ids)
+
+
+def engine_of(spec: LaunchConfig) -> int:
+    pid = pid_of(spec)
+    assert pid is not None
+    return pid
+
+
+async def sign_of_life(client: ProcessClient) -> None:
+    """Wait for the next heartbeat; they come a second apart."""
+    seen = client.stats()
+    await until(lambda: client.stats() is not seen)

@@ -89,16 +89,17 @@ class Overload:
         """Submit a request of the class, with a new prompt if none is given; admission may refuse it."""
         outcome = Outcome(latency_class, self.clock())
         self.outcomes.append(outcome)
+        seq_id, (num_prompt, num_answer) = len(self.outcomes), SIZES[latency_class]
         try:
             with self.admission.reserve(1, latency_class):
                 pass
+            num_tokens = len(prompt) if prompt else num_prompt
             _, queue_seconds = self.admission.check_wait(
-                latency_class, self.core.stats(), tenant=fields.get("tenant", "")
+                latency_class, self.core.stats, tenant=fields.get("tenant", ""), num_tokens=num_tokens
             )
         except Overloaded as refused:
             outcome.retry_after = refused.retry_after
             return outcome
-        seq_id, (num_prompt, num_answer) = len(self.outcomes), SIZES[latency_class]
         prompt = prompt or tuple(self._rng.randrange(50_000) for _ in range(num_prompt))
         request = SequenceRequest(
             seq_id=seq_id,

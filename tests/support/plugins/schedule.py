@@ -18,7 +18,7 @@ SLOWEST = (
     "tests/proofs/restarts/",
     "tests/proofs/jobs/",
     "tests/proofs/memory/",
-    "tests/web/test_postgres.py",
+    "tests/web/sites/test_postgres.py",
     "tests/proofs/",
     "tests/e2e/browser/test_tabs.py",
     "tests/e2e/browser/",

@@ -19,7 +19,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Request, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Dialog,
+    Locator,
+    Page,
+    Request,
+    expect,
+    sync_playwright,
+)
 
 from tests.support.plugins.migrated import Migrate
 from tests.support.servers.web_servers import ROOT, daphne, wait_until_ready
@@ -287,3 +297,22 @@ def fake_answer(text: str, *, pieces: int = 7, ending: tuple[str, dict[str, Any]
     events += [("token", {"text": token, "token_ids": [1], "index": 0, "choice": 0}) for token in tokens]
     body = sse(*events, ending or ("done", done))
     return {"status": 200, "body": body, "headers": {"Content-Type": "text/event-stream", "X-Stream-Id": "0" * 32}}
+
+
+def notice(page: Page) -> Locator:
+    """Return the line under the last answer with its ending."""
+    return page.locator(".ss-notice").last
+
+
+def post_bodies(page: Page) -> list[dict[str, Any]]:
+    """Collect what the page sends to POST /streams from now on."""
+    bodies: list[dict[str, Any]] = []
+    page.on(
+        "request",
+        lambda request: (
+            bodies.append(json.loads(request.post_data or "{}"))
+            if request.method == "POST" and request.url.endswith("/streams")
+            else None
+        ),
+    )
+    return bodies

@@ -15,7 +15,11 @@ from typing import Any
 
 from streamserve.clients.remote.client import RemoteClient
 from streamserve.clients.remote.config import RemoteConfig
+from streamserve.protocol.errors import Refused, StreamserveError
+from streamserve.protocol.events import Error, Event, Meta
+from streamserve.protocol.grammar import check_events
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
+from tests.support.engines.clients import collect
 from tests.support.engines.runners import DEADLINE_SECONDS
 from tests.support.models.gguf_models import write_gguf
 
@@ -23,6 +27,7 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-E
 LAST_CHUNK = b"0\r\n\r\n"
 JSON = "Content-Type: application/json"
 DONE = b"data: [DONE]\n\n"
+META = Meta(model="m", stream_id="s", created=1, has_token_ids=False)
 
 
 def chunk(data: bytes) -> bytes:
@@ -266,3 +271,43 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(DEADLINE_SECONDS):
         while not condition():  # noqa: ASYNC110  # state without an event to wait on
             await asyncio.sleep(0.001)
+
+
+async def never(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    """Answer nothing, ever."""
+    await asyncio.Event().wait()
+
+
+def begins(*parts: bytes) -> Any:
+    """Return an answer that begins and then stays silent."""
+
+    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + b"".join(chunk(part) for part in parts))
+        await asyncio.Event().wait()
+
+    return answer
+
+
+async def outcome(client: RemoteClient, **fields: Any) -> tuple[str, bool, str]:
+    """Return code, whether it may be tried again, and message of the error that a request ends in, here or there."""
+    try:
+        generation = await client.generate(chat(**fields))
+    except StreamserveError as error:
+        return error.code, isinstance(error, Refused), error.message
+    events: list[Event] = await collect(generation)  # type: ignore[arg-type]
+    if generation.parked is not None:
+        return generation.parked.reason, True, ""
+    assert isinstance(events[-1], Error), events
+    return events[-1].code, events[-1].retryable, events[-1].message
+
+
+async def turns(num: int = 50) -> None:
+    """Let the loop run on."""
+    for _ in range(num):
+        await asyncio.sleep(0)
+
+
+async def ask(client: RemoteClient, **fields: Any) -> list[Event]:
+    events = await collect(await client.generate(chat(**fields)))  # type: ignore[arg-type]
+    check_events([META, *events])
+    return events

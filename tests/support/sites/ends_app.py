@@ -15,7 +15,7 @@ from project.asgi import application
 from streamserve.asgi.types import Receive, Scope, Send
 from streamserve.web import site
 from tests.proofs.support.gated_engine import held_by
-from tests.proofs.support.log_threads import begun
+from tests.support.streams.log_threads import begun
 
 _POOL_THREADS = 64  # more than asyncio's own pool ever has
 

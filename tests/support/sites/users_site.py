@@ -30,9 +30,9 @@ from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.echo import EchoTokenizer
 from streamserve.engine.plan import Progress, Sampled, StepPlan, StepResult
 from streamserve.web import site as site_module
-from tests.proofs.support.log_threads import begun
 from tests.support.engines.runners import WrappedRunner
 from tests.support.streams.hand_made import Gate
+from tests.support.streams.log_threads import begun
 
 BAD_PROMPT = "FAIL"
 _BAD_TOKEN = 0  # the echo engine never yields it

@@ -1,6 +1,6 @@
 """Real outages of a durable log: SQLite without room; Redis killed, stalled, out of memory.
 
-Import `outage` into a test module to run it with each in turn.
+Import `outage` into a test module to run it with each in turn, and `quick` to wait less.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from streamserve.streams import stream as stream_module
+from streamserve.streams import writer as writer_module
 from streamserve.streams.log.base import EventLog, LogFull, Result, append, new_log_id
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.log.file_store import FileStore, Write
@@ -161,3 +163,11 @@ async def outage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
             made = _REDIS[request.param](stack.enter_context(RedisServer(tmp_path)))
         yield made
         await made.aclose()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commits are retried soon, and a stop is refused soon."""
+    monkeypatch.setattr(writer_module, "_FIRST_RETRY_SECONDS", 0.005)
+    monkeypatch.setattr(writer_module, "_MAX_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(stream_module, "STOP_SECONDS", 0.05)

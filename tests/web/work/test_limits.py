@@ -1,6 +1,6 @@
 """Limits that are counted before an insert: of many requests at the same moment no more come through than may.
 
-On SQLite and, by tests/web/test_postgres.py, on PostgreSQL, where transactions do not see each other's rows.
+On SQLite and, by tests/web/sites/test_postgres.py, on PostgreSQL, where transactions do not see each other's rows.
 """
 
 from __future__ import annotations

@@ -1,0 +1,200 @@
+"""Laws of a run in its site: its readers' pace, filters, parks, the registry of pipelines, and rows of batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from streamserve.clients.base import EngineClient
+from streamserve.clients.pipeline import answers
+from streamserve.clients.pipeline.client import PIPELINES, forget, pipeline
+from streamserve.clients.pipeline.filters import Blocklist, Redaction
+from streamserve.clients.pipeline.run import Run
+from streamserve.protocol.errors import EngineUnavailable
+from streamserve.protocol.events import Done, Error, Event, Token
+from streamserve.protocol.requests import GenerateRequest
+from streamserve.streams.reader.follow import follow
+from tests.clients.pipeline.conftest import SHORT, Site, text_of
+from tests.support.streams.hand_made import Gate, started_echo, until
+
+# Readers and filters
+
+
+async def test_a_slow_reader_holds_the_model_back() -> None:
+    """Its tokens are computed no further ahead than for an answer of the model alone; all of it comes in the end."""
+    echo = await started_echo(lead_tokens=16)
+    site = Site(echo)
+
+    async def function(run: Run) -> None:
+        await run.generate("first", max_tokens=20, ignore_eos=True)
+        await run.generate("second", max_tokens=200, ignore_eos=True)
+
+    site.serve(function)
+    stream = await site.begin()
+    reading = follow(site.streams, stream, credit=8)
+    num_tokens = most = 0
+    async with aclosing(reading):
+        async for logged in reading:
+            if isinstance(logged.event, Token):
+                num_tokens += len(logged.event.token_ids)
+            most = max(most, stream.transcript.num_tokens - num_tokens)
+            reading.ack(logged.seq)
+    assert num_tokens == 220
+    assert most <= 2 * (16 + 8)
+    await site.streams.aclose()
+    await echo.aclose()
+
+
+@pytest.mark.parametrize("at", range(0, 40, 3))
+async def test_a_filter_stops_the_answer(site: Site, at: int) -> None:
+    """However the text is cut into tokens, no character of the word is shown; the end names the filter."""
+    text = "The password is swordfish, as always."
+
+    async def function(run: Run) -> None:
+        await run.say(text[:at])
+        await run.say(text[at:])
+        await run.say("never")
+
+    events = await site.run(function, filters=[lambda: Blocklist(["swordfish"])])
+    assert text_of(events) == "The password is "
+    assert isinstance(events[-1], Done)
+    assert events[-1].finish_reason == "content_filter"
+
+
+async def test_a_filter_replaces_and_the_ids_stay(site: Site) -> None:
+    """The ids are the model's, whatever text is shown for them."""
+
+    async def function(run: Run) -> None:
+        await run.generate("hi", **SHORT)
+
+    plain, filtered = await site.run(function), await site.run(function, filters=[lambda: Redaction(r"\w", "x")])
+
+    def ids(events: list[Event]) -> list[int]:
+        return [one for event in events if isinstance(event, Token) for one in event.token_ids]
+
+    assert ids(filtered) == ids(plain)
+    assert "".join("x" if c.isalnum() or c == "_" else c for c in text_of(plain)) == text_of(filtered)
+
+
+async def test_a_park_continues_after_what_the_model_said(gate: Gate) -> None:
+    """An operator's pause in the middle: the same ids and the same text, though readers see another one."""
+    echo = await started_echo(gate)
+    site = Site(echo)
+
+    async def function(run: Run) -> None:
+        await run.generate("hi", max_tokens=30, seed=5, ignore_eos=True)
+
+    calm = await site.run(function, filters=[lambda: Redaction(r"[aeiou]", "*")])
+    gate.allow(8)
+    site.serve(function, filters=[lambda: Redaction(r"[aeiou]", "*")])
+    stream = await site.begin()
+    async with aclosing(follow(site.streams, stream)) as reading:
+        events = [(await anext(reading)).event]
+        await until(lambda: gate.is_holding, "a step is held")
+        pause = asyncio.create_task(echo.control("pause"))
+        gate.open()
+        await pause
+        await echo.control("resume")
+        events += [logged.event async for logged in reading]
+    assert echo.stats().parks > 0
+    assert text_of(events) == text_of(calm)
+    await site.streams.aclose()
+    await echo.aclose()
+
+
+# The registry
+
+
+@pytest.fixture
+def registered() -> Iterator[list[str]]:
+    names: list[str] = []
+    yield names
+    for name in names:
+        forget(name)
+
+
+def test_a_pipeline_is_registered_by_its_name(registered: list[str]) -> None:
+    """The decorator returns the function; the docstring is the description."""
+
+    @pipeline
+    async def billing_test(run: Run) -> None:
+        """Answer questions about bills."""
+
+    @pipeline("other.name", model="echo", latency_class="document")
+    async def other(run: Run) -> None: ...
+
+    registered += ["billing_test", "other.name"]
+    assert PIPELINES["billing_test"].function is billing_test
+    assert PIPELINES["billing_test"].description == "Answer questions about bills."
+    assert (PIPELINES["other.name"].model, PIPELINES["other.name"].latency_class) == ("echo", "document")
+
+
+def test_what_is_no_pipeline_is_refused(registered: list[str]) -> None:
+    """A name with a slash, a plain function, an unknown class, and a second one of the same name."""
+
+    async def one(run: Run) -> None: ...
+
+    async def two(run: Run) -> None: ...
+
+    with pytest.raises(ValueError, match="no name"):
+        pipeline("a/b")(one)
+    with pytest.raises(TypeError, match="async"):
+        pipeline("a")(lambda run: None)
+    with pytest.raises(ValueError, match="latency_class"):
+        pipeline("a", latency_class="fast")(one)
+    registered.append("twice")
+    pipeline("twice")(one)
+    pipeline("twice")(one)  # a module may be imported again
+    with pytest.raises(ValueError, match="two pipelines"):
+        pipeline("twice")(two)
+
+
+class Late:
+    """The echo engine, which comes up after a few questions."""
+
+    def __init__(self, echo: EngineClient) -> None:
+        self._echo, self.num_asked = echo, 0
+        self.classes: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._echo, name)
+
+    async def generate(self, request: GenerateRequest) -> Any:
+        self.num_asked += 1
+        self.classes.append(request.latency_class)
+        if self.num_asked <= 3:
+            raise EngineUnavailable("model echo is loading.", code="engine_loading")
+        return await self._echo.generate(request)
+
+
+@pytest.mark.parametrize(("latency_class", "end"), [("batch", Done), ("chat", Error)])
+async def test_a_row_of_a_batch_waits_for_its_engine(
+    site: Site, monkeypatch: pytest.MonkeyPatch, latency_class: str, end: type[Event]
+) -> None:
+    """A row waits however long it takes; every other request is refused after a minute (here: at once)."""
+    monkeypatch.setattr(answers, "_ENGINE_SECONDS", 0.0)
+    site.echo = late = Late(site.echo)
+
+    async def one(run: Run) -> None:
+        await run.generate(**SHORT)
+
+    events = await site.run(one, latency_class=latency_class)
+    assert isinstance(events[-1], end)
+    assert late.num_asked == (4 if end is Done else 1)
+
+
+async def test_a_row_of_a_batch_has_no_other_class(site: Site) -> None:
+    """Whatever class its author asks for, it ranks below what users wait for."""
+    site.echo = late = Late(site.echo)
+
+    async def one(run: Run) -> None:
+        await run.generate(**SHORT, latency_class="chat")
+
+    await site.run(one, latency_class="batch")
+    assert set(late.classes) == {"batch"}
+    await site.run(one, latency_class="document")
+    assert late.classes[-1] == "chat"

@@ -1,0 +1,200 @@
+"""Laws of a remote client's limits: stops and slow readers reach the server, phases have times, places are few."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from streamserve.protocol.errors import EngineUnavailable, Overloaded
+from streamserve.protocol.events import Done, Error, Event, Status, Token
+from tests.support.engines.clients import collect, text
+from tests.support.servers.upstreams import (
+    LAST_CHUNK,
+    PLAIN,
+    STREAM_HEAD,
+    WHOLE,
+    Asked,
+    Upstream,
+    begins,
+    chat,
+    chunk,
+    delta,
+    never,
+    outcome,
+    remote,
+    turns,
+    until,
+)
+
+
+async def test_a_stop_closes_the_connection() -> None:
+    """The server sees that its client has left, so it computes no more; the place is free again."""
+    upstream = Upstream(begins(*PLAIN))
+    async with remote(upstream, max_concurrent=1) as client:
+        generation = await client.generate(chat())
+        assert (await anext(generation)).text == "Hel"  # type: ignore[union-attr]
+        generation.cancel()
+        async with asyncio.timeout(10):
+            await upstream.gone[0].wait()
+        await until(lambda: client.stats().running == 0)
+        assert not generation.is_open
+        assert generation.ready() == []
+
+
+async def test_a_caller_that_leaves_before_the_head_closes_it_too() -> None:
+    """A request that is cancelled while it waits to be accepted leaves nothing at the server."""
+    upstream = Upstream(never)
+    async with remote(upstream) as client:
+        task = asyncio.create_task(client.generate(chat()))
+        await until(lambda: upstream.posts)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with asyncio.timeout(10):
+            await upstream.gone[0].wait()
+
+
+async def test_a_slow_reader_holds_the_server() -> None:
+    """What is not taken stays at the server: its writes wait, and what is held here has a bound."""
+    sent = num_unsent = 0
+
+    async def floods(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent, num_unsent
+        writer.write(STREAM_HEAD)
+        while True:
+            writer.write(chunk(delta(content="x" * 1000)))
+            num_unsent = writer.transport.get_write_buffer_size()
+            await writer.drain()
+            sent += 1
+
+    async with remote(Upstream(floods)) as client:
+        generation = await client.generate(chat())
+        await until(lambda: num_unsent > 64 * 1024)  # asyncio's own limit: its write waits
+        await turns()
+        before = sent
+        assert 64 <= len(generation._events) <= 64 + 64
+        assert client.stats().upstream["holds"] == 1
+        await until(lambda: generation.ready() and sent > before)
+        generation.cancel()
+
+
+async def test_a_reader_behind_holds_the_server() -> None:
+    """No more than `lead_tokens` beyond what the reader has received are read; then it is read on."""
+    parts = [delta(content=str(number % 10)) for number in range(40)]
+
+    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        for part in (*parts, *WHOLE[3:]):
+            writer.write(chunk(part))
+            await writer.drain()
+            await turns(20)  # reads of their own
+        writer.write(LAST_CHUNK)
+
+    async with remote(Upstream(answer), lead_tokens=8) as client:
+        generation = await client.generate(chat(reader_tokens=(0,)))
+        await until(lambda: not generation.has_room)
+        await turns(2000)
+        held = sum(isinstance(one, Token) for one in generation.ready())
+        assert 8 <= held < 30
+        generation.reader_at(None)
+        rest = await collect(generation)  # type: ignore[arg-type]
+    assert len(text(rest)) == 40 - held
+    assert isinstance(rest[-1], Done)
+
+
+async def test_a_reader_that_stays_behind_parks_the_answer() -> None:
+    """After HOLD_SECONDS the connection is closed, so that the server is free; the stream asks again later."""
+    upstream = Upstream(begins(*[delta(content="x")] * 20))
+    async with remote(upstream, lead_tokens=8, hold_seconds=0.01) as client:
+        generation = await client.generate(chat(reader_tokens=(0,)))
+        events = await collect(generation)  # type: ignore[arg-type]
+        async with asyncio.timeout(10):
+            await upstream.gone[0].wait()
+        assert client.stats().parks == 1
+    assert all(isinstance(one, Token) for one in events)
+    assert generation.parked is not None
+    assert (generation.parked.reason, generation.parked.resume_at_lead) == ("lead", 4)
+
+
+async def test_what_the_server_cannot_continue_is_held_instead() -> None:
+    """Without a way to continue, a slow reader's connection stays open."""
+    upstream = Upstream(begins(*[delta(content="x")] * 20), owned_by="someone")
+    async with remote(upstream, lead_tokens=8, hold_seconds=0.01) as client:
+        generation = await client.generate(chat(reader_tokens=(0,)))
+        await until(lambda: client.stats().upstream["holds"])
+        await until(lambda: generation.is_ahead)
+        await turns(2000)
+        assert (generation.is_open, generation.can_park) == (True, False)
+        assert not upstream.gone[0].is_set()
+        generation.cancel()
+
+
+@pytest.mark.parametrize(
+    ("answer", "fields", "code"),
+    [
+        (never, {"first_token_seconds": 0.05}, "upstream_timeout"),
+        (begins(delta(role="assistant")), {"first_token_seconds": 0.05}, "upstream_timeout"),
+        (begins(delta(reasoning_content="Hm")), {"silence_seconds": 0.05}, "cannot_continue"),
+    ],
+    ids=["no head", "no token", "silence in a thought"],
+)
+async def test_each_phase_has_a_limit(answer: Any, fields: dict[str, float], code: str) -> None:
+    """The first token, and the silence after it; the connection is closed."""
+    upstream = Upstream(answer)
+    async with remote(upstream, **fields) as client:
+        found = await outcome(client)
+        assert found[:2] == (code, True)
+        async with asyncio.timeout(10):
+            await upstream.gone[0].wait()
+
+
+async def test_requests_beyond_the_places_wait_in_order() -> None:
+    """They see their place in the queue; one more than may wait is refused, before anything is sent."""
+    go = asyncio.Event()
+
+    async def waits(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        writer.write(STREAM_HEAD + b"".join(map(chunk, WHOLE)) + LAST_CHUNK)
+
+    upstream = Upstream(waits)
+    async with remote(upstream, max_concurrent=1, max_waiting=2) as client:
+        first = asyncio.create_task(client.generate(chat("0")))
+        await until(lambda: upstream.posts)
+        waiting = [await client.generate(chat(str(number))) for number in (1, 2)]
+        await until(lambda: client.stats().waiting == 2)
+        with pytest.raises(Overloaded, match="2 answers are waiting"):
+            await client.generate(chat("3"))
+        assert (client.stats().running, len(upstream.posts)) == (1, 1)
+        go.set()
+        answers = [await collect(one) for one in (await first, *waiting)]  # type: ignore[arg-type]
+    assert [text(events) for events in answers] == ["Hello."] * 3
+    assert answers[1][:2] == [Status(status="queued", step=1), Status(status="generating")]
+    assert [asked.body["messages"][0]["content"] for asked in upstream.posts] == ["0", "1", "2"]
+
+
+async def test_a_place_that_never_comes_is_a_refusal() -> None:
+    """A request waits for QUEUE_SECONDS."""
+    async with remote(Upstream(never), max_concurrent=1, queue_seconds=0.05) as client:
+        first = asyncio.create_task(client.generate(chat()))
+        await until(lambda: client.stats().running)
+        events: list[Event] = await collect(await client.generate(chat()))  # type: ignore[arg-type]
+        first.cancel()
+    assert isinstance(events[-1], Error)
+    assert (events[-1].code, events[-1].retryable) == ("queue_timeout", True)
+
+
+async def test_a_client_that_closes_ends_its_answers() -> None:
+    """Each ends in an error, and every connection is closed."""
+    upstream = Upstream(begins(*PLAIN))
+    async with remote(upstream) as client:
+        generation = await client.generate(chat())
+        await until(lambda: generation.answer.has_begun)
+        await client.aclose()
+        events: list[Event] = await collect(generation)  # type: ignore[arg-type]
+        await until(lambda: upstream.num_open == 0)
+        with pytest.raises(EngineUnavailable):
+            await client.generate(chat())
+    assert isinstance(events[-1], Error)
+    assert events[-1].code == "engine_closed"

@@ -1,0 +1,210 @@
+"""Laws of Messages API bodies: what a conversation becomes, what each field does, and what wrong bodies get."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.dialects.anthropic.request import IGNORED, MessagesRequest, _table, field_of, parse, parse_count
+from streamserve.protocol.errors import StreamserveError
+from streamserve.protocol.json_body import decode_json
+from streamserve.protocol.requests import Grammar, Message, Tool, ToolChoice
+from tests.support.bodies.bad_fields import BadBody
+from tests.support.bodies.wrong_bodies import CALL, HI, LIMITS, WEATHER, assistant, bad_messages, said, user
+
+OFF, ON = ({"enable_thinking": is_on, "thinking": is_on} for is_on in (False, True))
+
+
+def ask(**fields: Any) -> MessagesRequest:
+    body = {"max_tokens": 8, "messages": HI, **fields}
+    return parse({name: one for name, one in body.items() if one is not None}, LIMITS, default_model="echo")
+
+
+def messages(*turns: dict[str, Any], **fields: Any) -> tuple[Message, ...] | None:
+    return ask(messages=list(turns), **fields).generate.messages
+
+
+def test_a_tool_loop_as_the_client_sends_it_back():
+    """Thought and call are the assistant's turn, the result is its own; a reply's other fields change nothing."""
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "s1"}
+    call = {**CALL, "caller": None, "toolset_name": None}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [said("foggy"), said("cold")]}
+    turns = (
+        user(said("Weather?", cache_control={"type": "ephemeral", "ttl": "5m"})),
+        assistant(thought, said("So:", citations=None, parsed_output=None), call),
+        user({**result, "is_error": False}, said("And now?")),
+    )
+    function = {"name": "get_weather", "arguments": {"city": "Oslo"}}
+    extra = {
+        "tool_calls": [{"id": "toolu_1", "type": "function", "function": function}],
+        "reasoning_content": "Hm.",
+    }
+    assert messages(*turns, tools=[WEATHER]) == (
+        Message(role="user", content="Weather?"),
+        Message(role="assistant", content="So:", extra=extra),
+        Message(role="tool", content="foggy\ncold", extra={"tool_call_id": "toolu_1"}),
+        Message(role="user", content="And now?"),
+    )
+
+
+def test_neighbouring_turns_of_a_role_are_one():
+    """As in the public API; a system turn in the middle stays where it is."""
+    hi, system = {"role": "user", "content": "Hi"}, {"role": "system", "content": [said("Be"), said("brief.")]}
+    assert messages(hi, user(said("there")), assistant(said("Yes?")), assistant(said("Go on.")), system, hi) == (
+        Message(role="user", content="Hi\nthere"),
+        Message(role="assistant", content="Yes?\nGo on."),
+        Message(role="system", content="Be\nbrief."),
+        Message(role="user", content="Hi"),
+    )
+
+
+@pytest.mark.parametrize("system", ["Be brief.", [said("Be brief.", cache_control={"type": "ephemeral"})]])
+def test_a_system_prompt_goes_first(system: Any):
+    """A string or blocks of text; an empty one is none."""
+    assert messages(*HI, system=system) == (Message(role="system", content="Be brief."), *messages(*HI))  # type: ignore[misc]
+    assert messages(*HI, system="") == messages(*HI)
+
+
+def test_a_last_turn_of_the_assistant_is_continued():
+    """A prefill is the beginning of the answer; an empty one is nothing."""
+    request = ask(messages=[*HI, assistant(said("The answer is ("))]).generate
+    assert (request.continue_final_message, request.messages[-1].content) == (True, "The answer is (")  # type: ignore[index]
+    for empty in (assistant(), {"role": "assistant", "content": ""}):
+        assert ask(messages=[*HI, empty]).generate == ask().generate
+
+
+@pytest.mark.parametrize(
+    ("thinking", "effort", "kwargs", "asks"),
+    [
+        (None, None, OFF, False),
+        ({"type": "disabled"}, None, OFF, True),
+        ({"type": "enabled", "budget_tokens": 4}, None, ON, True),
+        ({"type": "adaptive", "display": "summarized"}, "max", {"reasoning_effort": "high"}, True),
+        ({"type": "adaptive"}, "low", {"reasoning_effort": "low"}, True),
+        (None, "medium", {**OFF, "reasoning_effort": "medium"}, True),
+    ],
+)  # fmt: skip
+def test_thinking_is_the_templates_switch(thinking: Any, effort: str | None, kwargs: dict[str, Any], asks: bool):
+    """Off unless it is asked for; `adaptive` leaves it to the template; effort is its level."""
+    asked = ask(thinking=thinking, output_config=None if effort is None else {"effort": effort})
+    assert (asked.generate.chat_template_kwargs, asked.asks_for_thinking) == (kwargs, asks)
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected", "is_parallel"),
+    [
+        (None, ToolChoice(), True),
+        ({"type": "auto"}, ToolChoice(), True),
+        ({"type": "any", "disable_parallel_tool_use": True}, ToolChoice(mode="required"), False),
+        ({"type": "tool", "name": "get_weather"}, ToolChoice(mode="required", names=("get_weather",)), True),
+        ({"type": "none"}, ToolChoice(mode="none"), True),
+    ],
+)
+def test_tools(choice: Any, expected: ToolChoice, is_parallel: bool):
+    """Tools and their choice are ours; what a tool has for the public API's own loop changes nothing."""
+    tool = {
+        **WEATHER,
+        "type": "custom",
+        "description": "The sky.",
+        "strict": True,
+        "cache_control": {"type": "ephemeral"},
+    }
+    request = ask(tools=[{**tool, "eager_input_streaming": True}], tool_choice=choice).generate
+    schema = WEATHER["input_schema"]
+    assert request.tools == (Tool(name="get_weather", description="The sky.", parameters=schema, strict=True),)  # type: ignore[arg-type]
+    assert (request.tool_choice, request.parallel_tool_calls) == (expected, is_parallel)
+
+
+def test_fields_that_are_honoured():
+    """Sampling, stop sequences, a schema, tier, metadata, and the engine's own."""
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    asked = ask(
+        model="m", temperature=0.5, top_p=0.9, top_k=7, stop_sequences=["END"], stream=True,
+        service_tier="standard_only", metadata={"user_id": None}, seed=3,
+        output_config={"format": {"type": "json_schema", "schema": schema}}, on_disconnect="park", timeout_seconds=9,
+    )  # fmt: skip
+    request = asked.generate
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 7, 3)
+    assert (sampling.stop, sampling.max_tokens, request.model, request.timeout_seconds) == (("END",), 8, "m", 9)
+    assert request.grammar == Grammar(kind="json_schema", value=json.dumps(schema, separators=(",", ":")))
+    assert (asked.stream, asked.latency_class, asked.on_disconnect) == (True, "chat", "park")
+    assert (ask().stream, ask().latency_class, ask().on_disconnect, ask().generate.model) == (False, None, "", "echo")
+
+
+def test_fields_that_change_nothing():
+    """Those of accounts and caches."""
+    fields = {"cache_control": {"type": "ephemeral"}, "inference_geo": "eu", "speed": "fast", "workspace_id": "w"}
+    assert ask(**fields, diagnostics={}, user_profile_id="p", mcp_servers=[], container=None, thread=None) == ask()
+    for nothing in ({}, {"edits": []}):
+        assert ask(context_management=nothing) == ask()
+
+
+def test_counting_needs_no_max_tokens():
+    """The prompt of a count is that of the message."""
+    body = {"messages": HI, "system": "Be brief.", "tools": [WEATHER]}
+    counted = parse_count(body, LIMITS, default_model="echo")
+    asked = ask(**body).generate
+    assert (counted.messages, counted.tools, counted.chat_template_kwargs) == (
+        asked.messages, asked.tools, asked.chat_template_kwargs
+    )  # fmt: skip
+
+
+def test_the_engines_words_for_fields():
+    """What acceptance finds wrong is named by this API's field."""
+    plain = ask().generate
+    formatted = ask(output_config={"format": {"type": "json_schema", "schema": {}}}).generate
+    assert [field_of(one, plain) for one in ("stop", "grammar", "chat_template_kwargs", "messages", None)] == [
+        "stop_sequences", "tools", "thinking", "messages", None
+    ]  # fmt: skip
+    assert field_of("grammar", formatted) == "output_config.format"
+
+
+CORPUS = bad_messages()
+
+
+@pytest.mark.parametrize("bad", [one for one in CORPUS if not one.by_server], ids=lambda bad: bad.name[:80])
+def test_a_wrong_body_is_a_400(bad: BadBody):
+    """Status, code and param are the corpus's; the message is a short sentence."""
+    with pytest.raises(StreamserveError) as caught:
+        parse(decode_json(bad.body, LIMITS), LIMITS, default_model="echo")
+    assert (caught.value.http_status, caught.value.code, caught.value.param) == (bad.status, bad.code, bad.param)
+    assert 10 < len(caught.value.message) < 500
+    assert caught.value.message.endswith(".")
+
+
+def test_every_field_is_in_the_corpus():
+    """The corpus has a body for each field that is not the other dialects' or ignored."""
+    params = {(bad.param or "").partition(".")[0].partition("[")[0] for bad in CORPUS}
+    others = {"model", "top_p", "top_k", "min_p", "seed", "timeout_seconds", "latency_class", "input"}
+    assert set(_table(LIMITS)) - params <= others | {*IGNORED, "on_disconnect"}
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+KEYS = st.sampled_from(
+    ["type", "text", "content", "name", "id", "input", "tool_use_id", "thinking", "schema", "format"]
+)
+KINDS = st.sampled_from(["text", "thinking", "tool_use", "tool_result", "image", "enabled", "tool", "json_schema"])
+VALUES = st.recursive(
+    SCALARS | KINDS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=5), max_leaves=12
+)
+TURNS = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system"]), "content": VALUES}), max_size=4
+)
+FIELDS = st.sampled_from(
+    ["system", "tools", "tool_choice", "thinking", "output_config", "metadata", "stop_sequences", "x"]
+)
+
+
+@given(st.dictionaries(FIELDS, VALUES), TURNS)
+def test_no_object_raises_anything_but_ours(body: dict[str, Any], turns: list[Any]):
+    """Whatever the fields are, the result is a request or a `StreamserveError`."""
+    try:
+        asked = parse({"max_tokens": 8, "messages": turns, **body}, LIMITS, default_model="echo")
+    except StreamserveError:
+        return
+    assert asked.generate.messages
