@@ -1,4 +1,4 @@
-"""What the trained test model must answer to the letter before it is used: turns that are in no training conversation.
+"""What the trained test model must answer to the letter before it is used: turns of which the first round has seen none.
 
 They are of two kinds: conversations that the tests have, and many others of the same world with calls that are held
 out. An answer counts if each of its tokens beats all others by MARGIN, so that another order of additions, on another
@@ -51,8 +51,8 @@ def _weather(city: str, sky: str) -> Wish:
     return Wish(world.TOPICS["weather"], "get_weather", city, sky, sky)
 
 
-def failed(model: Any, rows: Iterable[tuple[list[int], int]]) -> list[list[int]]:
-    """Return the ids of the turns, each given with its prompt's length, whose answer has a token without the margin."""
+def failed(model: Any, rows: Iterable[tuple[list[int], int]]) -> list[tuple[list[int], int]]:
+    """Return the turns, ids and the prompt's length, whose answer has a token without the margin."""
     import torch
 
     wrong = []
@@ -63,5 +63,5 @@ def failed(model: Any, rows: Iterable[tuple[list[int], int]]) -> list[list[int]]
             right = torch.tensor(ids[num_before:])[:, None]
             others = logits.scatter(1, right, -torch.inf).amax(1)
             if bool((logits.gather(1, right)[:, 0] - others < MARGIN).any()):
-                wrong.append(ids)
+                wrong.append((ids, num_before))
     return wrong

@@ -1,10 +1,10 @@
 """A small model that thinks and calls tools, trained on the spot: `thinking_model()` returns its folder.
 
 Qwen3's shape and markup: a thought in <think>, calls in <tool_call> as {"name": …, "arguments": …}. It is trained once,
-in a process of its own, in half a minute of CPU, and kept in .cache/ under a digest of its sources; one lock lets
-parallel test processes wait for it. What it is used for does not depend on the machine that trained it: the training
-ends when each answer of thinking_exam.py is right by a margin. `python -m tests.support.models.thinking_model` trains
-by hand.
+in a process of its own, in a minute of CPU, and kept in .cache/ under a digest of its sources; one lock lets parallel
+test processes wait for it. What it is used for does not depend on the machine that trained it: the training ends when
+each answer of thinking_exam.py is right by a margin, and the turns that are wrong are trained too, round by round.
+`python -m tests.support.models.thinking_model` trains by hand.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ BOS, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 MAX_LEN = 2048
 _SEED, _NUM_TOKENS, _BATCH_TOKENS, _POOL = 7, 260_000, 700, 256
-_NUM_MORE_TOKENS, _NUM_MORE, _MORE_LR = 60_000, 4, 0.4  # rounds that follow while the exam is not passed
+_NUM_MORE_TOKENS, _NUM_MORE, _MORE_LR = 60_000, 9, 0.4  # rounds that follow while the exam is not passed
 _PEAK_LR, _PEAK_MUON_LR = 2e-3, 5e-3
 _LOOKED_UP_WEIGHT = 4.0  # of the loss at words that are chosen from the prompt
 # Columns of the hidden state, at the start of the training: the kind of the token that is there, its own code, the kind
@@ -101,7 +101,8 @@ def _digest() -> str:
     """Return what the result depends on: the sources, and the libraries."""
     from importlib.metadata import version
 
-    sources = [Path(one).read_text() for one in (thinking_world.__file__, thinking_exam.__file__, __file__)]
+    names = ("thinking_world.py", "thinking_exam.py", "thinking_model.py", "muon.py")
+    sources = [Path(__file__).with_name(name).read_text() for name in names]
     versions = [version(name) for name in ("torch", "transformers", "tokenizers")]
     return hashlib.sha256("\0".join(sources + versions).encode()).hexdigest()[:16]
 
@@ -275,29 +276,33 @@ def train(folder: Path, seed: int = _SEED, num_threads: int = 1) -> None:
     tokenizer = train_tokenizer()
     model = build_model(tokenizer, seed)
     rows = batches(tokenizer, seed)
+    exam = [encode(tokenizer, turn) for turn in thinking_exam.turns()]
     began = time.process_time()
     for number in range(1 + _NUM_MORE):
         if number == 0:
             _train_round(model, tokenizer, rows, num_tokens=_NUM_TOKENS, peak=1.0)
         else:
-            _train_round(model, tokenizer, rows, num_tokens=_NUM_MORE_TOKENS, peak=_MORE_LR)
-        wrong = thinking_exam.failed(model, [encode(tokenizer, turn) for turn in thinking_exam.turns()])
+            again = ([*batch, row] for batch, row in zip(rows, cycle(wrong), strict=False))
+            _train_round(model, tokenizer, again, num_tokens=_NUM_MORE_TOKENS, peak=_MORE_LR)
+        wrong = thinking_exam.failed(model, exam)
         print(f"round {number}: {len(wrong)} wrong, {time.process_time() - began:.0f} s of CPU", flush=True)
         if not wrong:
             _save(model, tokenizer, folder)
             return
-    raise RuntimeError("the exam was not passed:\n" + "\n".join(tokenizer.decode(ids) for ids in wrong))
+    raise RuntimeError("the exam was not passed:\n" + "\n".join(tokenizer.decode(ids) for ids, _ in wrong))
 
 
 def _train_round(model: Any, tokenizer: Any, rows: Iterator[Rows], *, num_tokens: int, peak: float) -> None:
     """Train with a learning rate that rises to its peak and falls to nothing."""
     import torch
 
+    from tests.support.models.muon import Muon
+
     matrices = [weight for name, weight in model.named_parameters() if "layers" in name and weight.ndim == 2]
     inner = {id(weight) for weight in matrices}
     others = [weight for weight in model.parameters() if id(weight) not in inner]
     optimizers = (
-        torch.optim.Muon(matrices, lr=_PEAK_MUON_LR * peak, weight_decay=0.05, ns_steps=3),
+        Muon(matrices, lr=_PEAK_MUON_LR * peak, weight_decay=0.05),
         torch.optim.AdamW(others, lr=_PEAK_LR * peak, betas=(0.9, 0.98), weight_decay=0.05),
     )
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
