@@ -19,7 +19,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # noqa: ARG002 - the signature of torch.optim.Optimizer
+    def step(self, closure: Any = None) -> None:
         """Move each matrix that has a gradient."""
         for group in self.param_groups:
             for weight in group["params"]:

@@ -103,4 +103,4 @@ def test_the_exam_finds_a_wrong_word() -> None:
     right = encode(tokenizer, turn)
     turn.calls[0]["arguments"]["city"] = "Rome"
     wrong = encode(tokenizer, turn)
-    assert failed(model, [right, wrong]) == [wrong[0]]
+    assert failed(model, [right, wrong]) == [wrong]

@@ -1,4 +1,4 @@
-"""What the trained test model must answer to the letter before it is used: turns of which the first round has seen none.
+"""What the trained test model must answer to the letter before it is used: turns that its first round has not seen.
 
 They are of two kinds: conversations that the tests have, and many others of the same world with calls that are held
 out. An answer counts if each of its tokens beats all others by MARGIN, so that another order of additions, on another

@@ -277,6 +277,7 @@ def train(folder: Path, seed: int = _SEED, num_threads: int = 1) -> None:
     model = build_model(tokenizer, seed)
     rows = batches(tokenizer, seed)
     exam = [encode(tokenizer, turn) for turn in thinking_exam.turns()]
+    wrong: Rows = []
     began = time.process_time()
     for number in range(1 + _NUM_MORE):
         if number == 0:
