@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 
 from streamserve.engine.plan import Runner, Sampled, StepOutOfMemory, StepPlan, StepResult
 
-# A test that waits longer than this has failed; no result depends on how long it takes.
-DEADLINE_SECONDS = 20.0
+# A test that waits longer than this has failed, also on a slow and busy machine; no result depends on it.
+DEADLINE_SECONDS = 60.0
 
 
 class FakeClock:
