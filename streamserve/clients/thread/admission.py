@@ -144,8 +144,8 @@ class AdmissionControl:
     """Counts sequences from acceptance to their end, and refuses those that would wait too long.
 
     The bound in time is `Patience`, as in the scheduler: what the scheduler would end later is refused here, before
-    anything was promised. `max_waiting` bounds memory, for each class by itself. Rows of batches are before no other
-    class, neither in the queue nor in a seat.
+    anything was promised. `max_waiting` bounds memory, for each class by itself; of its places each tenant has a share,
+    which no other can fill. Rows of batches are before no other class, neither in the queue nor in a seat.
     """
 
     def __init__(self, config: EngineConfig, timings: RecentTimings, clock: Callable[[], float]) -> None:
@@ -153,7 +153,8 @@ class AdmissionControl:
         self._timings = timings
         self._clock = clock
         self._patience = Patience(config.classes)
-        self._preparing: Counter[str] = Counter()
+        # Of each request whose prompt is being tokenised: its class, its tenant, how many sequences.
+        self._preparing: dict[object, tuple[str, str, int]] = {}
         # The sequences that have not started, and those that have, with the tokens of their prompt until their first
         # token: then it is known how many were cached. The engine thread removes.
         self._waiting: dict[int, _Waiting] = {}
@@ -164,7 +165,7 @@ class AdmissionControl:
     @property
     def num_in_preparation(self) -> int:
         """Sequences whose prompt is being tokenised."""
-        return self._preparing.total()
+        return sum(number for _, _, number in self._preparing.copy().values())
 
     @property
     def is_empty(self) -> bool:
@@ -172,22 +173,35 @@ class AdmissionControl:
         return not (self._waiting or self._running or self.num_in_preparation)
 
     @contextmanager
-    def reserve(self, num_new: int, latency_class: str) -> Iterator[None]:
-        """Reserve places in the queue while a prompt is tokenised; refuse more than its bound."""
-        num_waiting = self._preparing[latency_class]
-        num_waiting += sum(one.latency_class == latency_class for one in self._waiting.copy().values())
-        num_free = max(0, self._config.max_num_seqs - len(self._running))
-        if num_waiting + num_new > self._config.max_waiting + num_free:
+    def reserve(self, num_new: int, latency_class: str, tenant: str = "") -> Iterator[None]:
+        """Reserve places in the queue while a prompt is tokenised; refuse more than its bound.
+
+        A full queue still has places for a tenant with less than its share, so that no other can fill them: with n
+        tenants it holds less than 1 + ln n times its bound.
+        """
+        waiting = self._num_waiting(latency_class)
+        num_waiting, own = waiting.total(), waiting[tenant] + num_new
+        num_places = self._config.max_waiting + max(0, self._config.max_num_seqs - len(self._running))
+        if num_waiting + num_new > num_places and own > num_places // len(waiting.keys() | {tenant}):
             self._timings.note_refused(latency_class, has_waited=False)
             raise Overloaded(
                 f"{num_waiting:,} answers are waiting already. Try again later.",
                 retry_after=math.ceil(self._seconds_for(num_waiting, 0, CoreStats()) or _FIRST_GUESS),
             )
-        self._preparing[latency_class] += num_new
+        key = object()
+        self._preparing[key] = latency_class, tenant, num_new
         try:
             yield
         finally:
-            self._preparing[latency_class] -= num_new
+            del self._preparing[key]
+
+    def _num_waiting(self, latency_class: str) -> Counter[str]:
+        """Return how many sequences of the class wait or are being prepared, of each tenant that has some."""
+        waiting = Counter(one.tenant for one in self._waiting.copy().values() if one.latency_class == latency_class)
+        for name, tenant, number in self._preparing.copy().values():
+            if name == latency_class:
+                waiting[tenant] += number
+        return waiting
 
     def check_wait(
         self,

@@ -80,7 +80,7 @@ class ThreadClient:
         engine, _ = self._require_engine(request)
         accepted_at = self._clock()
         loop = asyncio.get_running_loop()
-        with self._admission.reserve(request.n, request.latency_class):
+        with self._admission.reserve(request.n, request.latency_class, request.tenant):
             prepared = await loop.run_in_executor(self._tokenizers, prepare, engine, self._config, request)
             if prepared.grammar is not None:  # on threads of its own, as it may take seconds
                 prepared = await loop.run_in_executor(self._compilers, constrain, engine, prepared)
@@ -119,7 +119,7 @@ class ThreadClient:
     async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
         """Return the prompt's token ids as `generate` would see them."""
         engine, _ = self._require_engine()
-        with self._admission.reserve(1, request.latency_class):
+        with self._admission.reserve(1, request.latency_class, request.tenant):
             loop = asyncio.get_running_loop()
             prompt = await loop.run_in_executor(self._tokenizers, encode, engine.tokenizer, request)
         return prompt.token_ids

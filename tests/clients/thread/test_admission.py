@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -69,6 +70,42 @@ def test_each_class_has_its_own_places() -> None:
         pass
     with bounds.reserve(2, "chat"):
         pass
+
+
+def test_a_flood_leaves_places_to_other_tenants() -> None:
+    """A queue that one tenant has filled still has a share for each other one: half of it, then a third."""
+    bounds = bounds_of(max_num_seqs=1, max_waiting=12)
+    bounds.add(0, 10, tenant="flood")
+    bounds.note(scheduled(0))
+    seq_ids = itertools.count(1)
+
+    def fill(tenant: str) -> int:
+        """Ask until it is refused; return how often it was not."""
+        for num_accepted in range(100):
+            try:
+                with bounds.reserve(1, "chat", tenant):
+                    bounds.add(next(seq_ids), 10, tenant=tenant)
+            except Overloaded:
+                return num_accepted
+        raise AssertionError("there is no bound")
+
+    assert [fill(tenant) for tenant in ("flood", "light", "flood", "third", "light", "")] == [12, 6, 0, 4, 0, 3]
+    with pytest.raises(Overloaded), bounds.reserve(5, "chat", "another"):
+        pass
+
+
+def test_a_prompt_that_is_read_takes_a_place_of_its_tenant() -> None:
+    """Those in tokenisation count among the tenant's own, and their tenant among those that share the places."""
+    bounds = bounds_of(max_num_seqs=1, max_waiting=3)
+    with bounds.reserve(4, "chat", "flood"):
+        with bounds.reserve(2, "chat", "light"):
+            with pytest.raises(Overloaded), bounds.reserve(1, "chat", "light"):
+                pass
+            with bounds.reserve(1, "chat", "third"):
+                pass
+        with bounds.reserve(2, "chat", "third"):
+            pass
+    assert bounds.is_empty
 
 
 def test_prompts_that_take_too_long_are_refused() -> None:

@@ -162,6 +162,21 @@ async def test_queue_is_bounded() -> None:
         assert isinstance((await collect(await client.generate(ask())))[-1], Done)
 
 
+async def test_a_full_queue_lets_another_tenant_in() -> None:
+    """A flood has filled the queue: another tenant finds its share of it, and what it asks is answered."""
+    runner = GatedRunner(echo_runner())
+    async with serving(runner, replace(CONFIG, max_num_seqs=2, max_waiting=3)) as client:
+        accepted = [await client.generate(ask(f"{number}", tenant="flood")) for number in range(5)]
+        for tenant in ("flood", "light", "light", "light"):
+            try:
+                accepted.append(await client.generate(ask(tenant, tenant=tenant)))
+            except Overloaded:
+                continue
+        assert [generation.accepted.queue_position for generation in accepted] == list(range(7)), "two of the light one"
+        runner.open()
+        assert all(isinstance(events[-1], Done) for events in await asyncio.gather(*map(collect, accepted)))
+
+
 async def test_the_time_of_the_queue_is_bounded() -> None:
     """Once the step-time model exists, requests that would wait longer than their class may are refused at once."""
     config = replace(CONFIG, max_num_seqs=1, classes=IMPATIENT)

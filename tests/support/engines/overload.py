@@ -91,11 +91,12 @@ class Overload:
         self.outcomes.append(outcome)
         seq_id, (num_prompt, num_answer) = len(self.outcomes), SIZES[latency_class]
         try:
-            with self.admission.reserve(1, latency_class):
+            tenant = fields.get("tenant", "")
+            with self.admission.reserve(1, latency_class, tenant):
                 pass
             num_tokens = len(prompt) if prompt else num_prompt
             _, queue_seconds = self.admission.check_wait(
-                latency_class, self.core.stats, tenant=fields.get("tenant", ""), num_tokens=num_tokens
+                latency_class, self.core.stats, tenant=tenant, num_tokens=num_tokens
             )
         except Overloaded as refused:
             outcome.retry_after = refused.retry_after
