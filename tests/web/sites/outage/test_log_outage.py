@@ -22,13 +22,19 @@ from tests.web.sites.outage.conftest import BODY, Response, num_tokens
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-async def test_callers_wait_and_read_on(site: site_module.DjangoSite, full: FullFile, alice_key: str) -> None:
-    """The reader has no gap and two notices, new answers get 507 meanwhile, and a later process reads all of it."""
-    caller = Caller(key=alice_key)
+async def waiting_answer(caller: Caller, full: FullFile) -> Response:
+    """Return an answer of which a token was shown before the log was full, and whose reader waits."""
     reading = Response(await caller.post("/streams", BODY))
     await reading.read(b"event: token")
     await full.begin()
     await reading.read(b"waiting")
+    return reading
+
+
+async def test_callers_wait_and_read_on(site: site_module.DjangoSite, full: FullFile, alice_key: str) -> None:
+    """The reader has no gap and two notices, new answers get 507 meanwhile, and a later process reads all of it."""
+    caller = Caller(key=alice_key)
+    reading = await waiting_answer(caller, full)
     assert (await caller.get(reading.path)).json()["state"] in ("running", "parked")
     assert (await AsyncClient().get("/readyz")).json()["log"] == "log_full"
     asked, rows = [], await StreamRow.objects.acount()
@@ -67,10 +73,7 @@ async def test_a_stop_is_answered_503_and_takes_effect_later(
 ) -> None:
     """The engine drops it at once; the reader gets the end when the log has room."""
     caller = Caller(key=alice_key)
-    reading = Response(await caller.post("/streams", BODY))
-    await reading.read(b"event: token")
-    await full.begin()
-    await reading.read(b"waiting")
+    reading = await waiting_answer(caller, full)
     stopped = await caller.post(f"{reading.path}/stop")
     assert stopped.status_code == 507
     await until(lambda: site.clients["echo"].stats().running == 0, "the engine has ended it")
@@ -87,10 +90,7 @@ async def test_a_cut_answer_is_resumed_where_it_was(
 ) -> None:
     """The engine is free, no process has its lease, the connection ends with its cursor, and the rest follows."""
     caller = Caller(key=alice_key)
-    reading = Response(await caller.post("/streams", BODY))
-    await reading.read(b"event: token")
-    await full.begin()
-    await reading.read(b"waiting")
+    reading = await waiting_answer(caller, full)
     site.streams.writer._outage_seconds = 0.0
     await reading.read()
     seen, farewell = check_native_part(reading.data), going_away_of(reading.data)
