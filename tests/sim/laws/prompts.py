@@ -93,7 +93,9 @@ class PromptLaws:
         num_before = min(len(hungry), shape.max_num_seqs - num_kept)
         by_time = round((seconds - STEP_SECONDS) / TOKEN_SECONDS) - num_before
         most = max(by_time, until_fitted, shape.block_size)
-        most += 2 * (predicted is not None and predicted <= seconds)  # a fit of few sizes is a token or two off
+        if predicted is not None and predicted <= seconds:
+            # A fit of few sizes is a token or two off, and beyond the largest step so far it is a guess.
+            most += 2 + max(0, plan.num_tokens - step_time._most_tokens)
         assert num_prefill <= most, f"29: {num_prefill} tokens of prefill, not {most}"
 
     def _check_share(self, planned: dict[int, int], *, is_full: bool) -> None:
