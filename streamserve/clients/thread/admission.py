@@ -176,8 +176,8 @@ class AdmissionControl:
     def reserve(self, num_new: int, latency_class: str, tenant: str = "") -> Iterator[None]:
         """Reserve places in the queue while a prompt is tokenised; refuse more than its bound.
 
-        A full queue still has places for a tenant with less than its share, so that no other can fill them: with n
-        tenants it holds less than 1 + ln n times its bound.
+        A full queue still has places for a tenant with less than its share, which no other can fill: with n
+        tenants it holds at most 1 + ln n times its bound.
         """
         waiting = self._num_waiting(latency_class)
         num_waiting, own = waiting.total(), waiting[tenant] + num_new

@@ -68,7 +68,7 @@ async def test_callers_wait_and_read_on(site: site_module.DjangoSite, full: Full
     assert text_of(whole) == text_of(frames), "as without an outage"
 
 
-async def test_a_stop_is_answered_503_and_takes_effect_later(
+async def test_a_stop_is_answered_507_and_takes_effect_later(
     site: site_module.DjangoSite, full: FullFile, alice_key: str
 ) -> None:
     """The engine drops it at once; the reader gets the end when the log has room."""
