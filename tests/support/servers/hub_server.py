@@ -99,8 +99,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         end = cuts.pop(0) if cuts else len(body)
         with suppress(ConnectionError):  # the client gave it up
             for start in range(0, min(end, len(body)), _PART):
+                if start:  # never after the last part: the client has its body, and asks again on this connection
+                    self.hub.go.wait()
                 self.wfile.write(body[start : min(start + _PART, end)])
-                self.hub.go.wait()
         if end < len(body):
             self.close_connection = True  # in the middle of the body: the client sees that it is short
 

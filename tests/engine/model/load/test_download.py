@@ -135,12 +135,12 @@ async def test_a_model_is_downloaded_and_answers(tmp_path: Path, monkeypatch: py
         )
         client = ProcessClient(config)
         try:
-            client.start()
             hub.go.clear()
-            await shown(client, lambda: client.describe().stage == "download")
-            seen = await shown(client, lambda: client.describe().fraction < 1)  # small files may be there already
+            client.start()
+            # The hub library adds a file to the total when it begins it, so the first report may show all of it.
+            seen = await shown(client, lambda: client.describe().stage == "download")
             hub.go.set()
-            assert (seen.stage, seen.fraction >= 0) == ("download", True)
+            assert 0 < seen.loaded_bytes <= seen.total_bytes
             await shown(client, lambda: client.describe().state in ("ready", "failed"))
             assert client.describe().state == "ready", client.describe().message
             request = GenerateRequest(model="m", prompt="Hello", sampling=SamplingParams(max_tokens=3, ignore_eos=True))
