@@ -142,7 +142,7 @@ class Source:
         self._ask()
         return [event]
 
-    def reader_at(self, num_tokens: Sequence[int] | None) -> None:
+    def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool = False) -> None:
         """Stop LEAD_TOKENS ahead of the reader, as the engine does by parking."""
         self._reader = None if num_tokens is None else num_tokens[0]
         self._ask()

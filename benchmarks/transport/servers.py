@@ -74,7 +74,7 @@ def chosen_of(servers: list[Contender], names: list[str] | None) -> list[Contend
 
 @contextlib.contextmanager
 def running(one: Contender, folder: str) -> Iterator[None]:
-    """Serve while the block runs."""
+    """Serve while the block runs. Raises RuntimeError where the server printed a traceback: its figures are worthless."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         one.port = probe.getsockname()[1]
@@ -103,6 +103,9 @@ def running(one: Contender, folder: str) -> Iterator[None]:
     finally:
         process.terminate()
         process.wait()
+    text = Path(output.name).read_text()
+    if "Traceback" in text:
+        raise RuntimeError(f"{one.name} printed a traceback:\n{text[text.index('Traceback') :][:2000]}")
 
 
 def cpu_of(pid: int) -> float:
