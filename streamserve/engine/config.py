@@ -111,7 +111,7 @@ class EngineConfig:
     hungry_seconds: float = 1.0
     lead_tokens: int = 256
     stalled_seconds: float = 30.0
-    min_ahead_seconds: float = 30.0
+    min_ahead_seconds: float = 45.0
     max_debt_seconds: float = 1.0
     batch_weight: float = 0.5
     overlap: bool | None = None
