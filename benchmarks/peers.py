@@ -129,7 +129,7 @@ async def at_once(
 
 
 async def read(server: Server, prompt: str, answer_len: int) -> Reading:
-    """Read one stream; raises RuntimeError if its answer is refused or short."""
+    """Read one stream; raises RuntimeError or ServerFault if its answer is refused or short."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": answer_len, "temperature": 0.8, "ignore_eos": True}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     began_at = time.perf_counter()

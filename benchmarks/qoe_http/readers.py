@@ -22,10 +22,15 @@ from websockets.asyncio.client import ClientConnection, connect
 from benchmarks.qoe.readers import Reading
 from benchmarks.qoe.workload import Visit
 from benchmarks.qoe_http.servers import MODEL, Server
+from benchmarks.support.machine import progress
 
 ACKS, TAKEN, VLLM = "acks", "taken", "vllm"
 ACK_SECONDS = 0.25
 _MAX_CREDIT = 1000
+
+
+class ServerFault(Exception):
+    """A server answered something else than 200, or a refusal by 429 or 503."""
 
 
 class Prompts:
@@ -96,20 +101,25 @@ async def _read(run: Run, reading: Reading, kind: str) -> None:
     if kind == ACKS:
         await _read_websocket(run, reading)
         return
-    body = run.body(reading.visit)
-    if kind == VLLM:
-        body |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-    else:
-        body |= _own_fields(reading.visit)
-    path = "/v1/completions" if kind == VLLM else "/streams"
-    async for data in post(run.server, path, body):
-        num_tokens = len(data.get("token_ids", ()))
-        if kind == VLLM:  # each chunk has the usage so far; an error has none
-            if "usage" not in data:
-                return
-            num_tokens = data["usage"]["completion_tokens"] - len(reading.came_at)
-        reading.take(run.now, num_tokens)
+    try:
+        if kind == VLLM:
+            await _read_vllm(run, reading)
+        else:
+            async for data in post(run.server, "/streams", run.body(reading.visit) | _own_fields(reading.visit)):
+                reading.take(run.now, len(data.get("token_ids", ())))
+    except ServerFault as fault:  # another server's: its reader is not served. One of ours ends the benchmark
+        if kind != VLLM or run.server.process.poll() is not None:
+            raise
+        progress(f"  {fault}")
     reading.is_whole = len(reading.came_at) == reading.visit.answer_len
+
+
+async def _read_vllm(run: Run, reading: Reading) -> None:
+    body = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    async for data in post(run.server, "/v1/completions", run.body(reading.visit) | body):
+        if "usage" not in data:  # each chunk has the usage so far; an error has none
+            return
+        reading.take(run.now, data["usage"]["completion_tokens"] - len(reading.came_at))
 
 
 def _own_fields(visit: Visit) -> dict[str, Any]:
@@ -128,7 +138,7 @@ async def post(server: Server, path: str, body: dict[str, Any]) -> AsyncIterator
         status = await reader.readline()
         if b" 200 " not in status:
             if not any(code in status for code in (b" 429 ", b" 503 ")):
-                raise RuntimeError(f"{path}: {status!r} {await reader.read(2000)!r}")
+                raise ServerFault(f"{path}: {status!r} {await reader.read(2000)!r}")
             return
         while line := await reader.readline():
             if line.startswith(b"data: {"):

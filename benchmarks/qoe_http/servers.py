@@ -56,10 +56,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that answers on a port of 127.0.0.1."""
+    """A server that answers on a port of 127.0.0.1. `process`: what accepts the connections."""
 
     port: int
     key: str
+    process: subprocess.Popen[bytes]
 
 
 @contextlib.contextmanager
@@ -95,7 +96,7 @@ def site(
             log = folder / f"{name}.txt"
             processes[log] = stack.enter_context(_process(log, [sys.executable, *command], own.environ))
         _wait(f"http://127.0.0.1:{port}/readyz", processes)
-        yield Server(port, own.key)
+        yield Server(port, own.key, processes[folder / "worker.txt"])
 
 
 @contextlib.contextmanager
@@ -116,7 +117,7 @@ def vllm(model: Model, folder: Path, python: Path) -> Iterator[Server]:
         environ["LD_PRELOAD"] = str(openmp)
     with _process(folder / "vllm.txt", arguments, environ) as process:
         _wait(f"http://127.0.0.1:{port}/health", {folder / "vllm.txt": process})
-        yield Server(port, "none")
+        yield Server(port, "none", process)
 
 
 @contextlib.contextmanager

@@ -74,7 +74,7 @@ def chosen_of(servers: list[Contender], names: list[str] | None) -> list[Contend
 
 @contextlib.contextmanager
 def running(one: Contender, folder: str) -> Iterator[None]:
-    """Serve while the block runs. Raises RuntimeError where the server printed a traceback: its figures are worthless."""
+    """Serve while the block runs. Raises RuntimeError if the server printed a traceback: its figures are worthless."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         one.port = probe.getsockname()[1]
