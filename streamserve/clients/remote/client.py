@@ -26,6 +26,7 @@ from streamserve.clients.remote.errors import UpstreamBroken, UpstreamError, Ups
 from streamserve.clients.remote.exchange import Exchange
 from streamserve.clients.remote.generation import RemoteGeneration
 from streamserve.clients.remote.metrics import RemoteMetrics, Timings
+from streamserve.clients.remote.places import Places
 from streamserve.clients.remote.probe import Found, probe
 from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription, Park
 from streamserve.protocol.errors import (
@@ -67,8 +68,8 @@ class RemoteClient:
             alias=self.alias, state="idle", created=int(time.time()), has_chat_template=True, device="remote"
         )
         self._metrics = RemoteMetrics(clock)
-        self._places = asyncio.Semaphore(config.max_concurrent)
-        self._num_waiting = self._num_running = 0
+        self._places = Places(config.max_concurrent, config.max_waiting)
+        self._num_running = 0
         self._http: httpx.AsyncClient | None = None
         self._polling: asyncio.Task[None] | None = None
         self._tasks: dict[asyncio.Task[None], RemoteGeneration] = {}
@@ -88,7 +89,7 @@ class RemoteClient:
             num_prompt_tokens=0,
             max_tokens=sampling.max_tokens or 0,
             seed=sampling.seed or 0,
-            queue_position=self._num_waiting,
+            queue_position=self._places.num_ahead(request.tenant),
             has_token_ids=False,
         )
         generation = RemoteGeneration(
@@ -101,10 +102,9 @@ class RemoteClient:
         if body.get("max_tokens", 1) < 1:  # all of it was shown before the connection was lost
             generation.put([Done(finish_reason="length", usage=Usage(completion_tokens=generation.answer.num_tokens))])
             return generation
-        if self._places.locked() and self._num_waiting >= self._config.max_waiting:
-            raise Overloaded(f"{self._num_waiting:,} answers are waiting already. Try again later.", retry_after=5)
+        self._places.check_room(request.tenant)
         self._metrics.counts.continued += any(choice.num_tokens for choice in request.shown)
-        return await self._begin(generation, partial(self._serve, generation, route, body))
+        return await self._begin(generation, partial(self._serve, request.tenant, generation, route, body))
 
     async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
         """Raise BadRequest: a server elsewhere gives no token ids."""
@@ -146,7 +146,7 @@ class RemoteClient:
         metrics, config = self._metrics, self._config
         return EngineStats(
             running=self._num_running,
-            waiting=self._num_waiting,
+            waiting=self._places.num_waiting,
             prompt_tokens=metrics.prompt_tokens,
             generation_tokens=metrics.generation_tokens,
             parks=metrics.num_parks,
@@ -180,7 +180,7 @@ class RemoteClient:
         """Start the request's task; return when the server has accepted, or may take longer. Raises its refusal."""
         self._used_at = self._clock()
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        is_queued = self._places.locked()
+        is_queued = not self._places.num_free
         task = asyncio.get_running_loop().create_task(serve(opened), context=Context())
         generation.task = task
         self._tasks[task] = generation
@@ -198,15 +198,15 @@ class RemoteClient:
         return generation
 
     async def _serve(
-        self, generation: RemoteGeneration, route: str, body: dict[str, Any], opened: asyncio.Future[None]
+        self, tenant: str, generation: RemoteGeneration, route: str, body: dict[str, Any], opened: asyncio.Future[None]
     ) -> None:
         """Wait for a place, exchange, and turn whatever goes wrong into an end."""
         timings = Timings(self._clock)
-        was_queued = self._places.locked()
+        was_queued = not self._places.num_free
         try:
             if was_queued:
-                generation.put([Status(status="queued", step=self._num_waiting + 1)])
-            await self._take_place()
+                generation.put([Status(status="queued", step=self._places.num_ahead(tenant) + 1)])
+            await self._take_place(tenant)
             self._num_running += 1
             try:
                 assert self._http is not None
@@ -230,20 +230,16 @@ class RemoteClient:
             message = "the server failed while answering. It has been logged."
             self._refuse(generation, opened, StreamserveError(message))
 
-    async def _take_place(self) -> None:
-        """Wait for one of the `max_concurrent` places, in the order of arrival."""
-        self._num_waiting += 1
+    async def _take_place(self, tenant: str) -> None:
+        """Wait for one of the `max_concurrent` places."""
         try:
-            async with asyncio.timeout(self._config.queue_seconds):
-                await self._places.acquire()
+            await self._places.take(tenant, self._config.queue_seconds)
         except TimeoutError as late:
             raise Overloaded(
                 f"model {self.alias} was too busy to begin this request in time. Try again later.",
                 code="queue_timeout",
                 retry_after=5,
             ) from late
-        finally:
-            self._num_waiting -= 1
 
     def _lose(self, generation: RemoteGeneration, opened: asyncio.Future[None], reason: str) -> None:
         """End a generation whose connection was lost: as parked, where the server can continue it."""

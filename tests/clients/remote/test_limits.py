@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from streamserve.clients.remote.places import Places
 from streamserve.protocol.errors import EngineUnavailable, Overloaded
 from streamserve.protocol.events import Done, Error, Event, Status, Token
+from streamserve.protocol.requests import GenerateRequest
 from tests.support.engines.clients import collect, text
 from tests.support.servers.upstreams import (
     LAST_CHUNK,
@@ -172,6 +175,56 @@ async def test_requests_beyond_the_places_wait_in_order() -> None:
     assert [text(events) for events in answers] == ["Hello."] * 3
     assert answers[1][:2] == [Status(status="queued", step=1), Status(status="generating")]
     assert [asked.body["messages"][0]["content"] for asked in upstream.posts] == ["0", "1", "2"]
+
+
+async def test_tenants_take_turns_for_the_places() -> None:
+    """A flood of one tenant fills the queue; another one is let in beyond it, and is served after one of the flood."""
+    go = asyncio.Event()
+
+    async def waits(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        writer.write(STREAM_HEAD + b"".join(map(chunk, WHOLE)) + LAST_CHUNK)
+
+    def asks(content: str, tenant: str) -> GenerateRequest:
+        return replace(chat(content), tenant=tenant)
+
+    upstream = Upstream(waits)
+    async with remote(upstream, max_concurrent=1, max_waiting=3) as client:
+        first = asyncio.create_task(client.generate(asks("0", "flood")))
+        await until(lambda: upstream.posts)
+        flood = [await client.generate(asks(f"flood {number}", "flood")) for number in range(3)]
+        await until(lambda: client.stats().waiting == 3)
+        with pytest.raises(Overloaded):
+            await client.generate(asks("flood 3", "flood"))
+        other = await client.generate(asks("other", "other"))
+        await until(lambda: client.stats().waiting == 4)
+        with pytest.raises(Overloaded):  # its share of three places is one
+            await client.generate(asks("other 2", "other"))
+        go.set()
+        answers = [await collect(one) for one in (await first, *flood, other)]  # type: ignore[arg-type]
+    assert [text(events) for events in answers] == ["Hello."] * 5
+    assert answers[-1][0] == Status(status="queued", step=2)
+    order = [asked.body["messages"][0]["content"] for asked in upstream.posts]
+    assert order == ["0", "flood 0", "other", "flood 1", "flood 2"]
+
+
+async def test_a_place_is_not_lost_with_the_request_that_waited_for_it() -> None:
+    """Requests that time out or are cancelled, also at the moment of their turn, leave every place to the others."""
+    places = Places(1, max_waiting=8)
+    await places.take("a", 1.0)
+    with pytest.raises(TimeoutError):
+        await places.take("a", 0.0)
+    waiting = [asyncio.create_task(places.take(tenant, 60.0)) for tenant in ("a", "b", "a")]
+    await until(lambda: places.num_waiting == 3)
+    waiting[0].cancel()
+    places.release()  # to b or to a, before the cancelled task has run
+    results = await asyncio.gather(waiting[0], waiting[1], return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert results[1] is None
+    places.release()
+    await waiting[2]
+    places.release()
+    assert (places.num_free, places.num_waiting) == (1, 0)
 
 
 async def test_a_place_that_never_comes_is_a_refusal() -> None:
