@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.plan import SampleSpec, ScoreSpec, TokenRules
-from streamserve.engine.policy.reader import ReaderPace
+from streamserve.engine.policy.leads import ReaderPace
 from streamserve.protocol.engine import SUSPECT_LOSSES
 from streamserve.protocol.requests import SamplingParams
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from streamserve.engine.config import BATCH, WARM, EngineConfig, LatencyClass
 from streamserve.engine.output import SequenceUpdate
-from streamserve.engine.patience import Patience
+from streamserve.engine.policy.waiting import Patience
 from streamserve.protocol.engine import CoreStats
 from streamserve.protocol.errors import Overloaded
 from streamserve.protocol.metrics import percentile

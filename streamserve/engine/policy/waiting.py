@@ -1,23 +1,126 @@
-"""`WaitingQueue`: the sequences that wait for blocks, which of them is next, and which have waited for too long.
+"""The sequences that wait for blocks: which of them is next, and which have waited for too long.
 
-In the order of the key: arrival + the class's TTFT budget + a little for a long prompt. It is fixed when a sequence is
-added, so one that comes back has its old place. Answers that have begun go first: they were preempted or parked, and
-their readers wait for them. What is late goes behind what is in time (see `Patience`), and rows of batches behind all
-other classes. Among tenants those further below their share go first (see `TenantShares`). Knows sequences, no blocks;
-time is an argument. Engine thread only.
+    TenantShares    what each tenant has had lately: those further below their share go first
+    Patience        whether an overload stands, and so how long a request may wait
+    WaitingQueue    the sequences, and their order by both
+
+Knows sequences, no blocks; time is an argument. Engine thread only, but for a `Patience` of the admission's own.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import insort
+from collections import deque
+from collections.abc import Mapping, Set
 from operator import attrgetter
 
-from streamserve.engine.config import BATCH, WARM, EngineConfig
-from streamserve.engine.patience import Patience
-from streamserve.engine.policy.reader import ReaderPace
-from streamserve.engine.policy.tenants import TenantShares
+from streamserve.engine.config import BATCH, WARM, EngineConfig, LatencyClass
+from streamserve.engine.policy.leads import ReaderPace
 from streamserve.engine.sequence import Sequence
+
+WINDOW_SECONDS = 10
+# The window moves in slices of one second: it is between nine and ten seconds long.
+_SLICE_SECONDS = 1.0
+# Less than any weighted token: what is left of sums that are not exact.
+_LEAST_TOKENS = 1e-6
+
+
+class TenantShares:
+    """How much more or less than its share each tenant has had of what the engine computed lately.
+
+    `max_debt_seconds`: tenants this close to their shares are alike. O(1) amortised for a charge; memory is bounded by
+    the tenants of the last `WINDOW_SECONDS`. (Idea: the counters of VTC, arXiv 2401.00588, over a window instead of all
+    time.)
+
+    slices:  [ second 91: a 300, b 20 | second 92: a 280 | ... | second 100: b 5 ]
+    """
+
+    def __init__(self, max_debt_seconds: float) -> None:
+        self._max_debt_seconds = max_debt_seconds
+        self._slices: deque[tuple[int, dict[str, float]]] = deque()
+        self._tokens: dict[str, float] = {}
+        self._total = 0.0
+
+    def charge(self, tenant: str, num_tokens: float, now: float) -> None:
+        """Record that the engine computed `num_tokens` for a tenant, by their weight."""
+        self._drop_before(now)
+        second = int(now // _SLICE_SECONDS)
+        if not self._slices or self._slices[-1][0] != second:
+            self._slices.append((second, {}))
+        newest = self._slices[-1][1]
+        newest[tenant] = newest.get(tenant, 0.0) + num_tokens
+        self._tokens[tenant] = self._tokens.get(tenant, 0.0) + num_tokens
+        self._total += num_tokens
+
+    def ranks(self, waiting: Set[str], now: float) -> dict[str, int]:
+        """Return the rank of each waiting tenant: 0 about its share, more above it, less below it.
+
+        A share is everything computed ÷ the tenants that wait or had a part of it. The rank is the seconds that the
+        engine worked for the tenant above its share, in whole `max_debt_seconds`. Idle seconds do not count.
+        """
+        self._drop_before(now)
+        if not self._total or len(waiting) < 2:
+            return dict.fromkeys(waiting, 0)
+        share = self._total / len(self._tokens.keys() | waiting)
+        tokens_per_second = self._total / (len(self._slices) * _SLICE_SECONDS)
+        unit = tokens_per_second * self._max_debt_seconds or 1.0  # no debt is allowed: every token counts
+        return {tenant: int((self._tokens.get(tenant, 0) - share) / unit) for tenant in waiting}
+
+    def _drop_before(self, now: float) -> None:
+        first = int(now // _SLICE_SECONDS) - WINDOW_SECONDS + 1
+        while self._slices and self._slices[0][0] < first:
+            for tenant, num_tokens in self._slices.popleft()[1].items():
+                self._total -= num_tokens
+                self._tokens[tenant] -= num_tokens
+                if self._tokens[tenant] < _LEAST_TOKENS:
+                    del self._tokens[tenant]
+        if not self._slices:
+            self._total = 0.0
+
+
+# Of a class's `max_late_seconds`: longer than one of its requests with a usual budget is in time.
+_STANDING_FACTOR = 4.0
+# Of the shortest `max_late_seconds`: so long after a refusal a queue may be empty because of it.
+_REFUSAL_FACTOR = 3.0
+
+
+class Patience:
+    """Remembers when no request was left waiting that was not late yet, and when one was refused.
+
+    A request that is late, so that its first token can no longer come in time, waits behind all that are not. It costs
+    them nothing, and what they leave over is its own: a burst is answered, be it late. Where for four times the class's
+    `max_late_seconds` they have left nothing over, or would have left nothing without refusals, the overload stands.
+    Then a late request would wait for its turn in vain, and is refused. (Idea: CoDel, as in "Fail at Scale", ACM Queue
+    2015: a queue that does not empty is no burst.)
+    """
+
+    def __init__(self, classes: Mapping[str, LatencyClass]) -> None:
+        self._classes = classes
+        self._refusal_seconds = _REFUSAL_FACTOR * min(one.max_late_seconds for one in classes.values())
+        self._empty_at: float | None = None
+        self._refused_at = -math.inf
+
+    def note(self, now: float, *, has_in_time: bool) -> None:
+        """Record whether a request waits that is not late."""
+        is_empty = not has_in_time and now - self._refused_at > self._refusal_seconds
+        if self._empty_at is None or is_empty:
+            self._empty_at = now
+
+    def note_refusal(self, now: float) -> None:
+        """Record that a request was refused, or has waited too long: without that the queue would be longer."""
+        self._refused_at = now
+
+    def is_standing(self, name: str, now: float) -> bool:
+        """Whether an overload stands for the class: requests have long been waiting without a break."""
+        seconds = _STANDING_FACTOR * self._classes[name].max_late_seconds
+        return self._empty_at is not None and now - self._empty_at > seconds
+
+    def seconds(self, name: str, now: float) -> float:
+        """Return how long a request of the class that comes now may wait."""
+        latency_class = self._classes[name]
+        return latency_class.standing_queue_seconds if self.is_standing(name, now) else latency_class.queue_seconds
+
 
 # Order of the queue and of the batch: smaller goes first. Set by `WaitingQueue.add`.
 order_key = attrgetter("order_key")
@@ -28,7 +131,12 @@ _RANKS = {BATCH: 1, WARM: 2}
 
 
 class WaitingQueue:
-    """`sequences` are in order of their keys; `shares` is charged with what steps compute."""
+    """`sequences` are in order of their keys; `shares` is charged with what steps compute.
+
+    The key is arrival + the class's TTFT budget + a little for a long prompt. It is fixed when a sequence is added, so
+    one that comes back has its old place. Answers that have begun go first: they were preempted or parked, and their
+    readers wait for them. What is late goes behind what is in time, and rows of batches behind all other classes.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self.sequences: list[Sequence] = []

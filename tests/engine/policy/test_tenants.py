@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from streamserve.engine.policy.tenants import WINDOW_SECONDS, TenantShares
+from streamserve.engine.policy.waiting import WINDOW_SECONDS, TenantShares
 
 BOTH = {"flood", "light"}
 

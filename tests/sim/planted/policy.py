@@ -8,9 +8,9 @@ from tests.sim.planted import Mutant
 
 _scheduler = partial(Mutant, file="scheduler.py")
 _leads = partial(Mutant, file="policy/leads.py")
-_patience = partial(Mutant, file="patience.py")
-_reader = partial(Mutant, file="policy/reader.py")
-_tenants = partial(Mutant, file="policy/tenants.py")
+_patience = partial(Mutant, file="policy/waiting.py")
+_reader = partial(Mutant, file="policy/leads.py")
+_tenants = partial(Mutant, file="policy/waiting.py")
 _waiting = partial(Mutant, file="policy/waiting.py")
 _output = partial(Mutant, file="output.py")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamserve.engine.config import CLASSES
-from streamserve.engine.patience import Patience
+from streamserve.engine.policy.waiting import Patience
 
 
 def standing_since(at: float) -> Patience:
