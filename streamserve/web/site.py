@@ -44,10 +44,9 @@ from streamserve.web.rows import orm
 from streamserve.web.rows.completions import CompletionRows
 from streamserve.web.rows.reaper import Reaper, RowAges
 from streamserve.web.rows.store import RowStore
-from streamserve.web.widget.sealed import unseal
+from streamserve.web.sealed import unseal
 from streamserve.web.work.queue import SiteJobs
-from streamserve.web.work.serving import work_counts, worker_for
-from streamserve.web.work.worker import Worker
+from streamserve.web.work.worker import Worker, work_counts, worker_for
 
 log = get_logger(__name__)
 

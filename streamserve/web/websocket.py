@@ -37,9 +37,9 @@ from streamserve.streams.stream import Stream
 from streamserve.web.access import check_access, check_handshake, headers_of
 from streamserve.web.auth import authenticate, cookie_headers
 from streamserve.web.permissions import PermissionChecks, has_lost_permission, permission_lost
+from streamserve.web.sealed import unseal
 from streamserve.web.site import begin_to_drain, get_site
 from streamserve.web.subscriptions import SocketGone, Subscriptions
-from streamserve.web.widget.sealed import unseal
 
 log = get_logger(__name__)
 

@@ -17,7 +17,7 @@ from django.test import Client, RequestFactory, override_settings
 from streamserve.clients.pipeline.client import forget, pipeline
 from streamserve.clients.pipeline.run import Run
 from streamserve.web import site
-from streamserve.web.widget.sealed import unseal
+from streamserve.web.sealed import unseal
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
