@@ -19,8 +19,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from streamserve.conf import get_settings
 from streamserve.web import site
-from streamserve.web.work.serving import KINDS, work_counts, worker_for
-from streamserve.web.work.worker import Worker
+from streamserve.web.work.worker import KINDS, Worker, work_counts, worker_for
 
 _CLEAR = "\r\x1b[K"  # ECMA-48: to the line's beginning, and erase it
 _SHOW_SECONDS = 1.0

@@ -11,11 +11,13 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
+from functools import lru_cache
+from pathlib import Path
 from typing import IO, Any
 
 from django.core.exceptions import SuspiciousOperation
 from django.core.files.base import File
-from django.core.files.storage import Storage
+from django.core.files.storage import FileSystemStorage, Storage, storages
 from django.core.files.uploadhandler import TemporaryFileUploadHandler
 from django.db import IntegrityError, models, transaction
 from django.db.models import Q
@@ -38,13 +40,13 @@ from streamserve.protocol.errors import (
 )
 from streamserve.protocol.json_body import file_too_large
 from streamserve.streams.store import Once
-from streamserve.web.batches.storage import storage_for
 from streamserve.web.batches.uploads import Uploads
 from streamserve.web.rows import orm
 
 log = get_logger(__name__)
 
-_FOLDER = "streamserve-files"
+_FOLDER = "streamserve-files"  # in the storage
+_PRIVATE_FOLDER = "files"  # in STATE_DIR
 _UNFINISHED = timedelta(days=1)  # a file that is not whole by then never will be
 
 
@@ -329,3 +331,15 @@ def record_of(row: StoredFile) -> FileRecord:
 def seconds_of(moment: datetime | None) -> int | None:
     """Return whole seconds of the epoch."""
     return None if moment is None else int(moment.timestamp())
+
+
+def storage_for(settings: SiteConfig) -> Storage:
+    """Return the storage that BATCHES["STORAGE"] names; "" is the folder of STATE_DIR, which no web server serves."""
+    if settings.batches.storage:
+        return storages[settings.batches.storage]
+    return _private(str(Path(settings.state_dir) / _PRIVATE_FOLDER))
+
+
+@lru_cache(maxsize=8)
+def _private(folder: str) -> Storage:
+    return FileSystemStorage(location=folder, file_permissions_mode=0o600, directory_permissions_mode=0o700)

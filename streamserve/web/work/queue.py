@@ -31,7 +31,7 @@ from streamserve.web.auth import salt_of
 from streamserve.web.rows import orm
 from streamserve.web.rows.store import row_of
 from streamserve.web.work.jobs import Jobs, end_job
-from streamserve.web.work.views import view_of
+from streamserve.web.work.webhooks import view_of
 
 if TYPE_CHECKING:
     from streamserve.web.site import DjangoSite

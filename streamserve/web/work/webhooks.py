@@ -22,11 +22,11 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from streamserve.api.jobs import JobView
 from streamserve.durable.webhooks import Webhook
 from streamserve.models import Job, WebhookDelivery
 from streamserve.web.rows import orm
 from streamserve.web.work.kinds import Claim, Failed, RetryPolicy, RowKind
-from streamserve.web.work.views import view_of
 
 _GONE = 410  # the receiver wants no more of them
 _RETRY = RetryPolicy(max_attempts=10, first_seconds=5.0, max_seconds=3600.0)
@@ -150,3 +150,24 @@ def queue_message(job_id: str) -> None:
     webhook = Job.objects.values_list("webhook", flat=True).get(pk=job_id)
     if webhook:
         WebhookDelivery.objects.create(id=f"msg_{secrets.token_hex(12)}", job_id=job_id, webhook=webhook)
+
+
+def view_of(job: Job, *, place: int | None = None, waits_for: str | None = None, has_result: bool = True) -> JobView:
+    """Return a row as its owner sees it."""
+    return JobView(
+        id=job.pk,
+        stream_id=job.stream_id,
+        pipeline=job.pipeline,
+        status=job.state,
+        attempts=job.attempts,
+        place=place,
+        waits_for=waits_for,
+        progress=json.loads(job.progress) if job.progress else None,
+        result=json.loads(job.result) if has_result and job.result else None,
+        error=(job.error_code, job.error_message) if job.error_code else None,
+        webhook=job.webhook,
+        created_at=job.created_at,
+        due_at=job.due_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
+    )

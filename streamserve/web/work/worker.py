@@ -1,4 +1,7 @@
-"""`Worker`: the loop that runs durable work of several kinds, each a few at a time. asyncio, on one event loop.
+"""`Worker`: the loop that runs durable work of several kinds, each a few at a time; `KINDS`, those of a site.
+
+It is a process of its own (`manage.py streamserve_worker`), or a task of the web process where JOBS is embedded. To add
+a kind: a class as `RowKind`, and a line in `KINDS`. asyncio, on one event loop.
 
     claim while there is room ──► a task for each claim ──► its end, a retry, a dead letter
            ▲                                       │
@@ -18,14 +21,28 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import Context
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from django.db import DatabaseError
 
 from streamserve.api.logs import get_logger
+from streamserve.durable.leases import Work
 from streamserve.models import Worker as WorkerRow
+from streamserve.streams.config import JobConfig
 from streamserve.streams.lease.liveness import Liveness
+from streamserve.web.batches.work import BatchKind
 from streamserve.web.rows import orm
-from streamserve.web.work.kinds import WORKER_LOST, Claim, Failed, Kind, LeaseLost
+from streamserve.web.work.jobs import Jobs
+from streamserve.web.work.kinds import WORKER_LOST, Claim, Failed, Kind, LeaseLost, RetryPolicy
+from streamserve.web.work.webhooks import Webhooks
+
+if TYPE_CHECKING:
+    from streamserve.web.site import DjangoSite
+
+log = get_logger(__name__)
 
 BEAT_SECONDS = 5.0
 
@@ -56,8 +73,6 @@ class Presence:
         """Delete this worker's row."""
         await orm.call(WorkerRow.objects.filter(pk=self.worker_id).delete)
 
-
-log = get_logger(__name__)
 
 POLL_SECONDS = 1.0  # another process may have queued something
 ORPHAN_SECONDS = 2.0
@@ -194,3 +209,53 @@ class Worker:
         with contextlib.suppress(Exception):  # the database is away: the row is too old soon
             await self.presence.leave()
         log.info("worker_stopped", worker=self.presence.worker_id, done=self.num_done, given_back=len(running))
+
+
+def _jobs(site: DjangoSite) -> Kind:
+    config = site.settings.jobs
+    return Jobs(site.streams, site.memos, site.permissions, concurrency=config.concurrency, retry=retry_of(config))
+
+
+def retry_of(config: JobConfig) -> RetryPolicy:
+    """Return how often a job is tried."""
+    return RetryPolicy(
+        max_attempts=config.max_attempts, first_seconds=config.retry_seconds, max_seconds=config.max_retry_seconds
+    )
+
+
+# By name, as `--kinds` takes them, the most urgent first. Each is made once for a worker, with its site.
+KINDS: Mapping[str, Callable[[DjangoSite], Kind]] = MappingProxyType(
+    {"jobs": _jobs, "webhooks": lambda site: Webhooks(site.settings.webhooks), "batch": BatchKind}
+)
+_MODELS: Mapping[str, type[Work]] = {kind.name: kind.model for kind in (Jobs, Webhooks, BatchKind)}
+
+
+async def work_counts() -> dict[str, dict[str, int]]:
+    """Return how many rows of each kind wait and run, in all processes; nothing while the database is away."""
+
+    def count() -> dict[str, dict[str, int]]:
+        return {
+            name: {state: model._default_manager.filter(state=state).count() for state in ("queued", "running")}
+            for name, model in _MODELS.items()
+        }
+
+    try:
+        return await orm.call(count)
+    except DatabaseError:
+        log.warning("work_not_counted", exc_info=True)
+        return {}
+
+
+def worker_for(
+    site: DjangoSite, names: Sequence[str] = (), *, concurrency: int | None = None, grace_seconds: float = 30.0
+) -> Worker:
+    """Return a worker of the site that serves the kinds of these names, or all. `concurrency`: of each kind."""
+    kinds = [make(site) for name, make in KINDS.items() if not names or name in names]
+    for kind in kinds:
+        kind.concurrency = concurrency or kind.concurrency
+    presence = Presence(
+        site.liveness,
+        kinds=",".join(kind.name for kind in kinds),
+        concurrency=sum(kind.concurrency for kind in kinds),
+    )
+    return Worker(kinds, presence, grace_seconds=grace_seconds)

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from streamserve.models import Batch, BatchRow, Stream
 from streamserve.web import site
-from streamserve.web.work.serving import worker_for
+from streamserve.web.work.worker import worker_for
 from tests.conftest import until_ready
 from tests.support.sites.batch_runs import CHAT, Tenant, jsonl, line, without_worker
 

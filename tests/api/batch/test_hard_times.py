@@ -18,7 +18,7 @@ from django.utils import timezone
 from streamserve.models import ApiKey, Batch, BatchRow, StoredFile
 from streamserve.web import site
 from streamserve.web.rows import orm
-from streamserve.web.work.serving import worker_for
+from streamserve.web.work.worker import worker_for
 from tests.conftest import until, until_ready
 from tests.support.sites.batch_runs import CHAT, Tenant, jsonl, line
 

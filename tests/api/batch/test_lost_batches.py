@@ -12,7 +12,7 @@ from django.test.utils import override_settings
 from streamserve.models import Batch, BatchRow, StoredFile
 from streamserve.web import site
 from streamserve.web.batches.work import NAME
-from streamserve.web.work.serving import worker_for
+from streamserve.web.work.worker import worker_for
 from tests.conftest import until_ready
 from tests.support.sites.batch_runs import Tenant, jsonl, line, without_worker
 

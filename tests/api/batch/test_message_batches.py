@@ -17,7 +17,7 @@ from django.utils import timezone
 from streamserve.models import ApiKey, Batch, BatchRow, StoredFile
 from streamserve.testing import DaphneServer
 from streamserve.web import site
-from streamserve.web.work.serving import worker_for
+from streamserve.web.work.worker import worker_for
 from tests.support.sites.batch_runs import Tenant, jsonl, line, without_worker
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]

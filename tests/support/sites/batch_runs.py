@@ -11,7 +11,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import AsyncClient
 
 from streamserve.web import site
-from streamserve.web.work.serving import worker_for
+from streamserve.web.work.worker import worker_for
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 CHAT = "/v1/chat/completions"
