@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from streamserve.clients.thread import rules
-from streamserve.clients.thread.public_prefix import PublicPrefixes
 from streamserve.engine.capacity import max_servable_tokens
 from streamserve.engine.config import EngineConfig, LatencyClass
 from streamserve.engine.grammar.compiler import GrammarCompiler
@@ -22,7 +21,7 @@ from streamserve.engine.plan import Runner
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.engine.text.choice import Choice
 from streamserve.engine.text.formats.base import AnswerSource, OutputFormat, Parser
-from streamserve.engine.text.tokenizer import Prompt, Tokenizer
+from streamserve.engine.text.tokenizer import Prompt, PublicPrefixes, Tokenizer
 from streamserve.protocol.engine import Accepted
 from streamserve.protocol.errors import BadRequest, PromptTooLong, StreamserveError
 from streamserve.protocol.requests import GenerateRequest, Grammar, SamplingParams, check_needs, check_sampling
@@ -75,7 +74,7 @@ class Prepared:
     """A request ready for the engine: ids, resolved sampling and timeout, and the text side of each choice.
 
     `num_tokens`: of all choices, those that are known already and are to be computed. `needs`: see `Accepted`.
-    `grammar`: what the whole output must match; then `constrained.py` sets `matchers`, one for each choice. `echoes`:
+    `grammar`: what the whole output must match; then `rules.constrain` sets `matchers`, one for each choice. `echoes`:
     the prompt's text that each choice still has to begin with. `first_scored`: the prompt's first token, if it is still
     to be shown with the log-probabilities of the others.
     """

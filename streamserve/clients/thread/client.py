@@ -23,9 +23,9 @@ from typing import TypeVar
 
 from streamserve.clients.thread.acceptance import LoadedEngine, encode, prepare
 from streamserve.clients.thread.admission import AdmissionControl, RecentTimings
-from streamserve.clients.thread.constrained import constrain
 from streamserve.clients.thread.engine_thread import EngineThread, Load
 from streamserve.clients.thread.generation import LocalGeneration, error_event
+from streamserve.clients.thread.rules import constrain
 from streamserve.engine.config import WARM, EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.grammar.compiler import NUM_PROVERS

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.clients.thread.public_prefix import PublicPrefixes
 from streamserve.engine.echo import EchoTokenizer
-from streamserve.engine.text.tokenizer import Prompt
+from streamserve.engine.text.tokenizer import Prompt, PublicPrefixes
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import Done
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, with_system

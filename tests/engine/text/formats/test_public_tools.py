@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="needs the engine extra: pip install streamserve[engine]")
 
-from streamserve.clients.thread.public_prefix import PublicPrefixes
+from streamserve.engine.text.tokenizer import PublicPrefixes
 from streamserve.protocol.requests import Message, Tool, with_system
 from tests.support.models.tagged import ask, tagged_tokenizer
 
