@@ -23,11 +23,10 @@ from streamserve.clients.remote.answer import Answer
 from streamserve.clients.remote.body import CUT, body_of, can_continue
 from streamserve.clients.remote.config import AUTO, SERVERS, Dialect, RemoteConfig, read_key
 from streamserve.clients.remote.errors import UpstreamBroken, UpstreamError, UpstreamLost, unavailable
-from streamserve.clients.remote.exchange import Exchange
+from streamserve.clients.remote.exchange import Exchange, Found, probe
 from streamserve.clients.remote.generation import RemoteGeneration
 from streamserve.clients.remote.metrics import RemoteMetrics, Timings
 from streamserve.clients.remote.places import Places
-from streamserve.clients.remote.probe import Found, probe
 from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription, Park
 from streamserve.protocol.errors import (
     BadRequest,

@@ -6,9 +6,8 @@
 Lives on the event loop, in the task of its generation; to cancel that task closes the connection. httpx does HTTP; what
 is decoded here is bounded, whatever the server sends.
 
-`SSEDecoder`: bytes of an event stream → the data of its events, as they come (WHATWG HTML, 9.2.6). The other end of
-protocol/sse.py, for a server that is not ours: lines end in LF, CR or CRLF, a read may end anywhere, also inside a code
-point, and nothing is held beyond `max_bytes`. Pure.
+`probe` asks a server for its models: is it there, what software is it, does it have the model, how long a context. It
+opens and keeps `warm_connections` connections, by as many requests at once.
 """
 
 from __future__ import annotations
@@ -16,9 +15,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from streamserve.clients.remote.config import RemoteConfig
+import msgspec
+
+from streamserve.clients.remote.config import OWNERS, RemoteConfig
 from streamserve.clients.remote.errors import (
     MAX_ERROR_BYTES,
     UpstreamBroken,
@@ -32,16 +34,16 @@ from streamserve.clients.remote.metrics import RemoteMetrics, Timings
 from streamserve.protocol.engine import Park
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import Done, Event, Status, Token
-from streamserve.protocol.sse import CONTENT_TYPE
+from streamserve.protocol.sse import CONTENT_TYPE, SSEDecoder, SSEError
 
 if TYPE_CHECKING:
     import httpx
-
 
 # A kept connection that the server closes at this very moment fails before a byte of the response: ask again.
 _MAX_RETRIES = 2
 # After its last event the server ends the response; then the connection is used again, else it is closed.
 _END_SECONDS = 1.0
+_MAX_MODELS_BYTES = 4 * 1024 * 1024  # of the list that `probe` reads
 
 
 class Exchange:
@@ -238,71 +240,63 @@ def _raise_foreign(error: Exception) -> None:
         raise error
 
 
-_BOM = b"\xef\xbb\xbf"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a server says of itself. `server` is one of SERVERS; `warning` is for the operator."""
+
+    server: str = "openai"
+    max_model_len: int = 0
+    warning: str = ""
 
 
-class SSEError(ValueError):
-    """Bytes that are no event stream, or a line or an event over the limit."""
+async def probe(http: httpx.AsyncClient, config: RemoteConfig) -> Found:
+    """Return what the server says. Raises UpstreamLost with the reason why it cannot be used."""
+    answers = await asyncio.gather(*(_ask(http, config) for _ in range(max(1, config.warm_connections))))
+    status, body = answers[0]
+    if status in (401, 403):
+        raise UpstreamLost(f"it refuses our key ({status}); check API_KEY_ENV")
+    if status == 429 or status == 404:  # it is there, and has no such route, or no time for it
+        return Found()
+    if status != 200:
+        raise UpstreamLost(f"GET {config.url}/models answers {status}")
+    return _found(body, config)
 
 
-class SSEDecoder:
-    """Fed bytes, it returns the data of the events that are whole. Comments, ids, names and retries are skipped."""
+async def _ask(http: httpx.AsyncClient, config: RemoteConfig) -> tuple[int, bytes]:
+    """Return status and body of `GET /models`."""
+    import httpx
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._line = bytearray()  # the unfinished line
-        self._data: list[str] = []  # the data lines of the unfinished event
-        self._num_data_bytes = 0
-        self._follows_cr = False
-        self._is_first = True
-
-    def feed(self, chunk: bytes) -> list[str]:
-        """Return the data of each event that `chunk` completes. Raises SSEError."""
-        if self._follows_cr and chunk.startswith(b"\n"):  # the second half of a CRLF
-            chunk = chunk[1:]
-        if not chunk:
-            return []
-        self._follows_cr = chunk.endswith(b"\r")
-        *whole, rest = _lines(chunk)
-        if not whole:
-            self._hold(rest)
-            return []
-        out: list[str] = []
-        self._hold(whole[0])
-        self._take(bytes(self._line), out)
-        self._line.clear()
-        for line in whole[1:]:
-            self._take(line, out)
-        self._hold(rest)
-        return out
-
-    def _hold(self, part: bytes) -> None:
-        if len(self._line) + len(part) > self._max_bytes:
-            raise SSEError(f"a line of more than {self._max_bytes:,} bytes")
-        self._line += part
-
-    def _take(self, line: bytes, out: list[str]) -> None:
-        """Take one line; an empty one ends an event."""
-        if self._is_first:
-            line, self._is_first = line.removeprefix(_BOM), False
-        if not line:
-            if self._data:
-                out.append("\n".join(self._data))
-                self._data, self._num_data_bytes = [], 0
-            return
-        name, _, value = line.partition(b":")
-        if name != b"data":
-            return
-        self._num_data_bytes += len(line)
-        if self._num_data_bytes > self._max_bytes:
-            raise SSEError(f"an event of more than {self._max_bytes:,} bytes")
-        try:
-            self._data.append(value.removeprefix(b" ").decode())
-        except UnicodeDecodeError as error:
-            raise SSEError("an event that is not UTF-8") from error
+    body = bytearray()
+    try:
+        async with asyncio.timeout(2 * config.connect_seconds), http.stream("GET", config.url + "/models") as response:
+            async for part in response.aiter_raw():
+                body += part
+                if len(body) > _MAX_MODELS_BYTES:
+                    raise UpstreamLost("its list of models has no end")
+            return response.status_code, bytes(body)
+    except TimeoutError as late:
+        raise UpstreamLost(f"it did not answer within {2 * config.connect_seconds:g} s") from late
+    except httpx.TransportError as error:
+        raise UpstreamLost(f"cannot connect: {clean(str(error)) or type(error).__name__}") from error
 
 
-def _lines(chunk: bytes) -> list[bytes]:
-    """Split at LF, CR and CRLF; the last item is what follows the last line end."""
-    lines = chunk.splitlines()
-    return [*lines, b""] if chunk.endswith((b"\n", b"\r")) else lines
+def _found(body: bytes, config: RemoteConfig) -> Found:
+    try:
+        value: Any = msgspec.json.decode(body)
+        models = [model for model in value["data"] if isinstance(model, dict)]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return Found(warning="its /models is no list of models")
+    names = [str(model.get("id")) for model in models]
+    ours = next((model for model in models if model.get("id") == config.model), models[0] if models else {})
+    server = OWNERS.get(str(ours.get("owned_by")), "openai")
+    warning = ""
+    if names and config.model not in names and server != "llama-server":  # which answers to any name
+        warning = f"it has no model {config.model!r}. It has: {', '.join(clean(name) for name in names[:5])}"
+    return Found(server=server, max_model_len=_model_len(ours), warning=warning)
+
+
+def _model_len(model: dict[str, Any]) -> int:
+    """Return the context length: vLLM's and SGLang's `max_model_len`, llama-server's `meta.n_ctx`; 0 if not named."""
+    meta = model.get("meta")
+    known = model.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else 0)
+    return known if isinstance(known, int) and not isinstance(known, bool) and known > 0 else 0

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.clients.remote.exchange import SSEDecoder, SSEError
-from streamserve.protocol.sse import KEEPALIVE, frame
+from streamserve.protocol.sse import KEEPALIVE, SSEDecoder, SSEError, frame
 
 STREAM = (
     "\ufeffdata: a\r\n\r\n: note\nid: 7\nevent: x\ndata: é😀\ndata:b\n\n\rdata:  c\r\rretry: 1\n\ndata\n\ndata: cut"
