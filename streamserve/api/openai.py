@@ -19,7 +19,7 @@ from streamserve.api.anthropic import id_header
 from streamserve.api.call import Call, Reply, Site, StoredChats, json_reply, with_class
 from streamserve.api.idempotency import once_of, part_of
 from streamserve.api.resume import ANTHROPIC, OPENAI, gone, gone_reply, stream_of_event
-from streamserve.dialects.anthropic import shapes
+from streamserve.dialects.anthropic import message as anthropic_message
 from streamserve.dialects.openai import chat as openai_chat
 from streamserve.dialects.openai import completions as openai_completions
 from streamserve.dialects.openai import plain_tokens, stored_chat
@@ -151,15 +151,15 @@ def _stored_text(record: Record) -> dict[str, Any]:
 
 async def stream_events(call: Call, site: Site) -> Reply:
     """GET /v1/streams/{id}/events: the chunks, or events of a message, that the reader lacks, and those that follow."""
-    default_format = ANTHROPIC if shapes.VERSION_HEADER in call.headers else OPENAI
+    default_format = ANTHROPIC if anthropic_message.VERSION_HEADER in call.headers else OPENAI
     return await native.stream_events(call, site, default_format=default_format)
 
 
 async def models(call: Call, site: Site) -> Reply:
     """GET /v1/models: the served models, in the shape of the API whose headers are sent."""
     models = [client.describe() for client in site.clients.values()]
-    if shapes.VERSION_HEADER in call.headers:
-        return json_reply(shapes.models_json(models, call.query()), headers=id_header(call.request_id))
+    if anthropic_message.VERSION_HEADER in call.headers:
+        return json_reply(anthropic_message.models_json(models, call.query()), headers=id_header(call.request_id))
     return json_reply(openai_chat.models_json(models))
 
 
@@ -169,8 +169,8 @@ async def model(call: Call, site: Site) -> Reply:
     if alias not in site.clients:
         raise no_model(alias, site.clients)
     described = site.clients[alias].describe()
-    if shapes.VERSION_HEADER in call.headers:
-        return json_reply(shapes.model_json(described), headers=id_header(call.request_id))
+    if anthropic_message.VERSION_HEADER in call.headers:
+        return json_reply(anthropic_message.model_json(described), headers=id_header(call.request_id))
     return json_reply(openai_chat.model_json(described))
 
 

@@ -15,7 +15,7 @@ from streamserve.api import anthropic, jobs, native, openai, ops, pipelines
 from streamserve.api.batch import batches, files, message_batches
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.dialects import native as native_dialect
-from streamserve.dialects.anthropic import shapes
+from streamserve.dialects.anthropic import message as anthropic_message
 from streamserve.dialects.openai import chat as openai_chat
 from streamserve.protocol.errors import ErrorBody, StreamserveError, headers_of, to_body
 from streamserve.protocol.measures import RESPONSES
@@ -97,9 +97,9 @@ class Route:
         if error.http_status == 405:
             headers["Allow"] = ", ".join(self.methods)
         error_json = self.error_json
-        if self.path.startswith("v1/") and shapes.VERSION_HEADER in asked:
-            error_json = shapes.error_json
-        if error_json is shapes.error_json:
+        if self.path.startswith("v1/") and anthropic_message.VERSION_HEADER in asked:
+            error_json = anthropic_message.error_json
+        if error_json is anthropic_message.error_json:
             headers |= anthropic.id_header(request_id)
         return json_reply(error_json(to_body(error, request_id)), status=error.http_status, headers=headers)
 
@@ -122,12 +122,12 @@ def _openai(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], access
 
 
 def _anthropic(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], **rest: Any) -> Route:
-    return _native(path, endpoint, _CHAT, methods=("POST",), error_json=shapes.error_json, **rest)
+    return _native(path, endpoint, _CHAT, methods=("POST",), error_json=anthropic_message.error_json, **rest)
 
 
 def _message_batches(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], **rest: Any) -> Route:
     path = f"v1/messages/batches{path}"
-    return _native(path, endpoint, _KNOWN, error_json=shapes.error_json, needs_rows=True, **rest)
+    return _native(path, endpoint, _KNOWN, error_json=anthropic_message.error_json, needs_rows=True, **rest)
 
 
 def _stored(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], **rest: Any) -> Route:

@@ -18,7 +18,7 @@ from streamserve.api.batch.batches import BatchSite
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.api.idempotency import once_of
 from streamserve.dialects.anthropic import batches as dialect
-from streamserve.dialects.anthropic.shapes import limit_of
+from streamserve.dialects.anthropic.message import limit_of
 from streamserve.dialects.openai.batches import ENDED, PURPOSE, BatchRecord, NewBatch, Page
 from streamserve.protocol.errors import BadRequest, NotFound
 from streamserve.protocol.requests import Limits

@@ -19,7 +19,7 @@ from streamserve.api.call import Call, Caller, Reply, Site
 from streamserve.api.logs import get_logger
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects import native
-from streamserve.dialects.anthropic import shapes
+from streamserve.dialects.anthropic import message as anthropic_message
 from streamserve.dialects.batch_lines import Line, RowResult
 from streamserve.dialects.openai import chat as openai_chat
 from streamserve.protocol.errors import BadRequest, ErrorBody, Refused, StreamserveError, to_body
@@ -48,7 +48,7 @@ class Endpoint:
 ENDPOINTS: Mapping[str, Endpoint] = {
     "/v1/chat/completions": Endpoint(answer=openai.chat_completions, error_json=openai_chat.error_json),
     "/v1/completions": Endpoint(answer=openai.completions, error_json=openai_chat.error_json),
-    "/v1/messages": Endpoint(answer=anthropic.messages, error_json=shapes.error_json),
+    "/v1/messages": Endpoint(answer=anthropic.messages, error_json=anthropic_message.error_json),
 }
 _RUN = Endpoint(answer=pipelines.run, error_json=native.error_json)
 

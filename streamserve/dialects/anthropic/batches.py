@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import IO, Any
 
-from streamserve.dialects.anthropic import shapes
+from streamserve.dialects.anthropic.message import error_json
 from streamserve.dialects.batch_lines import MAX_CUSTOM_ID_CHARS, RowResult, Unrun, digest_of, read_lines
 from streamserve.dialects.fields import any_object, read, required, text
 from streamserve.dialects.openai.batches import ENDED, BatchRecord
@@ -227,7 +227,7 @@ def unrun_line(request_id: str, custom_id: str, why: Unrun) -> bytes:
     """Return the line of a request that has no answer."""
     if why.status == "failed":
         body = ErrorBody(code=why.code, message=why.message, request_id=request_id)
-        return _result(custom_id, _errored(shapes.error_json(body)))
+        return _result(custom_id, _errored(error_json(body)))
     return _result(custom_id, {"type": "canceled" if why.status == "cancelled" else why.status})
 
 
