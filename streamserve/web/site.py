@@ -35,8 +35,8 @@ from streamserve.streams.stream import Stream
 from streamserve.web.audit import WatchAudit
 from streamserve.web.auth import WrongKeys, salt_of
 from streamserve.web.batches.files import SiteFiles
-from streamserve.web.batches.row_site import RowSite
 from streamserve.web.batches.store import SiteBatches
+from streamserve.web.batches.work import RowSite
 from streamserve.web.live import LiveMetrics
 from streamserve.web.permissions import PermissionChecks, watching_user
 from streamserve.web.pipelines import filtered, pipeline_clients

@@ -6,21 +6,22 @@
     failed       the worker was lost too often, or the input file is gone: the files are made of what there is
 
 What a kill cuts short is what the slots held, one row each: the next worker reads which lines have rows. Rows that wait
-for one write are stored together by the next (`RowWriter`). asyncio; the storage is read on threads, the database on
-the ORM thread.
+for one write are stored together by the next (`RowWriter`). They are requests to a site of their own (`RowSite`).
+asyncio; the storage is read on threads, the database on the ORM thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 from django.utils import timezone
 
 from streamserve.api.batch.rows import answer_line
-from streamserve.api.call import Caller
+from streamserve.api.call import Caller, Found
 from streamserve.api.logs import get_logger
 from streamserve.dialects.batch_lines import (
     CANCELLED,
@@ -34,7 +35,13 @@ from streamserve.dialects.batch_lines import (
     read_lines,
 )
 from streamserve.durable.batches import Batch, BatchRow
-from streamserve.protocol.errors import NotFound
+from streamserve.protocol.errors import NotFound, no_stream
+from streamserve.protocol.requests import GenerateRequest
+from streamserve.streams.log.base import MemoryLog
+from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission, Once
+from streamserve.streams.stream import Stream
+from streamserve.web.auth import salt_of
 from streamserve.web.batches.output import compose
 from streamserve.web.permissions import owners_without_permission
 from streamserve.web.rows import orm
@@ -42,6 +49,78 @@ from streamserve.web.work.kinds import Claim, Failed, LeaseLost, RetryPolicy, Ro
 
 if TYPE_CHECKING:
     from streamserve.web.site import DjangoSite
+
+CLASS = "batch"
+# A finished row is read at once.
+_KEEP_SECONDS, _MAX_FINISHED = 1.0, 32
+
+
+class RowSite:
+    """The `Site` (api/call.py) that the rows of batches are answered by. One a worker process; of its event loop.
+
+    Rows are accepted as requests are, in the latency class `batch`. Their streams have no row, no quota, and a log in
+    memory: a row that a kill has cut short is run again from its beginning, so nothing of it is kept.
+    """
+
+    takes_prompt_in_url = False
+    unseal = stored_chats = None
+
+    def __init__(self, site: DjangoSite) -> None:
+        self._site = site
+        self.clients, self.limits, self.default_model = site.clients, site.limits, site.default_model
+        self.is_debug, self.reasoning_field = site.is_debug, site.reasoning_field
+        config = replace(site.settings.streams, retention_seconds=_KEEP_SECONDS, max_finished=_MAX_FINISHED)
+        self.streams = Streams(site.clients, MemoryLog(), config)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the process is shutting down."""
+        return self._site.is_draining
+
+    async def start(
+        self,
+        caller: Caller,
+        request: GenerateRequest,
+        on_disconnect: str = "abort",
+        *,
+        received_at: float | None = None,
+        once: Once | None = None,
+    ) -> Stream:
+        """Start the answer of a row. Raises StreamserveError."""
+        request = replace(self._site.prepared(request), latency_class=CLASS)
+        admission = Admission(
+            owner=caller.owner,
+            tenant=caller.tenant,
+            salt=salt_of(caller.tenant),
+            on_disconnect="abort",
+            received_at=received_at,
+        )
+        return await self.streams.start(request, admission)
+
+    def with_own_system(self, request: GenerateRequest) -> GenerateRequest:
+        """Return the request with the system prompt that the settings give its model."""
+        return self._site.with_own_system(request)
+
+    def default_class(self, route: str, model: str) -> str:
+        """Return the class of batches."""
+        return CLASS
+
+    async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
+        """Raise NotFound: a row is not resumed."""
+        raise no_stream()
+
+    def health(self) -> Mapping[str, Any]:
+        """Return nothing: no probe asks."""
+        return {}
+
+    async def work(self) -> Mapping[str, Mapping[str, int]]:
+        """Return nothing: `/metrics` asks the site itself."""
+        return {}
+
+    async def aclose(self) -> None:
+        """End the rows that run."""
+        await self.streams.aclose()
+        await self.streams.log.aclose()
 
 
 class RowWriter:
