@@ -1,10 +1,12 @@
-"""Querysets of keys, streams and watches: look-ups, and state changes with their guard in the WHERE.
+"""Querysets of keys, streams, watches and stored completions: look-ups, and changes with their guard in the WHERE.
 
 Callers and tenants are checked in web/site.py (`find`, `find_for_watcher`), not here.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +19,10 @@ from streamserve.durable.leases import LeasedQuerySet
 from streamserve.keys import digest_of, is_well_formed, new_key
 
 if TYPE_CHECKING:
-    from streamserve.models import ApiKey, Stream, Watch  # noqa: F401  (a base class names it in quotes)
+    from streamserve.models import ApiKey, StoredCompletion, Stream, Watch  # noqa: F401  (a base class names it in quotes)
 
 LAST_USED_EVERY = timedelta(minutes=1)  # one write a minute and key, not one a request
+_DIGEST_CHARS = 24
 
 keys_revoked = Signal()  # an UPDATE sends no post_save
 
@@ -122,3 +125,33 @@ class WatchQuerySet(models.QuerySet["Watch"]):
     def end(self, pk: int, last_seq: int) -> int:
         """Write the end; 0 if it is written already."""
         return self.filter(pk=pk, ended_at__isnull=True).update(last_seq=last_seq, ended_at=timezone.now())
+
+
+class StoredCompletionQuerySet(models.QuerySet["StoredCompletion"]):
+    """Stored completions: look-ups, and changes with their guard in the WHERE."""
+
+    def of(self, tenant: str) -> StoredCompletionQuerySet:
+        """Return those of a tenant that are whole."""
+        return self.filter(tenant=tenant, deleted_at=None).exclude(completion="")
+
+    def with_metadata(self, pairs: Mapping[str, str]) -> StoredCompletionQuerySet:
+        """Return those that have all these pairs."""
+        found = self
+        for mark in marks_of(pairs):
+            found = found.filter(marks__contains=mark)
+        return found
+
+    def annotate_with(self, pk: int, metadata: str, marks: str) -> int:
+        """Replace the metadata of one that is not deleted."""
+        return self.filter(pk=pk, deleted_at=None).update(metadata=metadata, marks=marks)
+
+    def forget(self, pk: int) -> int:
+        """Empty the row; 0 if it is empty already."""
+        empty = {"messages": "", "metadata": "", "marks": "", "completion": ""}
+        return self.filter(pk=pk, deleted_at=None).update(deleted_at=timezone.now(), **empty)
+
+
+def marks_of(metadata: Mapping[str, str]) -> list[str]:
+    """Return a digest of each pair. They are searched for: any characters, on any database."""
+    pairs = (f"{len(name)}:{name}{value}" for name, value in metadata.items())
+    return [hashlib.sha256(pair.encode()).hexdigest()[:_DIGEST_CHARS] for pair in pairs]

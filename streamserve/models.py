@@ -1,4 +1,7 @@
-"""Rows in the site's database: `ApiKey`, `Stream`, `Watch`, and durable work (durable/). Events are in the log."""
+"""Rows in the site's database: `ApiKey`, `Stream`, `Watch`, `StoredCompletion`, and durable work (durable/).
+
+Events are in the log.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,9 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from streamserve.durable.batches import Batch, BatchRow, StoredFile
-from streamserve.durable.completions import StoredCompletion
 from streamserve.durable.jobs import Job, JobStep, WebhookDelivery, Worker
 from streamserve.keys import digest_of, prefix_of
-from streamserve.managers import ApiKeyQuerySet, StreamQuerySet, WatchQuerySet
+from streamserve.managers import ApiKeyQuerySet, StoredCompletionQuerySet, StreamQuerySet, WatchQuerySet
 from streamserve.protocol.requests import LATENCY_CLASSES
 
 __all__ = [
@@ -209,3 +211,31 @@ class Watch(models.Model):
 
     def __str__(self) -> str:
         return f"{self.username}: {self.stream_id}"
+
+
+class StoredCompletion(models.Model):
+    """A chat completion that its caller asked to store (`store: true`), where the site has STORE on.
+
+    Its messages, metadata and whole answer are JSON texts: a JSON column refuses NUL on PostgreSQL. `completion` is
+    empty until the answer has ended. The row goes with the stream's, by KEEP_STREAMS_DAYS. A deleted one leaves a row
+    without content, so that its id stays unknown.
+    """
+
+    stream = models.OneToOneField(Stream, on_delete=models.CASCADE, related_name="stored_completion", editable=False)
+    tenant = models.CharField(_("tenant"), max_length=64, editable=False)
+    model = models.CharField(_("model"), max_length=200, editable=False)
+    messages = models.TextField(blank=True, editable=False, help_text=_("JSON: the messages of the request."))
+    metadata = models.TextField(blank=True, editable=False, help_text=_("JSON."))
+    marks = models.TextField(blank=True, editable=False, help_text=_("Digests of the metadata's pairs."))
+    completion = models.TextField(blank=True, editable=False, help_text=_("JSON: the whole answer."))
+    created_at = models.DateTimeField(_("created"), editable=False)
+    deleted_at = models.DateTimeField(_("deleted"), null=True, editable=False)
+
+    objects = StoredCompletionQuerySet.as_manager()
+
+    class Meta:
+        default_permissions = ()
+        indexes = (models.Index(fields=["tenant", "-created_at", "-id"], name="streamserve_stored_of_tenant"),)
+
+    def __str__(self) -> str:
+        return self.stream_id

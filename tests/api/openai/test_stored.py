@@ -16,8 +16,8 @@ from streamserve import Run, pipeline
 from streamserve.api.call import Caller as Owner
 from streamserve.asgi.application import StreamApp, anyone
 from streamserve.clients.pipeline.client import forget
-from streamserve.durable.completions import StoredCompletion
 from streamserve.durable.leases import delete_in_parts
+from streamserve.models import StoredCompletion
 from streamserve.models import Stream as StreamRow
 from streamserve.web import site
 from streamserve.web.rows.completions import CompletionRows
