@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamserve.api import anthropic, jobs, native, openai, ops, pipelines
-from streamserve.api.batch import batches, files, message_batches
+from streamserve.api.batch import batches, files
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.dialects import native as native_dialect
 from streamserve.dialects.anthropic import message as anthropic_message
@@ -165,12 +165,10 @@ ROUTES = (
     _openai("v1/completions/stream", openai.token_stream, _CHAT, methods=("GET", "POST"), name="completions_stream"),
     _anthropic("v1/messages", anthropic.messages, name="messages"),
     _anthropic("v1/messages/count_tokens", anthropic.count_tokens, name="count_tokens"),
-    _message_batches(
-        "", message_batches.message_batches, methods=("GET", "POST"), name="message_batches", takes_file=True
-    ),
-    _message_batches(_BATCH, message_batches.message_batch, methods=("GET", "DELETE"), name="message_batch"),
-    _message_batches(f"{_BATCH}/cancel", message_batches.cancel, methods=("POST",), name="cancel_message_batch"),
-    _message_batches(f"{_BATCH}/results", message_batches.results, name="message_batch_results"),
+    _message_batches("", batches.message_batches, methods=("GET", "POST"), name="message_batches", takes_file=True),
+    _message_batches(_BATCH, batches.message_batch, methods=("GET", "DELETE"), name="message_batch"),
+    _message_batches(f"{_BATCH}/cancel", batches.cancel_messages, methods=("POST",), name="cancel_message_batch"),
+    _message_batches(f"{_BATCH}/results", batches.message_results, name="message_batch_results"),
     _openai(f"v1/streams/{_ID}/events", openai.stream_events, _CHAT, name="chat_stream_events"),
     _openai("v1/models", openai.models, _CHAT, name="models"),
     _openai("v1/models/<path:model>", openai.model, _CHAT, name="model"),

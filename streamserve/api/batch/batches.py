@@ -1,17 +1,31 @@
-"""The endpoints under /v1/batches, in the OpenAI shape. asyncio; framework-free. Workers do the work (web/batches/)."""
+"""The endpoints under /v1/batches, in OpenAI's shape, and those under /v1/messages/batches, in Anthropic's.
+
+The requests of a message batch become the input file of a batch, which runs as every other one does; its results are
+one file. asyncio; framework-free. Workers do the work (web/batches/).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import asyncio
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Protocol
 
+from streamserve.api.anthropic import id_header
 from streamserve.api.batch.files import FileSite
 from streamserve.api.batch.rows import check_endpoint
 from streamserve.api.call import Call, Caller, Reply, json_reply
 from streamserve.api.idempotency import once_of
+from streamserve.dialects.anthropic import batches as anthropic_batches
+from streamserve.dialects.anthropic.message import limit_of
 from streamserve.dialects.openai.batches import (
+    ENDED,
     FEWEST_BATCHES,
     MOST_BATCHES,
+    PURPOSE,
     BatchRecord,
     NewBatch,
     Page,
@@ -20,8 +34,11 @@ from streamserve.dialects.openai.batches import (
     parse,
     parse_page,
 )
-from streamserve.protocol.errors import NotFound
+from streamserve.protocol.errors import BadRequest, NotFound
+from streamserve.protocol.requests import Limits
 from streamserve.streams.store import Once
+
+ANTHROPIC = "anthropic"  # the API of message batches
 
 
 class Batches(Protocol):
@@ -84,3 +101,97 @@ async def cancel(call: Call, site: BatchSite) -> Reply:
 def no_batch(batch_id: str) -> NotFound:
     """Return the error for an id that names no batch of the caller's, whatever it looks like."""
     return NotFound(f"There is no batch {batch_id[:64]!r} here.", code="batch_not_found", param="batch_id")
+
+
+async def message_batches(call: Call, site: BatchSite) -> Reply:
+    """POST /v1/messages/batches: create one. GET: list them, newest first."""
+    if call.method == "POST":
+        return _message_reply(call, await _create_messages(call, site))
+    query = call.query()
+    found, has_more = await _message_page(call, site, query)
+    items = [anthropic_batches.batch_json(one) for one in found]
+    edges = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {"first_id": None, "last_id": None}
+    return json_reply({"data": items, "has_more": has_more, **edges}, headers=id_header(call.request_id))
+
+
+async def message_batch(call: Call, site: BatchSite) -> Reply:
+    """GET /v1/messages/batches/{id}: its status and counts. DELETE: delete it with its results, when it has ended."""
+    batch = await site.batches.find(call.caller, call.params["batch_id"], api=ANTHROPIC)
+    if call.method != "DELETE":
+        return _message_reply(call, batch)
+    _refuse_unended(batch)
+    for file_id in (batch.output_file_id, batch.input_file_id):
+        with suppress(NotFound, BadRequest):  # another batch may read the requests: they stay for it
+            await site.files.delete(call.caller, file_id)
+    await site.batches.delete(call.caller, batch.id, api=ANTHROPIC)
+    return json_reply(anthropic_batches.deleted_json(batch.id), headers=id_header(call.request_id))
+
+
+async def cancel_messages(call: Call, site: BatchSite) -> Reply:
+    """POST /v1/messages/batches/{id}/cancel: run no more requests; those that have finished are kept."""
+    await call.json(site.limits, optional=True)
+    return _message_reply(call, await site.batches.cancel(call.caller, call.params["batch_id"], api=ANTHROPIC))
+
+
+async def message_results(call: Call, site: BatchSite) -> Reply:
+    """GET /v1/messages/batches/{id}/results: a line of JSON for each request, in the order of the requests."""
+    batch = await site.batches.find(call.caller, call.params["batch_id"], api=ANTHROPIC)
+    _refuse_unended(batch)
+    if not batch.output_file_id:
+        message = f"The batch {batch.id} failed before any request was run, and has no results. Create it again."
+        raise NotFound(message, code="results_not_found", param="batch_id")
+    body = await site.files.content(call.caller, batch.output_file_id)
+    return Reply(body=body, headers=id_header(call.request_id))
+
+
+async def _create_messages(call: Call, site: BatchSite) -> BatchRecord:
+    is_lines = anthropic_batches.check_type(call.headers.get("content-type", ""))
+    async with site.files.body(call) as body:
+        with tempfile.TemporaryFile() as lines:
+            num_rows, digest = await asyncio.to_thread(_write_lines, body, is_lines, lines, site.limits)
+            body.close()
+            once = once_of(call, "messages/batches", {"requests": digest})
+            earlier = await site.batches.sent_before(once)
+            if earlier is not None:
+                return earlier
+            num_bytes = lines.seek(0, os.SEEK_END)
+            lines.seek(0, os.SEEK_SET)
+            file = await site.files.store(
+                lines, call.caller, filename="requests.jsonl", purpose=PURPOSE, num_bytes=num_bytes
+            )
+    asked = NewBatch(endpoint=anthropic_batches.ENDPOINT, input_file_id=file.id)
+    try:
+        batch = await site.batches.create(call.caller, asked, api=ANTHROPIC, num_rows=num_rows, once=once)
+    except BaseException:
+        await site.files.delete(call.caller, file.id)
+        raise
+    if batch.input_file_id != file.id:  # the same request was faster
+        await site.files.delete(call.caller, file.id)
+    return batch
+
+
+def _write_lines(body: IO[bytes], is_lines: bool, lines: IO[bytes], limits: Limits) -> tuple[int, str]:
+    """Write the requests in the body as lines; return how many, and the lines' digest. Blocks."""
+    num_rows = anthropic_batches.write_requests(body, is_lines, lines, limits)
+    lines.seek(0, os.SEEK_SET)
+    digest = hashlib.file_digest(lines, "sha256")  # type: ignore[arg-type]  # a file can be read into
+    return num_rows, digest.hexdigest()
+
+
+async def _message_page(call: Call, site: BatchSite, query: Mapping[str, str]) -> tuple[list[BatchRecord], bool]:
+    """Return the batches that a query asks for, newest first, and whether there are more in its direction."""
+    is_before = "before_id" in query
+    after = query["before_id"] if is_before else query.get("after_id", "")
+    page = Page(limit=limit_of(query), after=after, is_newest_first=not is_before)
+    found, has_more = await site.batches.page(call.caller, page, api=ANTHROPIC)
+    return list(reversed(found)) if is_before else list(found), has_more
+
+
+def _refuse_unended(batch: BatchRecord) -> None:
+    if batch.status not in ENDED:
+        message = f"The batch {batch.id} has not ended. Wait until it has, or cancel it."
+        raise BadRequest(message, code="batch_not_ended", param="batch_id")
+
+
+def _message_reply(call: Call, batch: BatchRecord) -> Reply:
+    return json_reply(anthropic_batches.batch_json(batch), headers=id_header(call.request_id))
