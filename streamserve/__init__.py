@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from streamserve.clients.pipeline.client import pipeline as pipeline
     from streamserve.clients.pipeline.run import Run as Run
     from streamserve.web.calls.answers import acomplete as acomplete
+    from streamserve.web.calls.answers import aenqueue_job as aenqueue_job
     from streamserve.web.calls.answers import complete as complete
+    from streamserve.web.calls.answers import enqueue_job as enqueue_job
+    from streamserve.web.calls.answers import run_pipeline as run_pipeline
     from streamserve.web.calls.answers import stream as stream
-    from streamserve.web.calls.pipelines import aenqueue_job as aenqueue_job
-    from streamserve.web.calls.pipelines import enqueue_job as enqueue_job
-    from streamserve.web.calls.pipelines import run_pipeline as run_pipeline
 
 __version__ = "0.1.0"
 
@@ -30,9 +30,9 @@ _HOMES = {
     "acomplete": "streamserve.web.calls.answers",
     "complete": "streamserve.web.calls.answers",
     "stream": "streamserve.web.calls.answers",
-    "aenqueue_job": "streamserve.web.calls.pipelines",
-    "enqueue_job": "streamserve.web.calls.pipelines",
-    "run_pipeline": "streamserve.web.calls.pipelines",
+    "aenqueue_job": "streamserve.web.calls.answers",
+    "enqueue_job": "streamserve.web.calls.answers",
+    "run_pipeline": "streamserve.web.calls.answers",
     "pipeline": "streamserve.clients.pipeline.client",
     "Run": "streamserve.clients.pipeline.run",
 }
