@@ -8,16 +8,21 @@ Built once per step; knows positions and slots, not what is stored there. Lives 
 
 Padding repeats the sequence's own newest slot, so no sequence ever reads a slot that is not its own: a NaN in a freed
 block, or in another sequence's, cannot reach it.
+
+`on_device` and `HostCopy` are the ways between host and device: plain numbers in, results out. On a GPU nothing here
+waits but `HostCopy.wait`, and that for its own step only: later launches continue. On a CPU all of it is plain
+assignment.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from streamserve.engine.model.kv_cache import Slots
-from streamserve.engine.model.load.device import to_device
 from streamserve.engine.plan import PENDING, Chunk, StepPlan
 
 SHORTEST_GROUP_BITS = 8  # contexts up to 256 tokens share one attention call; above that, each power of two has its own
@@ -174,7 +179,7 @@ def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> StepBa
         prefills=prefills,
         last_rows=(*range(num_decodes), *(span.first_row + span.num_tokens - 1 for span in prefills)),
     )
-    return batch if device.type == "cpu" else _to_device(batch, device)
+    return batch if device.type == "cpu" else _batch_to_device(batch, device)
 
 
 def _group_of(chunk: Chunk) -> int:
@@ -229,7 +234,7 @@ def _slots_of(block_tables: torch.Tensor, positions: torch.Tensor, block_size: i
     return blocks * block_size + positions % block_size
 
 
-def _to_device(batch: StepBatch, device: torch.device) -> StepBatch:
+def _batch_to_device(batch: StepBatch, device: torch.device) -> StepBatch:
     for group in batch.decodes:
         group.positions = to_device(group.positions, device)
         group.block_tables = to_device(group.block_tables, device)
@@ -241,3 +246,37 @@ def _to_device(batch: StepBatch, device: torch.device) -> StepBatch:
         position_ids=to_device(batch.position_ids, device),
         slot_mapping=to_device(batch.slot_mapping, device),
     )
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a CPU tensor on `device`. Through pinned memory, as a copy from any other waits for the GPU."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def on_device(numbers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a tensor of plain numbers on `device`."""
+    return to_device(torch.tensor(numbers, dtype=dtype), device)
+
+
+class HostCopy:
+    """Tensors on their way to the host. Make it right after the work that gives them."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        is_cuda = any(tensor.is_cuda for tensor in tensors.values())
+        self._copies = {name: _begin_copy(tensor) if is_cuda else tensor for name, tensor in tensors.items()}
+        self._arrived = torch.cuda.Event() if is_cuda else None
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def wait(self) -> dict[str, torch.Tensor]:
+        """Return the tensors on the host, by name."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._copies
+
+
+def _begin_copy(tensor: torch.Tensor) -> torch.Tensor:
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copy.copy_(tensor, non_blocking=True)

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from streamserve.engine.model.batch import StepBatch
-from streamserve.engine.model.load.device import on_device
+from streamserve.engine.model.batch import StepBatch, on_device
 from streamserve.engine.plan import Chunk, RawLogprobs
 
 # Of logits in single precision, at once.

@@ -16,11 +16,10 @@ import torch
 from streamserve.engine.capacity import max_tokens_that_fit, most_useful_blocks, most_whole, num_blocks_for
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.model import attention
-from streamserve.engine.model.batch import StepBatch, build_batch
+from streamserve.engine.model.batch import HostCopy, StepBatch, build_batch, on_device
 from streamserve.engine.model.kv_cache import KVCache, LayerShape, bytes_per_block, pool_bytes
 from streamserve.engine.model.lean import lean_layers, restore_layers
 from streamserve.engine.model.linear import forget_inputs
-from streamserve.engine.model.load.device import HostCopy, give_back_memory, is_out_of_memory, on_device
 from streamserve.engine.model.load.loader import LoadedModel, load_model
 from streamserve.engine.model.load.source import ModelLoadError, UnsupportedModel
 from streamserve.engine.model.load.support import max_model_len
@@ -43,6 +42,8 @@ T = TypeVar("T")
 
 NUMERICAL_ERROR = "numerical_error"
 _HEALTHY = "healthy"
+# Messages of allocators that raise no type of their own: torch's on the CPU, C++, cuBLAS and cuDNN.
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "ALLOC_FAILED", "out of memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,3 +329,16 @@ def choose_num_blocks(loaded: LoadedModel, layers: dict[int, LayerShape], config
             "or memory_share."
         )
     return num_blocks
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an exception of torch means too little memory."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+def give_back_memory(device: torch.device) -> None:
+    """Return what torch keeps for later to the GPU, so that it can be cut anew."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from streamserve.engine.model.load.device import on_device, to_device
+from streamserve.engine.model.batch import on_device, to_device
 from streamserve.engine.model.token_rules import PenaltyCounts, RuleTensors
 from streamserve.engine.plan import RawLogprobs, SampleSpec
 

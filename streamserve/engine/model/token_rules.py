@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from streamserve.engine.model.load.device import on_device
+from streamserve.engine.model.batch import on_device
 from streamserve.engine.plan import SampleSpec, TokenRules
 
 # Added to the logit of what completes a bad word. Finite: where nothing else may be chosen, the likeliest still is.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from streamserve.engine.model.load.device import is_out_of_memory
+from streamserve.engine.model.runner import is_out_of_memory
 from streamserve.engine.plan import Chunk, StepOutOfMemory, StepPlan
 from tests.support.models.model_driver import Driver, load_tiny, prompts
 from tests.support.models.tiny_models import VOCAB_SIZE, save_model
