@@ -13,13 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from typing import Any
 
 from streamserve.api.call import Body
+from streamserve.asgi.flow.transport import kernel_bytes
 from streamserve.asgi.types import App, Message, Receive, Scope, Send
-from streamserve.asgi.untaken import untaken_of
 from streamserve.protocol.errors import StreamserveError
+from streamserve.streams.reader.channel import nothing
 from streamserve.streams.reader.delivery import Flow
 
 logger = logging.getLogger("streamserve.asgi")
@@ -240,3 +242,27 @@ class Exchange:
         self._sending_since = asyncio.get_running_loop().time()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self._sending_since = None
+
+
+def untaken_of(scope: Scope, send: Send) -> Callable[[], int]:
+    """Return what counts the bytes that the reader's system has not taken; `nothing` where that is not known.
+
+    They are what a transport holds, and what the kernel holds. FlowServer offers the count in the scope. uvicorn does
+    not; its `send` is a method of the request, whose transport has the same numbers. Of any other server, and behind a
+    middleware that wraps `send`, nothing is known: what was accepted counts as taken. Relies on, in uvicorn 0.54:
+    `protocols/http/*_impl.py` RequestResponseCycle (`send`, `transport`). HTTP/1.1 only, so a transport carries one
+    response at a time.
+    """
+    offered: Callable[[], int] | None = scope.get("extensions", {}).get("streamserve.flow", {}).get("num_untaken")
+    if offered is not None:
+        return offered
+    cycle = getattr(send, "__self__", None)
+    transport = getattr(cycle, "transport", None)
+    if not type(cycle).__module__.startswith("uvicorn.") or not hasattr(transport, "get_write_buffer_size"):
+        return nothing
+    return lambda: _untaken_by(transport)
+
+
+def _untaken_by(transport: Any) -> int:
+    tcp = transport.get_extra_info("socket")
+    return int(transport.get_write_buffer_size()) + (0 if tcp is None else kernel_bytes(tcp))

@@ -25,7 +25,6 @@ from typing import IO, Any
 
 from streamserve.asgi.flow.config import FlowConfig
 from streamserve.asgi.types import Message
-from streamserve.asgi.untaken import kernel_bytes
 
 # What the kernel may hold unsent. Its default is megabytes: a whole answer, which hides that the reader has stalled.
 _KERNEL_UNSENT_BYTES = 16 * 1024
@@ -320,3 +319,14 @@ def accept_last(port: Any) -> None:
         while port.numberAccepts >= _ACCEPTS:  # fewer: the queue is empty
             port.numberAccepts = _ACCEPTS
             port.doRead()
+
+
+def kernel_bytes(tcp: Any) -> int:
+    """Return the bytes in a socket that are unsent or not acknowledged (SIOCOUTQ, which is TIOCOUTQ); 0 if unknown."""
+    try:
+        import fcntl
+        import termios
+
+        return int(struct.unpack("i", fcntl.ioctl(tcp.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0])
+    except (ImportError, OSError, ValueError):
+        return 0
