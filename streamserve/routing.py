@@ -27,24 +27,16 @@ def wrap(application: Any, *, websocket: Any = None) -> Any:
     """
     from channels.auth import AuthMiddlewareStack
     from channels.routing import ProtocolTypeRouter
-    from django.core.handlers.asgi import ASGIHandler
 
     from streamserve.asgi.middleware import StreamMiddleware
     from streamserve.conf import SiteConfig, get_problems, get_settings
-    from streamserve.web.front import Front, fronted
+    from streamserve.web.front import Front
     from streamserve.web.site import begin_to_drain, begin_to_serve, reset, shut_down_streams
     from streamserve.web.websocket import SocketRouter, StreamConsumer, deny_unknown_path
 
     if isinstance(application, StreamMiddleware):
         return application
-    if isinstance(application, ProtocolTypeRouter):
-        apps = dict(application.application_mapping)
-    elif isinstance(application, ASGIHandler):
-        apps = {"http": application}
-    else:
-        apps = dict.fromkeys(("http", "websocket", "lifespan"), application)
-    if isinstance(apps.get("http"), ASGIHandler):
-        apps["http"] = fronted(with_static_files(apps["http"]))
+    apps = _apps_of(application)
     others = websocket or apps.get("websocket") or deny_unknown_path
     apps["websocket"] = SocketRouter(AuthMiddlewareStack(StreamConsumer.as_asgi()), others)
     settings = SiteConfig() if get_problems() else get_settings()  # the system checks name the problems
@@ -60,6 +52,24 @@ def wrap(application: Any, *, websocket: Any = None) -> Any:
     middleware.on_drain(lambda: middleware.serve_while_draining(*_probe_paths()))
     middleware.on_going_away(shut_down_streams)
     return middleware
+
+
+def _apps_of(application: Any) -> dict[str, Any]:
+    """Return the app of each protocol. Django's own serves HTTP alone, behind our front; any other serves all."""
+    from channels.routing import ProtocolTypeRouter
+    from django.core.handlers.asgi import ASGIHandler
+
+    from streamserve.web.front import fronted
+
+    if isinstance(application, ProtocolTypeRouter):
+        apps = dict(application.application_mapping)
+    elif isinstance(application, ASGIHandler):
+        apps = {"http": application}
+    else:
+        apps = dict.fromkeys(("http", "websocket", "lifespan"), application)
+    if isinstance(apps.get("http"), ASGIHandler):
+        apps["http"] = fronted(with_static_files(apps["http"]))
+    return apps
 
 
 def with_static_files(django_application: Any) -> Any:

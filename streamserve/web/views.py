@@ -69,15 +69,7 @@ def view_of(route: Route) -> View:
             if request.method not in route.methods:
                 raise MethodNotAllowed(f"This address takes {' and '.join(route.methods)}, not {request.method}.")
             caller = await admit(route.access, request, headers)
-            site: AuditedSite | None = get_site() if route.needs_site else None
-            if route.needs_rows:
-                ensure_embedded()
-            reply = await route.endpoint(_call(request, headers, caller, request_id, params), site)
-            route.count(reply.status)
-            if isinstance(reply.body, Delivery | JoinedDelivery):
-                permissions = get_site().permissions
-                permissions.hold(reply.body, caller, _break_off)
-                reply.body.on_close(functools.partial(permissions.release, reply.body))
+            reply = await _reply(route, _call(request, headers, caller, request_id, params))
         except StreamserveError as error:
             reply = route.error_reply(error, request_id, headers)
         except RequestAborted:
@@ -98,6 +90,20 @@ def view_of(route: Route) -> View:
     view.csrf_exempt = True  # type: ignore[attr-defined]
     view.login_required = False  # type: ignore[attr-defined]
     return _mark_non_atomic(view)
+
+
+async def _reply(route: Route, call: Call) -> Reply:
+    """Return the endpoint's reply. A stream in it is broken off when the caller loses the permission to read it."""
+    site: AuditedSite | None = get_site() if route.needs_site else None
+    if route.needs_rows:
+        ensure_embedded()
+    reply = await route.endpoint(call, site)
+    route.count(reply.status)
+    if isinstance(reply.body, Delivery | JoinedDelivery):
+        permissions = get_site().permissions
+        permissions.hold(reply.body, call.caller, _break_off)
+        reply.body.on_close(functools.partial(permissions.release, reply.body))
+    return reply
 
 
 def _call(

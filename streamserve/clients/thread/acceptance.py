@@ -148,10 +148,8 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
         prompt = replace(prompt, num_public_tokens=engine.public_prefixes.num_tokens(request, prompt.token_ids))
     num_prompt_tokens = len(prompt.token_ids)
     check_sampling(request.sampling)  # before it is computed with
-    first_scored = None
-    if request.sampling.prompt_logprobs is not None:
-        rules.check_prompt_logprobs(request, num_prompt_tokens)
-        first_scored = None if request.num_prompt_logprobs else prompt.token_ids[0]
+    rules.check_prompt_logprobs(request, num_prompt_tokens)
+    is_scored_first = request.sampling.prompt_logprobs is not None and not request.num_prompt_logprobs
     sampling = resolve_params(
         request, engine.facts.sampling_defaults, num_prompt_tokens, engine.max_tokens, config.default_max_tokens
     )
@@ -178,7 +176,7 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
         grammar=grammar,
         bad_word_ids=bad_word_ids,
         echoes=rules.echoes(tokenizer, request) if request.echo else (),
-        first_scored=first_scored,
+        first_scored=prompt.token_ids[0] if is_scored_first else None,
     )
 
 
