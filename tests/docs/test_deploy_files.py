@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from django.core.management import get_commands
 
-from streamserve.asgi.flow.config import FlowConfig
+from streamserve.asgi.flow.transport import FlowConfig
 from streamserve.clients.process.config import LaunchConfig
 from streamserve.streams.config import JobConfig
 from tests.support.docs.deploy_units import ENGINE, FOLDER, WEB, WORKER, command_of, read_unit

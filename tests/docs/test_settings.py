@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from streamserve import checks
-from streamserve.asgi.flow.config import FlowConfig
+from streamserve.asgi.flow.transport import FlowConfig
 from streamserve.clients.process.config import ProcessConfig
 from streamserve.clients.remote.config import RemoteConfig
 from streamserve.conf import SiteConfig

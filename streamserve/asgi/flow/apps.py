@@ -29,10 +29,10 @@ from twisted.internet import reactor
 
 from streamserve.asgi.drain import Drain
 from streamserve.asgi.flow.channel import FlowChannel
-from streamserve.asgi.flow.config import FlowConfig
 from streamserve.asgi.flow.requests import FlowRequest
 from streamserve.asgi.flow.transport import (
     BodyInbox,
+    FlowConfig,
     FlowControl,
     FlowTransport,
     Inbox,

@@ -5,9 +5,9 @@
 serves any ASGI app, and takes daphne's own options too. `install()` makes the `daphne` command and runserver use it in
 place of daphne's stock `Server`. The parts:
 
-    config         limits, a value                        requests    HTTP requests and their ends
-    transport      a connection and its flow control      apps        apps, their messages, lifespans and ends
-    server         the server itself                      ../drain.py the order of a shutdown
+    transport      a connection, its limits and flow      requests    HTTP requests and their ends
+    server         the server itself                      apps        apps, their messages, lifespans and ends
+    ../drain.py    the order of a shutdown
 
 daphne is imported only when it is needed, because that installs Twisted's reactor. On a daphne other than the one this
 was written for (4.2.3), a warning names what is missing, and the stock server serves.
@@ -24,7 +24,7 @@ from dataclasses import fields
 from typing import Any
 
 from streamserve.asgi.drain import Drain
-from streamserve.asgi.flow.config import FlowConfig
+from streamserve.asgi.flow.transport import FlowConfig
 
 logger = logging.getLogger("streamserve.asgi")
 

@@ -34,7 +34,7 @@ ASGI_APPLICATION = "site_app.asgi.application"
 """
 _APPS = """
 from django.apps import AppConfig
-from streamserve.asgi.flow.config import FlowConfig
+from streamserve.asgi.flow.transport import FlowConfig
 from streamserve.asgi.flow.install import install
 
 class SiteConfig(AppConfig):

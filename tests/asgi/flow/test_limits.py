@@ -202,8 +202,7 @@ def test_a_vanished_peer_is_noticed() -> None:
 
 def test_the_kernel_holds_little() -> None:
     """Both socket options are set on accepted sockets; without the second no vanished peer is noticed."""
-    from streamserve.asgi.flow.config import FlowConfig
-    from streamserve.asgi.flow.transport import tune
+    from streamserve.asgi.flow.transport import FlowConfig, tune
 
     class Transport:
         def getHandle(self) -> socket.socket:

@@ -15,8 +15,7 @@ from daphne.management.commands import runserver
 
 from streamserve.asgi.drain import Drain
 from streamserve.asgi.flow import install as flow_server
-from streamserve.asgi.flow.config import FlowConfig
-from streamserve.asgi.flow.transport import FlowControl, Inbox
+from streamserve.asgi.flow.transport import FlowConfig, FlowControl, Inbox
 from tests.support.servers.flow_driver import APP
 from tests.support.servers.web_servers import ROOT
 
