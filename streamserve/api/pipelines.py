@@ -1,28 +1,40 @@
-"""`/pipelines/{name}`: a run as JSON or as a stream. asyncio; framework-free.
+"""`/pipelines/{name}`: a run as JSON or as a stream. `/jobs`: runs that a worker makes, whether anybody reads them.
 
 A pipeline is in the site's clients, beside the models, so `POST /streams`, the WebSocket and `/v1` serve it by its name
 as well. These routes take `input` and answer in JSON unless the caller wants a stream.
+
+A job's events are those of its stream: `GET /jobs/{id}/events` resumes like `GET /streams/{id}/events`. asyncio;
+framework-free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Protocol
 
-from streamserve.api.call import Call, Reply, Site, json_reply, with_class
+from streamserve.api.call import Call, Caller, Reply, Site, json_reply, with_class
 from streamserve.api.idempotency import once_of
-from streamserve.api.native import PROMPT_IN_URL
+from streamserve.api.native import PROMPT_IN_URL, stream_events
 from streamserve.api.resume import encoder_for, gone_reply, resume
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects import native
 from streamserve.dialects.base import run_json
-from streamserve.protocol.errors import Forbidden, NotFound
+from streamserve.protocol.errors import BadRequest, Forbidden, NotFound
 from streamserve.protocol.ids import parse_event_id
+from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.store import Once
 
 _EVENT_STREAM = "text/event-stream"
+# Of jobs.
+STATUSES = ("queued", "running", "done", "failed", "cancelled")
+MAX_PAGE = 100
+_PAGE = 20
+_OF_READERS = ("on_disconnect", "format", "stream", "model")
+_CLASS = "document"  # a job has no reader who waits for its first token
 
 
 async def pipelines(call: Call, site: Site) -> Reply:
@@ -96,3 +108,147 @@ def _known(call: Call, site: Site) -> str:
         known = f"Known: {', '.join(names)}." if names else "The site has none: see docs/pipelines.md."
         raise NotFound(f"There is no pipeline {name[:64]!r} here. {known}", code="pipeline_not_found", param="name")
     return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A job as its owner sees it. `place`: how many are taken before a queued one; `error` its code and message.
+
+    `waits_for`, of a queued one: "worker" (none that runs jobs is alive), "retry" (until `due_at`) or "turn".
+    """
+
+    id: str
+    stream_id: str
+    pipeline: str
+    status: str
+    attempts: int
+    place: int | None
+    waits_for: str | None
+    progress: dict[str, Any] | None
+    result: dict[str, Any] | None
+    error: tuple[str, str] | None
+    webhook: str
+    created_at: datetime
+    due_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return its JSON. Times are Unix seconds."""
+        error = None if self.error is None else {"code": self.error[0], "message": self.error[1]}
+        out = {
+            "job_id": self.id,
+            "status": self.status,
+            "pipeline": self.pipeline,
+            "stream_id": self.stream_id,
+            "created_at": _seconds(self.created_at),
+            "started_at": _seconds(self.started_at),
+            "finished_at": _seconds(self.finished_at),
+            "attempts": self.attempts,
+            "progress": self.progress,
+            "result": self.result,
+            "error": error,
+        }
+        if self.status == "queued":
+            out |= {"place": self.place, "due_at": _seconds(self.due_at), "waits_for": self.waits_for}
+        return out | ({"webhook": self.webhook} if self.webhook else {})
+
+
+class JobQueue(Protocol):
+    """The jobs of a site. Every call may raise a database error."""
+
+    async def enqueue(
+        self, caller: Caller, request: GenerateRequest, *, webhook: str = "", once: Once | None = None
+    ) -> JobView:
+        """Queue a run of a pipeline; with `once`, return the job that its key has queued before."""
+
+    async def find(self, caller: Caller, job_id: str) -> JobView:
+        """Return a job of the caller's tenant. Raises NotFound."""
+
+    async def list(self, caller: Caller, *, status: str = "", after: str = "", limit: int = 20) -> list[JobView]:
+        """Return the tenant's jobs, the newest first, without their results."""
+
+    async def cancel(self, caller: Caller, job_id: str) -> JobView:
+        """End a job as cancelled; one that has ended stays as it is."""
+
+
+class JobSite(Site, Protocol):
+    """A site with a database and workers."""
+
+    @property
+    def jobs(self) -> JobQueue: ...
+
+
+async def jobs(call: Call, site: JobSite) -> Reply:
+    """Queue a job, or list them."""
+    return await (_list(call, site) if call.method == "GET" else _enqueue(call, site))
+
+
+async def _enqueue(call: Call, site: JobSite) -> Reply:
+    """POST /jobs {pipeline, input | messages | prompt, webhook?, the fields of POST /streams}: 202."""
+    body = await call.json(site.limits)
+    once = once_of(call, "jobs", body)
+    webhook = body.get("webhook", "")
+    if not isinstance(webhook, str):
+        raise BadRequest("'webhook' is the name of one of the site's webhooks.", param="webhook")
+    job = await site.jobs.enqueue(call.caller, job_request(body, call.caller, site), webhook=webhook, once=once)
+    return json_reply(job.as_json(), status=202, headers={"X-Stream-Id": job.stream_id})
+
+
+def job_request(body: dict[str, Any], caller: Caller, site: Site) -> GenerateRequest:
+    """Return the request in the body of a job. Raises BadRequest."""
+    name = body.get("pipeline")
+    if not isinstance(name, str) or not name:
+        raise BadRequest("A job needs 'pipeline', the name of a pipeline. GET /pipelines lists them.", param="pipeline")
+    for field in _OF_READERS:
+        if field in body:
+            message = f"A job has no {field!r}: it runs to its end, and its events are at /jobs/<job_id>/events."
+            raise BadRequest(message, code="unknown_field", param=field)
+    rest = {key: value for key, value in body.items() if key not in ("pipeline", "webhook")}
+    asked = native.parse({**rest, "model": name}, site.limits, default_model=site.default_model)
+    return with_class(asked.generate, asked.latency_class or caller.latency_class or _CLASS, caller, site, "jobs")
+
+
+async def _list(call: Call, site: JobSite) -> Reply:
+    """GET /jobs?status=&after=&limit=: the newest first."""
+    query = call.query()
+    unknown = set(query) - {"status", "after", "limit"}
+    if unknown:
+        raise BadRequest(f"There is no parameter {min(unknown)[:64]!r}: status, after, limit.", param=min(unknown)[:64])
+    status, limit = query.get("status", ""), query.get("limit", str(_PAGE))
+    if status and status not in STATUSES:
+        raise BadRequest(f"'status' is one of {', '.join(STATUSES)}.", param="status")
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= MAX_PAGE):
+        raise BadRequest(f"'limit' is a number from 1 to {MAX_PAGE}.", param="limit")
+    found = await site.jobs.list(call.caller, status=status, after=query.get("after", ""), limit=int(limit) + 1)
+    page = found[: int(limit)]
+    rest = {"has_more": len(found) > len(page), "last_id": page[-1].id if page else None}
+    return json_reply({"jobs": [job.as_json() for job in page], **rest})
+
+
+async def job(call: Call, site: JobSite) -> Reply:
+    """GET /jobs/{id}: status, place, progress, result, error."""
+    found = await site.jobs.find(call.caller, call.params["job_id"])
+    return json_reply(found.as_json())
+
+
+async def job_events(call: Call, site: JobSite) -> Reply:
+    """GET /jobs/{id}/events: the events of its stream, replayed and followed."""
+    found = await site.jobs.find(call.caller, call.params["job_id"])
+    return await stream_events(replace(call, params={"stream_id": found.stream_id}), site)
+
+
+async def cancel_job(call: Call, site: JobSite) -> Reply:
+    """POST /jobs/{id}/cancel: end it as cancelled, queued or running. Idempotent."""
+    await call.json(site.limits, optional=True)
+    return json_reply((await site.jobs.cancel(call.caller, call.params["job_id"])).as_json())
+
+
+def no_job() -> NotFound:
+    """Return the error for an id that names no job of the caller's."""
+    message = "There is no job of that id. `job_id` of the answer to POST /jobs has it: 32 hex digits."
+    return NotFound(message, code="job_not_found", param="job_id")
+
+
+def _seconds(when: datetime | None) -> float | None:
+    return None if when is None else round(when.timestamp(), 3)

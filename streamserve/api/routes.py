@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve.api import anthropic, jobs, native, openai, ops, pipelines
+from streamserve.api import anthropic, native, openai, ops, pipelines
 from streamserve.api.batch import batches, files
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.dialects import native as native_dialect
@@ -153,10 +153,10 @@ ROUTES = (
     _native("streams/<path:path>", ops.unknown, _OPEN, methods=_ANY, needs_site=False),
     _native("pipelines", pipelines.pipelines, _CHAT, name="pipelines"),
     _native("pipelines/<pipeline_name:name>", pipelines.run, _CHAT, methods=("GET", "POST"), name="pipeline"),
-    _native("jobs", jobs.jobs, _CHAT, methods=("GET", "POST"), name="jobs", needs_rows=True),
-    _native(_JOB, jobs.job, _CHAT, name="job", needs_rows=True),
-    _native(f"{_JOB}/events", jobs.job_events, _CHAT, name="job_events", needs_rows=True),
-    _native(f"{_JOB}/cancel", jobs.cancel_job, _CHAT, methods=("POST",), name="cancel_job", needs_rows=True),
+    _native("jobs", pipelines.jobs, _CHAT, methods=("GET", "POST"), name="jobs", needs_rows=True),
+    _native(_JOB, pipelines.job, _CHAT, name="job", needs_rows=True),
+    _native(f"{_JOB}/events", pipelines.job_events, _CHAT, name="job_events", needs_rows=True),
+    _native(f"{_JOB}/cancel", pipelines.cancel_job, _CHAT, methods=("POST",), name="cancel_job", needs_rows=True),
     _native("jobs/<path:path>", ops.unknown, _OPEN, methods=_ANY, needs_site=False),
     _openai("v1/chat/completions", openai.chat_completions, _CHAT, methods=("GET", "POST"), name="chat_completions"),
     _openai(_CHATCMPL, openai.chat_completion, _CHAT, methods=("GET", "POST", "DELETE"), name="chat_completion"),

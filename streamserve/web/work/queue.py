@@ -16,7 +16,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from streamserve.api.call import Caller
-from streamserve.api.jobs import JobView, no_job
+from streamserve.api.pipelines import JobView, no_job
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.durable.leases import hold_limit
 from streamserve.models import Job, Worker
@@ -40,7 +40,7 @@ _RETRY_AFTER = 30
 
 
 class SiteJobs:
-    """See `JobQueue` in api/jobs.py."""
+    """See `JobQueue` in api/pipelines.py."""
 
     def __init__(self, site: DjangoSite) -> None:
         self._site = site

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from streamserve.api.jobs import JobView
+from streamserve.api.pipelines import JobView
 from streamserve.durable.webhooks import Webhook
 from streamserve.models import Job, WebhookDelivery
 from streamserve.web.rows import orm
