@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from streamserve.web.cli.batch_file import Progress
+from streamserve.management.commands.streamserve_batch import Progress
 from tests.support.sites.batch_runs import jsonl, line
 
 pytestmark = pytest.mark.django_db(transaction=True)
