@@ -69,7 +69,7 @@ def echo_client(
     on_plan: Callable[[StepPlan], None] | None = None,
     on_step: OnStep | None = None,
 ) -> ThreadClient:
-    """Return a client of the echo engine. It loads at once, but still has to be started.
+    """Return a client of the echo engine. It is loaded once it is started, so that no test's first question is refused.
 
     `format_name`: the tags of that format in `answers` mark thoughts and tool calls, as a real model's do.
     """
@@ -80,6 +80,7 @@ def echo_client(
         config,
         on_plan=on_plan,
         on_step=on_step,
+        loads_at_once=True,
     )
 
 

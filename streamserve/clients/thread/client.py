@@ -62,11 +62,12 @@ class ThreadClient:
         clock: Callable[[], float] = time.monotonic,
         on_plan: Callable[[StepPlan], None] | None = None,
         on_step: OnStep | None = None,
+        loads_at_once: bool = False,
     ) -> None:
         self.alias = alias
         self._config = config or EngineConfig()
         self._clock = clock
-        self._thread = EngineThread(alias, load, self._config, clock, on_plan, on_step)
+        self._thread = EngineThread(alias, load, self._config, clock, on_plan, on_step, loads_at_once=loads_at_once)
         self._timings = RecentTimings(clock)
         self._admission = AdmissionControl(self._config, self._timings, clock)
         self._router = OutputRouter(self._thread, self._admission, self._timings)
@@ -156,7 +157,7 @@ class ThreadClient:
             )
 
     def start(self) -> None:
-        """Start loading, once; returns at once."""
+        """Start loading, once; returns at once, or loaded (`loads_at_once`)."""
         self._thread.start()
 
     async def control(self, action: str) -> None:
@@ -205,10 +206,10 @@ class ThreadClient:
 
     def _require_engine(self, request: GenerateRequest | None = None) -> tuple[LoadedEngine, EngineCore]:
         """Return the engine; refuse while it has failed, is not loaded (loading starts), or an operator closed it."""
+        self.start()
         engine, core = self._thread.engine, self._thread.core
         if engine is None or core is None or self._thread.description.state != "ready":
             self._refuse_failed()
-            self.start()
             raise EngineUnavailable(
                 f"model {self.alias} is loading. Try again in a moment.", code="engine_loading", retry_after=2
             )

@@ -48,7 +48,8 @@ class _Closed(Exception):
 class EngineThread:
     """Owns the thread, the core and the description. All but `_run` and below may be called from any thread.
 
-    `listener` is set before `start`. `on_plan` and `on_step` are the core's.
+    `listener` is set before `start`. `on_plan` and `on_step` are the core's. An engine that `loads_at_once` is loaded
+    when `start` returns.
     """
 
     def __init__(
@@ -59,6 +60,8 @@ class EngineThread:
         clock: Callable[[], float],
         on_plan: Callable[[StepPlan], None] | None = None,
         on_step: OnStep | None = None,
+        *,
+        loads_at_once: bool = False,
     ) -> None:
         self.listener: Listener | None = None
         self.engine: LoadedEngine | None = None
@@ -76,15 +79,20 @@ class EngineThread:
         self._news = threading.Condition()
         self._settling: list[Future[None]] = []
         self._is_closing = False
+        self._loaded = threading.Event() if loads_at_once else None
 
     def start(self) -> None:
         """Begin loading, once."""
+        if self.description.state != "idle":
+            return
         with self._news:
             if self.description.state != "idle" or self._is_closing:
                 return
             self._started_at = self._clock()
             self._describe(state="loading", stage="starting")
         self._thread.start()
+        if self._loaded is not None:
+            self._loaded.wait()
 
     def describe(self) -> ModelDescription:
         """Return the description; while loading, with the seconds it has taken so far."""
@@ -145,6 +153,8 @@ class EngineThread:
             self.end_code = code
             settling, self._settling = self._settling, []
         _settle(settling)
+        if self._loaded is not None:
+            self._loaded.set()
         if self.listener is not None:
             self.listener.on_end(code)
 
@@ -171,6 +181,8 @@ class EngineThread:
             device=engine.facts.device,
             num_parameters=engine.facts.num_parameters,
         )
+        if self._loaded is not None:
+            self._loaded.set()
 
     def _serve(self) -> None:
         assert self.core is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -84,6 +85,26 @@ async def test_first_request_begins_loading() -> None:
     await ready(client)
     assert client.describe().max_model_len == 512
     assert isinstance((await collect(await client.generate(ask())))[-1], Done)
+    await client.aclose()
+
+
+async def test_an_engine_that_loads_at_once_refuses_nobody() -> None:
+    """Its very first request is taken, however late its thread runs; a load that fails does not block the start."""
+
+    def load(progress: Progress) -> LoadedEngine:
+        time.sleep(0.2)
+        return load_of(echo_runner())(progress)
+
+    def fail(progress: Progress) -> LoadedEngine:
+        raise OSError("/nowhere")
+
+    client = ThreadClient("echo", load, CONFIG, loads_at_once=True)
+    assert isinstance((await collect(await client.generate(ask())))[-1], Done)
+    await client.aclose()
+    client = ThreadClient("echo", fail, loads_at_once=True)
+    with pytest.raises(EngineUnavailable):
+        await client.generate(ask())
+    assert client.describe().state == "failed"
     await client.aclose()
 
 
