@@ -46,7 +46,7 @@ CALLS = {
         "<think>\nHm.</think>\n\n",
     ),
 }
-COMPILERS: dict[int, GrammarCompiler] = {}  # by tokenizer
+COMPILERS: dict[HFTokenizer, GrammarCompiler] = {}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,6 +54,7 @@ def closing() -> Iterator[None]:
     yield
     for compiler in COMPILERS.values():
         compiler.close()
+    COMPILERS.clear()
 
 
 FRAMES = {"deepseek_r1": ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")}
@@ -82,9 +83,9 @@ def accepts(answer: Answer, output: str) -> bool:
     grammar = answer.format.grammar(answer.request, answer.prompt)
     assert grammar is not None
     tokenizer = answer.tokenizer
-    if id(tokenizer) not in COMPILERS:
-        COMPILERS[id(tokenizer)] = GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
-    [matcher] = COMPILERS[id(tokenizer)].matchers(grammar, [()])
+    if tokenizer not in COMPILERS:
+        COMPILERS[tokenizer] = GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
+    [matcher] = COMPILERS[tokenizer].matchers(grammar, [()])
     for token_id in ids_of(tokenizer, output):
         if not matcher.mask[token_id // 8] >> token_id % 8 & 1:
             return False

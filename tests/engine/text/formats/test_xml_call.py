@@ -15,7 +15,7 @@ from streamserve.engine.text.formats.xml_call import calls_of, types_of
 from streamserve.engine.text.hf_tokenizer import HFTokenizer
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import Grammar, Tool, ToolChoice
-from tests.engine.text.formats.test_lark import accepts, answer_in
+from tests.engine.text.formats.test_lark import accepts, answer_in, closing  # noqa: F401  (a fixture)
 from tests.support.models.tagged import EOS, blocks_of, events_of, ids_of, tagged_tokenizer
 
 NAME = "qwen3_coder"
