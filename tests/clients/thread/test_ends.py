@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -89,16 +88,19 @@ async def test_first_request_begins_loading() -> None:
 
 
 async def test_an_engine_that_loads_at_once_refuses_nobody() -> None:
-    """Its very first request is taken, however late its thread runs; a load that fails does not block the start."""
+    """`start` returns only after the load, so that its first request is taken; a load that fails blocks nobody."""
+    returned = threading.Event()
 
     def load(progress: Progress) -> LoadedEngine:
-        time.sleep(0.2)
+        assert not returned.wait(0.2)
         return load_of(echo_runner())(progress)
 
     def fail(progress: Progress) -> LoadedEngine:
         raise OSError("/nowhere")
 
     client = ThreadClient("echo", load, CONFIG, loads_at_once=True)
+    client.start()
+    returned.set()
     assert isinstance((await collect(await client.generate(ask())))[-1], Done)
     await client.aclose()
     client = ThreadClient("echo", fail, loads_at_once=True)
