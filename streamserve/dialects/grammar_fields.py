@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from streamserve.dialects.fields import (
@@ -34,6 +34,7 @@ from streamserve.dialects.fields import (
 )
 from streamserve.dialects.tools import tool_name
 from streamserve.protocol.errors import BadRequest
+from streamserve.protocol.json_body import num_containers, too_many_containers
 from streamserve.protocol.requests import GRAMMAR_KINDS, Grammar, Limits
 
 MAX_CHOICES = 10_000  # their characters are bounded together
@@ -162,7 +163,7 @@ def take_format(values: dict[str, Any]) -> str:
 def _readers(limits: Limits) -> dict[str, Reader]:
     source = text(1, limits.max_grammar_chars)
     choices = list_of(source, low=1, high=MAX_CHOICES)
-    return {"json": _schema, "regex": source, "choice": choices, "grammar": source}
+    return {"json": partial(_schema, limits=limits), "regex": source, "choice": choices, "grammar": source}
 
 
 def _structured_outputs(table: Table, limits: Limits) -> Reader:
@@ -184,9 +185,11 @@ def _of_kind(kind: str, one: Reader, limits: Limits) -> Reader:
     return lambda value, param: grammar_of(kind, one(value, param), param, limits)
 
 
-def _schema(value: Any, param: str) -> Mapping[str, Any]:
+def _schema(value: Any, param: str, limits: Limits) -> Mapping[str, Any]:
     """Read a schema, or its JSON text."""
     if isinstance(value, str):
+        if num_containers(value) > limits.max_json_containers:
+            raise too_many_containers(param, limits, param)
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):

@@ -23,7 +23,7 @@ from streamserve.dialects.fields import (
     wrong_value,
 )
 from streamserve.protocol.errors import BadRequest, PromptTooLong, StreamserveError
-from streamserve.protocol.json_body import decode_json
+from streamserve.protocol.json_body import decode_json, num_containers, too_many_containers
 from streamserve.protocol.requests import Limits, Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -47,6 +47,7 @@ def messages(limits: Limits) -> Reader:
     conversation = list_of(lambda turn, where: _message(turn, where, table, limits), low=1, high=limits.max_messages)
 
     def reader(value: Any, param: str) -> tuple[Message, ...]:
+        _refuse_many_containers(value, param, limits)
         turns: tuple[Message, ...] = conversation(value, param)
         refuse_too_long(turns, param, limits)
         return turns
@@ -163,6 +164,16 @@ def _for_template(call: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
     except StreamserveError:
         return dict(call)
     return {**call, "function": function}
+
+
+def _refuse_many_containers(turns: Any, param: str, limits: Limits) -> None:
+    """Raise BadRequest for calls whose arguments, JSON within the body's, hold more than a body may hold itself."""
+    turns = [turn for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
+    calls = [call for turn in turns if isinstance(turn.get("tool_calls"), list) for call in turn["tool_calls"]]
+    functions = [call.get("function") for call in calls if isinstance(call, dict)]
+    arguments = [function.get("arguments") for function in functions if isinstance(function, dict)]
+    if sum(num_containers(text) for text in arguments if isinstance(text, str)) > limits.max_json_containers:
+        raise too_many_containers(f"What {param} have as arguments of calls", limits, param)
 
 
 def _unsupported(value: Any, param: str) -> Any:

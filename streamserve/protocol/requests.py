@@ -30,6 +30,7 @@ class Limits:
 
     max_body_bytes: int = 1024 * 1024
     max_json_depth: int = 64
+    max_json_containers: int = 20_000  # arrays and objects in a body; a flat list of numbers is one
     max_messages: int = 512
     max_prompt_chars: int = 400_000
     max_tokens: int = 16_384

@@ -76,6 +76,7 @@ def test_large_files_come_in_pieces() -> None:
         (b'{"custom_id": "a", "custom_id": "b"}', "invalid_json_line", None),
         (b"\xff", "invalid_json_line", None),
         (b"[]", "invalid_json_line", None),
+        (line(body={"zz": [[]] * 20_000}), "invalid_json_line", None),
         (b'{"method": "POST"}', "missing_required_parameter", "custom_id"),
         (line(custom_id=""), "invalid_custom_id", "custom_id"),
         (line(custom_id=7), "invalid_custom_id", "custom_id"),

@@ -104,6 +104,7 @@ def test_vllms_names_are_the_same_grammars(body: dict[str, Any], kind: str) -> N
         ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": '{"enum": [' + "[]," * 20_000 + "0]}"}}, "structured_outputs.json"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"guided_json": "[1]"}, "guided_json"),

@@ -53,6 +53,21 @@ def test_arguments_that_are_no_object_stay_text(arguments: str):
     assert read({"role": "assistant", "tool_calls": [call]})[0].extra["tool_calls"] == [call]
 
 
+def test_arguments_of_all_calls_have_a_bound_together():
+    """They are parsed too: 1,000 arrays and objects pass, one more does not; brackets in their strings are text."""
+    reader = messages(Limits(max_json_containers=1_000))
+
+    def turns(arguments: str) -> list[dict[str, Any]]:
+        calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}] * 2
+        return [{"role": "assistant", "tool_calls": calls}, {"role": "assistant", "tool_calls": calls}]
+
+    assert len(reader(turns('{"a": [' + "[]," * 248 + '"[[["]}'), "messages")) == 2
+    with pytest.raises(BadRequest) as caught:
+        reader(turns('{"a": [' + "[]," * 249 + '"[[["]}'), "messages")
+    assert (caught.value.code, caught.value.param) == ("too_many_containers", "messages")
+    assert "1,000" in caught.value.message
+
+
 def test_a_reply_may_come_back_as_clients_dump_it():
     """What the official client and litellm add to a reply is ignored: the turn is the same without it."""
     function = {"name": "f", "arguments": '{"a": 1}'}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ from streamserve.dialects.batch_lines import MAX_CUSTOM_ID_CHARS, RowResult, Unr
 from streamserve.dialects.fields import any_object, read, required, text
 from streamserve.dialects.openai.batches import ENDED, BatchRecord
 from streamserve.protocol.errors import BadRequest, ErrorBody, StreamserveError, UnsupportedMedia
-from streamserve.protocol.json_body import decode_json
+from streamserve.protocol.json_body import decode_json, too_many_containers
 from streamserve.protocol.requests import Limits
 
 ENDPOINT = "/v1/messages"  # of every request
@@ -31,6 +32,8 @@ _PIECE_BYTES = 64 * 1024
 _ENVELOPE_BYTES = 4096  # what a request may have beside its params
 _BLANK = " \t\r\n"
 _DECODER = json.JSONDecoder()
+# The next bracket outside of strings.
+_BRACKET = re.compile(r'(?:[^"\[\]{}]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+([\[\]{}])', re.DOTALL)
 _TABLE = {"custom_id": text(1, MAX_CUSTOM_ID_CHARS), "params": any_object}
 _TIMES_OF_END = ("completed_at", "expired_at", "cancelled_at", "failed_at")
 
@@ -66,7 +69,8 @@ def _line_of(raw: bytes, param: str, seen: set[bytes], limits: Limits) -> bytes:
     try:
         fields = decode_json(raw, replace(limits, max_body_bytes=most))
     except StreamserveError as error:
-        raise BadRequest(error.message.replace("The body", param), code="invalid_json", param=param) from error
+        code = error.code if isinstance(error, BadRequest) else "invalid_json"
+        raise BadRequest(error.message.replace("The body", param), code=code, param=param) from error
     values = read(fields, _TABLE, prefix=param + ".")
     custom_id, params = (required(values, name, prefix=param + ".") for name in _TABLE)
     where = f"{param}.custom_id"
@@ -149,20 +153,48 @@ class _Reader:
         self._at += len(wanted)
 
     def value(self, param: str) -> bytes:
-        """Take one value; return its JSON. Raises BadRequest for what is none, or is too long."""
-        most = self._limits.max_body_bytes + _ENVELOPE_BYTES
+        """Take one value; return its JSON. Raises BadRequest for what is none, is too long or has too many containers.
+
+        Of an array or object only the end is sought: what is inside is parsed once, when it is whole.
+        """
+        end = self._end_of_container(param) if self.next() in ("[", "{") else self._end_of_scalar(param)
+        raw, self._at = self._text[self._at : end], end
+        return raw.encode("utf-8", "surrogatepass")
+
+    def _end_of_container(self, param: str) -> int:
+        at, depth, num_opened = self._at, 0, 0
+        while True:
+            bracket = _BRACKET.match(self._text, at)
+            if bracket is None:
+                at -= self._at
+                self._read_more(param)
+                at += self._at
+                continue
+            at = bracket.end()
+            is_opening = bracket[1] in "[{"
+            num_opened += is_opening
+            depth += 1 if is_opening else -1
+            if num_opened > self._limits.max_json_containers:
+                raise too_many_containers(param, self._limits, param)
+            if not depth:
+                return at
+
+    def _end_of_scalar(self, param: str) -> int:
         while True:
             try:
                 _, end = _DECODER.raw_decode(self._text, self._at)
-            except (ValueError, RecursionError):
+            except ValueError:
                 end = 0
             if end and (end < len(self._text) or self._is_whole):
-                raw, self._at = self._text[self._at : end], end
-                return raw.encode("utf-8", "surrogatepass")
-            if len(self._text) - self._at > most:
-                raise _too_large(param, self._limits)
-            if not self._read():
-                raise BadRequest(f"{param} is no JSON, or not whole.", code="invalid_json")
+                return end
+            self._read_more(param)
+
+    def _read_more(self, param: str) -> None:
+        """Read on. Raises BadRequest for a value that is too long, and at the end of the body."""
+        if len(self._text) - self._at > self._limits.max_body_bytes + _ENVELOPE_BYTES:
+            raise _too_large(param, self._limits)
+        if not self._read():
+            raise BadRequest(f"{param} is no JSON, or not whole.", code="invalid_json")
 
     def _read(self) -> bool:
         """Read on, as much again as is not taken yet; return whether there was more."""

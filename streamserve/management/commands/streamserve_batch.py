@@ -275,7 +275,7 @@ def _ended(output: Path) -> set[bytes]:
     done: set[bytes] = set()
     if not output.exists():
         return done
-    bounds = Limits(max_body_bytes=_MAX_RESULT_BYTES)
+    bounds = Limits(max_body_bytes=_MAX_RESULT_BYTES, max_json_containers=_MAX_RESULT_BYTES)
     whole = 0
     with output.open("r+b") as file:
         while (raw := file.readline(_MAX_RESULT_BYTES)).endswith(b"\n"):

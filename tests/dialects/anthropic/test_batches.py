@@ -111,8 +111,11 @@ WRONG: list[tuple[str, bytes, str, str | None]] = [
     (JSON, as_json(request())[:-1] + b",}", "invalid_json", None),
     (JSON, as_json(request())[:-2] + b",]}", "invalid_json", None),
     (JSON, as_json(request()).replace(b"requests", b"\xff"), "invalid_json", None),
-    (JSON, b'{"requests": [' + b"[" * 100_000, "invalid_json", None),
-    (JSON, b'{"requests": [' + b"[" * 300_000, "line_too_large", "requests[0]"),
+    (JSON, b'{"requests": [' + b"[" * 10_000, "invalid_json", None),
+    (JSON, b'{"requests": [' + b"[" * 300_000, "too_many_containers", "requests[0]"),
+    (JSON, as_json(request(), request("b", params={"zz": [[]] * 20_000})), "too_many_containers", "requests[1]"),
+    (JSONL, as_jsonl(request(), request("b", params={"zz": [[]] * 20_000})), "too_many_containers", "requests[1]"),
+    (JSON, b'{"requests": ["' + b"x" * 300_000, "line_too_large", "requests[0]"),
     (JSON, as_json(request(), 1), "invalid_json", "requests[1]"),
     (JSON, as_json(request(), {"custom_id": "b", "params": {"text": "x" * 300_000}}), "line_too_large", "requests[1]"),
     (

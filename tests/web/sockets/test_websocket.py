@@ -126,6 +126,7 @@ async def test_stop_is_seen_while_an_answer_runs(alice_key: str) -> None:
         ('{"type": "resume", "id": "' + "0" * 32 + '"}', "stream_not_found", None),
         ('{"type": "resume", "id": "short"}', "stream_not_found", "id"),
         ("[" * 5000, "invalid_json", None),
+        ('{"zz": [' + "[]," * 20_000 + "0]}", "too_many_containers", None),
         ('{"type": "start", "request": {"prompt": "\\ud800"}}', "invalid_json", None),
     ],
 )
