@@ -1,6 +1,6 @@
 """The real `EngineCore` with simulated readers and a simulated clock: the time of a step comes from a cost model.
 
-`streams.parking.Parking` itself decides when a parked answer is requested again, and readers report their position as
+`clients.parking.Parking` itself decides when a parked answer is requested again, and readers report their position as
 often as `streams.readers.ReaderLag` does, and no more often than a page acknowledges or a server polls. Not simulated:
 transport, tokenizers, the client's bounds on the queue.
 """
@@ -17,13 +17,13 @@ from benchmarks.qoe.machines import BLOCK_SIZE, Machine
 from benchmarks.qoe.readers import Reading
 from benchmarks.qoe.usage import Usage
 from benchmarks.qoe.workload import LONGEST_ANSWER, Visit
+from streamserve.clients.parking import Parking
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import Sampled, StepPlan, StepResult
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.requests import SamplingParams
-from streamserve.streams.parking import Parking
 
 _EOS = 0
 # As in streams/readers.py: a position that has moved by fewer tokens is not reported.

@@ -186,8 +186,8 @@ class GenerateRequest:
     acceptance `seed` and `max_tokens`. `arrived_at` is `time.monotonic()` of the first arrival (one clock for all
     processes of a machine), `first_token_at` of the first token, when there was one. `reader_tokens[choice]` is how
     many output tokens the furthest reader has received; None lets the engine compute ahead of its readers. `num_losses`
-    says how often an engine has ended in a step with this answer since its last new token. `needs` names what the
-    request cannot do without.
+    says how often an engine has ended in a step with this answer since its last new token. `was_admitted`: an engine
+    has accepted it before, so that no full queue refuses it now. `needs` names what the request cannot do without.
     `tools` are shown to the model by its chat template; with `parallel_tool_calls` False it calls one at most.
     `continue_final_message`: the last message is the beginning of the answer, and is not closed. `echo`: the answer
     begins with the text of the prompt. `num_prompt_chars[choice]` of that text, and the log-probabilities of the first
@@ -215,6 +215,7 @@ class GenerateRequest:
     first_token_at: float | None = None
     reader_tokens: tuple[int, ...] | None = None
     num_losses: int = 0
+    was_admitted: bool = False
     needs: tuple[str, ...] = ()
     has_public_system: bool = False
     tools: tuple[Tool, ...] = ()
@@ -316,7 +317,8 @@ def encode_request(request: GenerateRequest) -> dict[str, Any]:
     It names the needs that its own fields imply, beside those that it has already.
     """
     kept: dict[str, Any] = msgspec.to_builtins(request, enc_hook=dict)
-    del kept["num_losses"], kept["shown"]  # counted by the process that has the stream; in the log
+    # Counted by the process that has the stream; in the log; so is every stream that has a row.
+    del kept["num_losses"], kept["shown"], kept["was_admitted"]
     sampling, needs = kept["sampling"], set(request.needs)
     for name in _ADDED_SAMPLING:
         if sampling[name] == _PLAIN["sampling"][name]:

@@ -14,8 +14,9 @@ from functools import partial
 from itertools import count
 
 from streamserve.clients.base import EngineClient, Generation
+from streamserve.clients.parking import NO_READER, Parking
 from streamserve.protocol.engine import HOPELESS, Accepted, Losses, Park
-from streamserve.protocol.errors import CannotContinue, EngineUnavailable, Refused, StreamserveError
+from streamserve.protocol.errors import EngineUnavailable, Refused, StreamserveError
 from streamserve.protocol.events import TERMINALS, Done, Error, Event, LoggedEvent, Meta, Status
 from streamserve.protocol.frames import encode_event
 from streamserve.protocol.measures import FIRST_TOKEN, PARKED
@@ -23,9 +24,9 @@ from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import JOB, StreamConfig
 from streamserve.streams.lease.lease import Lease
 from streamserve.streams.log.base import Batch, LogUnavailable, Result
-from streamserve.streams.parking import LOADING, MESSAGES, NO_READER, Parking, ShownPrompt
 from streamserve.streams.readers import ReaderLag
 from streamserve.streams.replica import Replica
+from streamserve.streams.shown_prompt import ShownPrompt
 from streamserve.streams.transcript import Transcript
 from streamserve.streams.writer import MAX_BATCH_EVENTS, LogWriter
 
@@ -201,6 +202,7 @@ class Producer(Replica):
             first_token_at=self.transcript.timings.first_at,
             reader_tokens=self.lag.reader_tokens,
             num_losses=self.parking.losses.num_losses,
+            was_admitted=self.on_disconnect != JOB,  # a job's run is begun anew
             num_prompt_chars=() if shown is None else shown.num_chars(self.request.n),
             num_prompt_logprobs=0 if shown is None else shown.num_logprobs,
         )
@@ -210,15 +212,10 @@ class Producer(Replica):
             if isinstance(refused, EngineUnavailable) and refused.lost is not None:
                 self._lose(refused.lost)
                 return
-            seconds = self.parking.refuse(refused, time.monotonic())
-            is_final = isinstance(refused, CannotContinue) or refused.code == "engine_died"
-            if is_final or seconds > self._config.resume_window_seconds:
-                self._give_up(Error(code=refused.code, message=refused.message, retryable=True))
-            elif refused.code == "engine_loading":
-                self._show_waiting(LOADING)  # a park for another reason was not shown
-                self._show_waiting(LOADING, status="loading")
+            if self.parking.refuse(refused, time.monotonic(), self._config.resume_window_seconds):
+                self._show(self.parking.news(refused))
             else:
-                self._show_waiting(MESSAGES["paused"] if refused.code == "engine_paused" else refused.message)
+                self._give_up(Error(code=refused.code, message=refused.message, retryable=True))
             return
         except StreamserveError as error:
             self.end_with(Error(code=error.code, message=error.message, retryable=error.is_retryable))
@@ -254,19 +251,17 @@ class Producer(Replica):
         self._begin_park(park)
         if self.parking.losses.is_hopeless:
             self.end_with(_HOPELESS)
-        elif park.reason in MESSAGES:
-            self._show_waiting(MESSAGES[park.reason])
+        else:
+            self._show(self.parking.news())
 
     def _begin_park(self, park: Park) -> None:
         now = time.monotonic()
         self.parking.begin(park, self.transcript.num_tokens, now)
         self.transcript.timings.enter(PARKED, now)
 
-    def _show_waiting(self, message: str, status: str = "waiting") -> None:
-        """Show the readers what the answer waits for, once in a park."""
-        if status not in self.parking.shown:
-            self.parking.shown.add(status)
-            self._own.append(Status(status=status, message=message))
+    def _show(self, statuses: list[Status]) -> None:
+        if statuses:
+            self._own.extend(statuses)
             self._writer.mark(self)
 
     def _begin_to_produce(self) -> None:

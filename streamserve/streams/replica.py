@@ -22,8 +22,8 @@ from streamserve.protocol.frames import decode_event, encode_event
 from streamserve.streams.config import JOB
 from streamserve.streams.lease.lease import Lease, LeaseResult
 from streamserve.streams.log.base import Ended, EventLog, Fenced, LogLost, LogUnavailable, append
-from streamserve.streams.parking import ShownPrompt
 from streamserve.streams.readers import Readers
+from streamserve.streams.shown_prompt import ShownPrompt
 from streamserve.streams.transcript import Transcript
 
 # How often it is looked whether another process still writes the log, and what it has written.

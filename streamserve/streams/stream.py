@@ -30,13 +30,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from streamserve.clients.base import EngineClient, Generation
+from streamserve.clients.parking import NO_READER, Parking
 from streamserve.protocol.errors import Refused
 from streamserve.protocol.events import Citation, Done, Error, Meta, Status, Usage
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import JOB, StreamConfig
 from streamserve.streams.lease.lease import Lease
 from streamserve.streams.log.base import Ended, Fenced, LogLost, new_log_id
-from streamserve.streams.parking import NO_READER, Parking
 from streamserve.streams.producer import Producer
 from streamserve.streams.readers import Attachment
 from streamserve.streams.replica import RETRY_SECONDS

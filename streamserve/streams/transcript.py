@@ -46,7 +46,7 @@ class StreamSummary:
 
     `intake`, `ttfb`, `ttft`, `itl_p50`, `itl_p95` are seconds, None before they can be measured. `num_readers` counts
     the owner's readers; `lead` is the number of tokens that the furthest of them has not received. `park_reason` is one
-    of `streams/parking.py`.
+    of `clients/parking.py`.
     """
 
     id: str

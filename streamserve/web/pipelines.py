@@ -41,6 +41,7 @@ def pipeline_clients(
             limits=settings.limits,
             call=_call_elsewhere,
             jobs=jobs,
+            window_seconds=settings.streams.resume_window_seconds,
         )
     return clients
 

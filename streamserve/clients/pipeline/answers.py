@@ -1,7 +1,8 @@
-"""`Answering`: one answer of a model within a run, across the engine's parks. asyncio.
+"""`Answering`: one answer of a model within a run, across the engine's parks and refusals. asyncio.
 
 The engine may end an answer early, as for any stream: because its reader is behind, an operator pauses, or it is lost.
-The answer then continues from the model's own tokens, whatever the run's filters have shown.
+The answer then continues from the model's own tokens, whatever the run's filters have shown. `Parking` has when the
+engine is asked, and which refusals are final, for streams too.
 """
 
 from __future__ import annotations
@@ -9,29 +10,32 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from streamserve.clients.base import EngineClient, Generation
+from streamserve.clients.parking import Parking
 from streamserve.clients.pipeline.filters import OutputFilter
 from streamserve.clients.pipeline.journal import Journal, Key, joined
 from streamserve.clients.pipeline.phases import RunPhases
 from streamserve.clients.pipeline.speech import Speech
 from streamserve.clients.pipeline.tools import ToolCall
-from streamserve.protocol.engine import HOPELESS, Losses, Park
-from streamserve.protocol.errors import EngineUnavailable, error_for
+from streamserve.protocol.engine import HOPELESS, Park
+from streamserve.protocol.errors import EngineUnavailable, Refused, error_for
 from streamserve.protocol.events import TEXT, BlockStart, BlockStop, Done, Error, Event, Status, Token
 from streamserve.protocol.measures import FIRST_TOKEN, parts_of
 from streamserve.protocol.requests import GenerateRequest
 
-_POLL_SECONDS = 0.1
-# How long a run waits for an engine that loads or is replaced.
+# How long an answer that has not begun waits for an engine that refuses it: one that loads, is replaced, or is full.
 _ENGINE_SECONDS = 60.0
 
 
 class Answering:
     """See above. `speech` None: the answer is not shown, and does not wait for readers. `journal`: of a job.
 
-    `through` changes the text of the answer before the run's filters see it.
+    `through` changes the text of the answer before the run's filters see it. Once it has begun, refusals are waited for
+    for `window_seconds`.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class Answering:
         phases: RunPhases,
         through: OutputFilter | None = None,
         journal: Journal | None = None,
+        window_seconds: float = math.inf,
     ) -> None:
         self._client, self._request, self._speech, self._phases = client, request, speech, phases
         self._through, self._journal = through, journal
@@ -54,7 +59,8 @@ class Answering:
         self._first_token_at: float | None = None
         self._first = 0  # tokens of the run that were shown before this answer
         self._has_turn = False
-        self._losses = Losses()
+        self._parking, self._window_seconds = Parking(), window_seconds
+        self._was_admitted = False
 
     async def run(self) -> tuple[str, Done]:
         """Return text and end of the answer. Raises StreamserveError, and Stopped by a filter."""
@@ -72,8 +78,6 @@ class Answering:
                     done = await self._take_all(generation)
                 finally:
                     generation.cancel()
-                    if self._speech is not None:
-                        self._speech.generation.on_read = None
                 if done is not None:
                     parts = parts_of(done.breakdown)
                     if self._journal is not None and self._key is not None:
@@ -83,8 +87,7 @@ class Answering:
                 assert generation.parked is not None
                 if self._text and not generation.accepted.has_token_ids:  # it would begin anew
                     raise EngineUnavailable("The server of the model was lost in the middle of an answer. Try again.")
-                self._note_loss(generation.parked)
-                await self._wait(generation.parked)
+                await self._lose(generation.parked)
         finally:
             self._phases.end(span, parts)
             if self._has_turn and self._speech is not None:
@@ -128,9 +131,7 @@ class Answering:
             self._journal.note(event, self._key)
 
     async def _accepted(self) -> Generation:
-        """Ask the engine to begin, or to continue; wait for one that is on its way."""
-        # A row of a batch would only be run again from its beginning: it waits until its batch expires.
-        until = math.inf if self._request.latency_class == "batch" else time.monotonic() + _ENGINE_SECONDS
+        """Ask the engine to begin, or to continue; wait while it refuses. Raises a refusal that is final."""
         while True:
             shown, num_read = (tuple(self._token_ids),) if self._token_ids else (), self._num_read()
             request = replace(
@@ -138,48 +139,89 @@ class Answering:
                 output_token_ids=shown,
                 first_token_at=self._first_token_at,
                 reader_tokens=None if num_read is None else (num_read,),
-                num_losses=self._losses.num_losses,
+                num_losses=self._parking.losses.num_losses,
+                was_admitted=self._was_admitted,
             )
             try:
                 generation = await self._client.generate(request)
-            except EngineUnavailable as refused:
-                if refused.lost is not None:
-                    self._note_loss(refused.lost)
-                if self._client.describe().state == "failed" or time.monotonic() > until:
+            except Refused as refused:
+                if isinstance(refused, EngineUnavailable) and refused.lost is not None:
+                    await self._lose(refused.lost)
+                    continue
+                if not self._parking.refuse(refused, time.monotonic(), self._patience_seconds()):
                     raise
-                if self._speech is not None and self._has_turn:
-                    await self._speech.show(Status(status="loading", message="The model is being loaded."))
-                await asyncio.sleep(_POLL_SECONDS)
+                await self._show_wait(self._parking.news(refused))
+                await self._wait()
                 continue
-            if not self._token_ids:  # what was decided for it stays when it goes on
+            if self._parking.end():
+                await self._show_wait([Status(status="resumed")])
+            if not self._was_admitted:  # what was decided for it stays when it goes on
                 accepted = generation.accepted
                 sampling = replace(request.sampling, seed=accepted.seed, max_tokens=accepted.max_tokens)
                 unset = tuple(name for name in ("seed", "max_tokens") if getattr(request.sampling, name) is None)
                 self._request = replace(self._request, sampling=sampling, unset=request.unset + unset)
+                self._was_admitted = True
             return generation
 
-    def _note_loss(self, park: Park) -> None:
-        """Count a park; raise EngineUnavailable if the answer itself ends its engines."""
-        self._losses.note(park, len(self._token_ids))
-        if self._losses.is_hopeless:
+    def _patience_seconds(self) -> float:
+        # A row of a batch would only be run again from its beginning: it waits until its batch expires.
+        if self._request.latency_class == "batch":
+            return math.inf
+        if self._was_admitted:
+            return self._window_seconds
+        return 0.0 if self._client.describe().state == "failed" else _ENGINE_SECONDS
+
+    async def _lose(self, park: Park) -> None:
+        """Wait after a park until the engine is to be asked; raise EngineUnavailable if the answer ends its engines."""
+        self._parking.begin(park, len(self._token_ids), time.monotonic())
+        if self._parking.losses.is_hopeless:
             raise EngineUnavailable(HOPELESS, code="engine_died")
+        await self._show_wait(self._parking.news())
+        await self._wait()
+
+    async def _show_wait(self, statuses: Iterable[Status]) -> None:
+        """Show what the answer waits for, unless it is another that is being shown."""
+        if self._speech is not None and (self._has_turn or not self._speech.turn.is_held):
+            for status in statuses:
+                await self._speech.show(status)
+
+    async def _wait(self) -> None:
+        """Wait until the engine is to be asked, by its own time or the reader's position."""
+        moved = asyncio.Event()
+        with self._on_read(moved.set):
+            while (seconds := self._parking.seconds_left(self._num_unread(), time.monotonic())) != 0.0:
+                moved.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await moved.wait()
+
+    @contextmanager
+    def _on_read(self, notify: Callable[[], None]) -> Iterator[None]:
+        """Call `notify` when the reader's position changes."""
+        if self._speech is None:
+            yield
+            return
+        self._speech.generation.on_read.add(notify)
+        try:
+            yield
+        finally:
+            self._speech.generation.on_read.discard(notify)
 
     async def _take_all(self, generation: Generation) -> Done | None:
         """Take the events of one admission; None if the engine has parked it."""
-        if self._speech is not None:
-            self._speech.generation.on_read = lambda: self._report(generation)
-        async for event in generation:
-            if isinstance(event, Error):
-                raise error_for(event.code, event.message, retryable=event.retryable)
-            if isinstance(event, Done):
+        with self._on_read(lambda: self._report(generation)):
+            async for event in generation:
+                if isinstance(event, Error):
+                    raise error_for(event.code, event.message, retryable=event.retryable)
+                if isinstance(event, Done):
+                    if self._speech is not None:
+                        await self._take_turn()
+                        await self._end(event)
+                    return event
+                self._note(event)
                 if self._speech is not None:
                     await self._take_turn()
-                    await self._end(event)
-                return event
-            self._note(event)
-            if self._speech is not None:
-                await self._take_turn()
-                await self._show(event)
+                    await self._show(event)
         return None
 
     @property
@@ -234,21 +276,10 @@ class Answering:
             return None
         return max(0, min(len(self._token_ids), self._speech.generation.num_read - self._first))
 
+    def _num_unread(self) -> int:
+        num_read = self._num_read()
+        return 0 if num_read is None else len(self._token_ids) - num_read
+
     def _report(self, generation: Generation) -> None:
         num_read = self._num_read()
         generation.reader_at(None if num_read is None else (num_read,))
-
-    async def _wait(self, park: Park) -> None:
-        """Wait until the engine can be asked to go on."""
-        if park.reason != "lead":
-            await asyncio.sleep(max(_POLL_SECONDS, park.resume_seconds))
-            return
-        assert self._speech is not None
-        moved = asyncio.Event()
-        self._speech.generation.on_read = moved.set
-        try:
-            while (num_read := self._num_read()) is not None and len(self._token_ids) - num_read > park.resume_at_lead:
-                moved.clear()
-                await moved.wait()
-        finally:
-            self._speech.generation.on_read = None

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import re
 import secrets
 import time
@@ -110,7 +111,8 @@ _LOST = "This run has lost the process that it ran in, and cannot be continued. 
 class PipelineClient:
     """See `EngineClient` in clients/base.py. `clients` are the site's, `call` runs a synchronous function elsewhere.
 
-    `jobs` are the memos of the jobs that run in this process, by their streams' ids.
+    `jobs` are the memos of the jobs that run in this process, by their streams' ids. An answer that has begun waits for
+    an engine that refuses to continue it for `window_seconds`.
     """
 
     def __init__(
@@ -122,11 +124,13 @@ class PipelineClient:
         limits: Limits | None = None,
         call: Call = asyncio.to_thread,
         jobs: Mapping[str, Memo] = {},
+        window_seconds: float = math.inf,
     ) -> None:
         self.alias = pipeline.name
         self._pipeline, self._clients = pipeline, clients
         self._model = pipeline.model or default_model
         self._limits, self._call, self._jobs = limits or Limits(), call, jobs
+        self._window_seconds = window_seconds
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -156,7 +160,14 @@ class PipelineClient:
             journal, generation.shown = Journal(memo, seed), Shown(memo.shown)
         speech = Speech(generation, self._pipeline.filters, None if journal is None else journal.turns())
         run = Run(
-            request, speech, self._clients, model=self._model, limits=self._limits, call=self._call, journal=journal
+            request,
+            speech,
+            self._clients,
+            model=self._model,
+            limits=self._limits,
+            call=self._call,
+            journal=journal,
+            window_seconds=self._window_seconds,
         )
         task = asyncio.get_running_loop().create_task(
             self._run(run, speech, memo), name=f"pipeline {self.alias} {request.stream_id}", context=Context()

@@ -178,6 +178,11 @@ class Turns:
         if self._order:
             self._order.popleft()
 
+    @property
+    def is_held(self) -> bool:
+        """Whether an answer is being shown."""
+        return self._lock.locked()
+
     def release(self) -> None:
         """End the turn."""
         self._lock.release()

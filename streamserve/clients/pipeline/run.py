@@ -13,6 +13,7 @@ import asyncio
 import inspect
 import json
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -62,6 +63,7 @@ class Run:
         limits: Limits,
         call: Callable[..., Awaitable[Any]],
         journal: Journal | None = None,
+        window_seconds: float = math.inf,
     ) -> None:
         self.input: Mapping[str, Any] = request.input
         self.messages: tuple[Message, ...] = request.messages or ()
@@ -69,6 +71,7 @@ class Run:
         self.deadline = None if request.timeout_seconds is None else time.monotonic() + request.timeout_seconds
         self._request, self._speech, self._clients = request, speech, clients
         self._limits, self._call, self._journal = limits, call, journal
+        self._window_seconds = window_seconds
         self.phases = RunPhases()
         self._num_steps = self._num_citations = 0
         self._warming: set[asyncio.Task[None]] = set()
@@ -144,7 +147,7 @@ class Run:
         request = replace(request, tools=tuple(one.tool for one in offered.values()))
         for round_ in range(max_rounds + 1):
             shown = self._speech if show else None
-            answering = Answering(client, request, shown, self.phases, through, self._journal)
+            answering = Answering(client, request, shown, self.phases, through, self._journal, self._window_seconds)
             text, done = await answering.run()
             if not (offered and answering.calls):
                 return Answer(text=text, finish_reason=done.finish_reason, usage=done.usage)

@@ -49,15 +49,15 @@ class PipelineGeneration(EventQueue):
         self.task: asyncio.Task[None] | None = None
         self.shown: Shown | None = None  # of a job that is tried again: what it does not show again
         self.num_read: int | None = 0  # tokens that the furthest reader has; None: the run does not wait for readers
-        self.on_read: Callable[[], None] | None = None
+        self.on_read: set[Callable[[], None]] = set()  # of the answers that wait for readers; several side by side
         self._has_room = asyncio.Event()
         self._has_room.set()
 
     def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool = False) -> None:
         """Note how many tokens the furthest reader has."""
         self.num_read = None if num_tokens is None else num_tokens[0]
-        if self.on_read is not None:
-            self.on_read()
+        for notify in tuple(self.on_read):
+            notify()
 
     def cancel(self) -> None:
         """End the run at the next point where it waits. Nothing that it emits after this is shown."""

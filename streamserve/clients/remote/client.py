@@ -101,7 +101,8 @@ class RemoteClient:
         if body.get("max_tokens", 1) < 1:  # all of it was shown before the connection was lost
             generation.put([Done(finish_reason="length", usage=Usage(completion_tokens=generation.answer.num_tokens))])
             return generation
-        self._places.check_room(request.tenant)
+        if not request.was_admitted:
+            self._places.check_room(request.tenant)
         self._metrics.counts.continued += any(choice.num_tokens for choice in request.shown)
         return await self._begin(generation, partial(self._serve, request.tenant, generation, route, body))
 

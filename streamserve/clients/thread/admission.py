@@ -173,16 +173,18 @@ class AdmissionControl:
         return not (self._waiting or self._running or self.num_in_preparation)
 
     @contextmanager
-    def reserve(self, num_new: int, latency_class: str, tenant: str = "") -> Iterator[None]:
+    def reserve(self, num_new: int, latency_class: str, tenant: str = "", *, may_refuse: bool = True) -> Iterator[None]:
         """Reserve places in the queue while a prompt is tokenised; refuse more than its bound.
 
         A full queue still has places for a tenant with less than its share, which no other can fill: with n
-        tenants it holds at most 1 + ln n times its bound.
+        tenants it holds at most 1 + ln n times its bound. Answers that were accepted before come on top (`may_refuse`
+        False): they are no more than the site has streams.
         """
         waiting = self._num_waiting(latency_class)
         num_waiting, own = waiting.total(), waiting[tenant] + num_new
         num_places = self._config.max_waiting + max(0, self._config.max_num_seqs - len(self._running))
-        if num_waiting + num_new > num_places and own > num_places // len(waiting.keys() | {tenant}):
+        is_full = num_waiting + num_new > num_places and own > num_places // len(waiting.keys() | {tenant})
+        if may_refuse and is_full:
             self._timings.note_refused(latency_class, has_waited=False)
             raise Overloaded(
                 f"{num_waiting:,} answers are waiting already. Try again later.",

@@ -81,19 +81,19 @@ class ThreadClient:
         engine, _ = self._require_engine(request)
         accepted_at = self._clock()
         loop = asyncio.get_running_loop()
-        with self._admission.reserve(request.n, request.latency_class, request.tenant):
+        may_refuse = not (request.was_admitted or any(request.output_token_ids))  # what was accepted once may wait
+        with self._admission.reserve(request.n, request.latency_class, request.tenant, may_refuse=may_refuse):
             prepared = await loop.run_in_executor(self._tokenizers, prepare, engine, self._config, request)
             if prepared.grammar is not None:  # on threads of its own, as it may take seconds
                 prepared = await loop.run_in_executor(self._compilers, constrain, engine, prepared)
         # Nothing is awaited from here on, so that the checks still hold when the sequences are added.
         _, core = self._require_engine(request)
-        is_resumed = any(request.output_token_ids)  # it was accepted once, and may wait
         queue_position, queue_seconds = self._admission.check_wait(
             request.latency_class,
             core.stats,
             tenant=request.tenant,
             num_tokens=len(prepared.prompt.token_ids),
-            may_refuse=not is_resumed,
+            may_refuse=may_refuse,
         )
         choices = {next(self._seq_ids): choice for choice in prepared.choices}
         generation = LocalGeneration(

@@ -14,12 +14,15 @@ from streamserve.clients.pipeline import answers
 from streamserve.clients.pipeline.client import PIPELINES, forget, pipeline
 from streamserve.clients.pipeline.filters import Blocklist, Redaction
 from streamserve.clients.pipeline.run import Run
-from streamserve.protocol.errors import EngineUnavailable
-from streamserve.protocol.events import Done, Error, Event, Token
+from streamserve.protocol.engine import Park
+from streamserve.protocol.errors import CannotContinue, EngineUnavailable, Overloaded, Refused
+from streamserve.protocol.events import Done, Error, Event, Status, Token
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.reader.follow import follow
 from tests.clients.pipeline.conftest import SHORT, Site, text_of
-from tests.support.streams.hand_made import Gate, started_echo, until
+from tests.support.streams.hand_made import Gate, ParkingGeneration, started_echo, until
+
+BUSY = EngineUnavailable("The engine is busy.")
 
 # Readers and filters
 
@@ -185,6 +188,89 @@ async def test_a_row_of_a_batch_waits_for_its_engine(
     events = await site.run(one, latency_class=latency_class)
     assert isinstance(events[-1], end)
     assert late.num_asked == (4 if end is Done else 1)
+
+
+class Full:
+    """The echo engine: it parks its first answer after three tokens, and refuses requests by their number, from 0."""
+
+    def __init__(self, echo: EngineClient, refusals: dict[int, Refused]) -> None:
+        self._echo, self._refusals, self.requests = echo, refusals, list[GenerateRequest]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._echo, name)
+
+    async def generate(self, request: GenerateRequest) -> Any:
+        self.requests.append(request)
+        refused = self._refusals.get(len(self.requests) - 1)
+        if refused is not None:
+            raise refused
+        generation = await self._echo.generate(request)
+        is_first = len(self.requests) == 1
+        return ParkingGeneration(generation, Park(reason="ahead"), num_tokens=3) if is_first else generation
+
+
+async def test_a_parked_answer_waits_for_a_full_engine(site: Site) -> None:
+    """As a stream's does: it is asked again, as an answer that was accepted, and continues to the same text."""
+
+    async def function(run: Run) -> None:
+        await run.generate("hi", max_tokens=12, seed=5, ignore_eos=True)
+
+    calm = await site.run(function)
+    site.echo = full = Full(site.echo, {1: Overloaded("64 answers are waiting already."), 2: BUSY})
+    events = await site.run(function)
+    assert isinstance(events[-1], Done)
+    assert text_of(events) == text_of(calm)
+    assert [(one.was_admitted, bool(one.output_token_ids)) for one in full.requests] == [(False, False)] + [
+        (True, True)
+    ] * 3
+    shown = [event.status for event in events if isinstance(event, Status)]
+    assert shown == ["waiting", "resumed"]
+
+
+async def test_a_new_answer_of_a_run_waits_for_a_full_engine(site: Site) -> None:
+    """The run was accepted: its second answer waits too."""
+    site.echo = full = Full(site.echo, {0: Overloaded("full"), 1: BUSY})
+
+    async def function(run: Run) -> None:
+        await run.generate(**SHORT)
+
+    events = await site.run(function)
+    assert isinstance(events[-1], Done)
+    assert [one.was_admitted for one in full.requests] == [False] * 3
+
+
+async def test_a_final_refusal_ends_the_run(site: Site) -> None:
+    """Its code and message are the refusal's; the engine is not asked again."""
+    site.echo = full = Full(site.echo, {1: CannotContinue("The answer was cut off. Ask again.")})
+
+    async def function(run: Run) -> None:
+        await run.generate("hi", max_tokens=12, ignore_eos=True)
+
+    events = await site.run(function)
+    end = Error(code="cannot_continue", message="The answer was cut off. Ask again.", retryable=True)
+    assert events[-1] == end
+    assert len(full.requests) == 2
+
+
+async def test_answers_side_by_side_continue_after_their_reader(gate: Gate) -> None:
+    """Two long answers, both far ahead of a slow reader: each notices what it has read, and both end."""
+    echo = await started_echo(lead_tokens=16)
+    site = Site(echo)
+
+    async def function(run: Run) -> None:
+        await asyncio.gather(*(run.generate(text, max_tokens=100, ignore_eos=True) for text in ("one", "two")))
+
+    site.serve(function)
+    stream = await site.begin()
+    num_tokens = 0
+    reading = follow(site.streams, stream, credit=8)
+    async with aclosing(reading):
+        async for logged in reading:
+            num_tokens += len(logged.event.token_ids) if isinstance(logged.event, Token) else 0
+            reading.ack(logged.seq)
+    assert num_tokens == 200
+    await site.streams.aclose()
+    await echo.aclose()
 
 
 async def test_a_row_of_a_batch_has_no_other_class(site: Site) -> None:

@@ -19,10 +19,10 @@ from streamserve.clients.factory import echo_client
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.protocol.errors import BadRequest, EngineUnavailable, PromptTooLong
+from streamserve.protocol.errors import BadRequest, EngineUnavailable, Overloaded, PromptTooLong
 from streamserve.protocol.events import Done, Error, Event, Token, Usage
 from streamserve.protocol.requests import GenerateRequest, Message
-from tests.support.engines.engine_processes import ENGINE, ask, connected, is_alive, pid_of, spec_in, until
+from tests.support.engines.engine_processes import ENGINE, LONG, SLOW, ask, connected, is_alive, pid_of, spec_in, until
 
 
 @pytest.fixture
@@ -213,6 +213,21 @@ async def test_what_an_operator_does_holds_for_all_workers(slow_engine: LaunchCo
         assert isinstance((await collect(await client.generate(ask())))[-1], Done)
         with pytest.raises(BadRequest):
             await client.control("nonsense")
+
+
+async def test_a_full_queue_takes_back_what_was_accepted_once(folder: Path) -> None:
+    """The engine process refuses a new request, and takes an answer that it has parked or that another has begun."""
+    engine = replace(ENGINE, max_num_seqs=1, max_waiting=1)
+    async with connected(spec_in(folder, engine=engine, echo_step_seconds=SLOW)) as client:
+        running = [await client.generate(ask(max_tokens=LONG)) for _ in range(2)]
+        with pytest.raises(Overloaded):
+            await client.generate(ask())
+        begun = replace(ask(), output_token_ids=((5, 6),))
+        waiting = [await client.generate(one) for one in (begun, replace(ask(), was_admitted=True))]
+        for generation in running:
+            generation.cancel()
+        for generation in waiting:
+            assert isinstance((await collect(generation))[-1], Done)
 
 
 async def test_a_lost_worker_leaves_nothing_running(slow_engine: LaunchConfig) -> None:

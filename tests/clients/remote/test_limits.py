@@ -177,6 +177,20 @@ async def test_requests_beyond_the_places_wait_in_order() -> None:
     assert [asked.body["messages"][0]["content"] for asked in upstream.posts] == ["0", "1", "2"]
 
 
+async def test_a_full_queue_takes_back_what_was_accepted_once() -> None:
+    """An answer whose connection was lost waits behind the others; a new one is refused."""
+    async with remote(Upstream(never), max_concurrent=1, max_waiting=1) as client:
+        asks = [asyncio.ensure_future(client.generate(chat())) for _ in range(2)]
+        await until(lambda: client._places.num_waiting == 1)
+        with pytest.raises(Overloaded, match="1 answers are waiting"):
+            await client.generate(chat())
+        asks.append(asyncio.ensure_future(client.generate(replace(chat(), was_admitted=True))))
+        await until(lambda: client._places.num_waiting == 2)
+        for one in asks:
+            one.cancel()
+        await asyncio.gather(*asks, return_exceptions=True)
+
+
 async def test_tenants_take_turns_for_the_places() -> None:
     """A flood of one tenant fills the queue; another one is let in beyond it, and is served after one of the flood."""
     go = asyncio.Event()

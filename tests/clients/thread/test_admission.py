@@ -193,6 +193,16 @@ def test_a_resumed_answer_is_not_refused() -> None:
     assert bounds.check_wait("chat", BUSY, num_tokens=LONG, may_refuse=False) == (1, 30.0)
 
 
+def test_a_full_queue_refuses_no_answer_that_was_accepted_once() -> None:
+    """It has a place beyond the bound, which new requests then find full."""
+    bounds = bounds_of(max_num_seqs=1, max_waiting=1)
+    for seq_id in (1, 2):
+        bounds.add(seq_id, 10)
+    taken = bounds.reserve(1, "chat", may_refuse=False)
+    with taken, pytest.raises(Overloaded, match="3 answers are waiting"), bounds.reserve(1, "chat"):
+        pass
+
+
 def test_retry_after_is_at_most_two_minutes() -> None:
     """However long the wait is: SDKs ignore more."""
     bounds = bounds_of()

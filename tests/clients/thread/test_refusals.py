@@ -177,6 +177,21 @@ async def test_a_full_queue_lets_another_tenant_in() -> None:
         assert all(isinstance(events[-1], Done) for events in await asyncio.gather(*map(collect, accepted)))
 
 
+@pytest.mark.parametrize("again", [{"output_token_ids": ((5, 6),)}, {"was_admitted": True}])
+async def test_a_full_queue_takes_back_what_was_accepted_once(again: dict[str, Any]) -> None:
+    """An answer that was parked comes back to a full queue, before or after its first token; a new one is refused."""
+    runner = GatedRunner(echo_runner())
+    async with serving(runner, replace(CONFIG, max_num_seqs=2, max_waiting=3)) as client:
+        accepted = [await client.generate(ask(f"{number}")) for number in range(5)]
+        with pytest.raises(Overloaded):
+            await client.generate(ask("new"))
+        accepted += [await client.generate(ask(f"back {number}", **again)) for number in range(3)]
+        with pytest.raises(Overloaded, match="8 answers are waiting"):
+            await client.generate(ask("new"))
+        runner.open()
+        assert all(isinstance(events[-1], Done) for events in await asyncio.gather(*map(collect, accepted)))
+
+
 async def test_the_time_of_the_queue_is_bounded() -> None:
     """Once the step-time model exists, requests that would wait longer than their class may are refused at once."""
     config = replace(CONFIG, max_num_seqs=1, classes=IMPATIENT)

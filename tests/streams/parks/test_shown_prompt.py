@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamserve.protocol.events import BlockStart, PositionLogprobs, Token, TokenLogprob
-from streamserve.streams.parking import ShownPrompt
+from streamserve.streams.shown_prompt import ShownPrompt
 
 
 def test_only_what_comes_first_is_of_the_prompt() -> None:

@@ -1,7 +1,7 @@
-"""`Parking`: why a stream's generation is parked, and when the stream asks the engine to resume it.
+"""`Parking`: why an answer is parked or refused, and when its engine is asked again. For streams and answers of runs.
 
-Parked means that the engine holds nothing of the answer, and the log holds its tokens. Pure: the caller passes the time
-and the number of unread tokens.
+Parked means that the engine holds nothing of the answer, and the stream or the run holds its tokens. A refusal is
+waited for as a park is, unless it is final. Pure: the caller passes the time and the number of unread tokens.
 
     reason   parked by, because                          asks again when                      events shown
     reader   the stream: no owner's reader is attached   one attaches and has nearly read all resumed
@@ -9,6 +9,7 @@ and the number of unread tokens.
     ahead    the engine: other answers need the blocks   its time is over, or all is read     none
     paused   the engine: the operator pauses it          at once, then with backoff           waiting, resumed
     lost     the client: the engine has ended            at once, then with backoff           waiting, loading, resumed
+             the engine or its client refuses it         as the refusal says                  waiting, loading, resumed
 """
 
 from __future__ import annotations
@@ -16,17 +17,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from streamserve.protocol.engine import Losses, Park
-from streamserve.protocol.errors import EngineUnavailable, Refused
-from streamserve.protocol.events import BlockStart, Event, Token
+from streamserve.protocol.errors import CannotContinue, EngineUnavailable, Refused
+from streamserve.protocol.events import Status
 
 # A reader that returns to a long answer replays it first; a prefill is worth its cost when so few tokens are unread.
 NO_READER = Park(reason="reader", resume_at_lead=128)
 
+# Of parks that their readers notice, by the reason.
 MESSAGES = {
     "paused": "Answers are paused for a while. This one continues by itself.",
     "lost": "The engine is being restarted. The answer continues in a moment.",
 }
-LOADING = "The model is being loaded. The answer continues by itself."
+# Of refusals, by their code; any other has its own message.
+_MESSAGES_OF_CODES = {
+    "engine_loading": "The model is being loaded. The answer continues by itself.",
+    "engine_paused": MESSAGES["paused"],
+}
 
 # The first delay before an engine that starts is asked again. It doubles up to the engine's own `retry_after`.
 _BACKOFF_SECONDS = 0.1
@@ -38,7 +44,7 @@ _MOST_PARK_SECONDS = 2.0
 
 @dataclass(slots=True, eq=False)
 class Parking:
-    """The parking of one stream, over its whole life. `park` is None while it has a generation.
+    """The parking of one answer, over its whole life. `park` is None while it has a generation, and before its first.
 
     `losses` has those before the engine has taken it.
     """
@@ -69,14 +75,28 @@ class Parking:
         """Why the answer is parked; None while it is not."""
         return None if self.park is None else self.park.reason
 
-    def refuse(self, refused: Refused, now: float) -> float:
-        """Note that the engine refuses to resume it; return the seconds since the first refusal."""
+    def refuse(self, refused: Refused, now: float, patience_seconds: float) -> bool:
+        """Note that the engine refuses the answer; return whether it is to be asked again.
+
+        Not after a final refusal, nor once it has refused for `patience_seconds`.
+        """
         is_coming_up = isinstance(refused, EngineUnavailable)
         self._ask_at = now + (min(self._backoff(), refused.retry_after) if is_coming_up else refused.retry_after)
         self._num_tries += 1
         if self._refused_at is None:
             self._refused_at = now
-        return now - self._refused_at
+        is_final = isinstance(refused, CannotContinue) or refused.code == "engine_died"
+        return not is_final and now - self._refused_at < patience_seconds
+
+    def news(self, refused: Refused | None = None) -> list[Status]:
+        """Return what readers are shown of the park, or of a refusal: each status once in a park."""
+        message = MESSAGES.get(self.reason or "") if refused is None else _MESSAGES_OF_CODES.get(refused.code)
+        if message is None and refused is not None:
+            message = refused.message
+        statuses = ("waiting", "loading") if refused is not None and refused.code == "engine_loading" else ("waiting",)
+        new = [Status(status=one, message=message) for one in statuses if message and one not in self.shown]
+        self.shown.update(status.status for status in new)
+        return new
 
     def skip_delay(self) -> None:
         """Drop the delay after a refusal, because a reader attached."""
@@ -85,9 +105,9 @@ class Parking:
 
     def seconds_left(self, num_unread: int, now: float) -> float | None:
         """Return the seconds until the engine is asked again. None: not before fewer tokens are unread."""
-        if self.park is None:
-            return 0.0
         if self._refused_at is None:
+            if self.park is None:
+                return 0.0
             if self.park.reason in ("reader", "lead") and num_unread > self.park.resume_at_lead:
                 return None
             if self.park.reason == "ahead" and num_unread == 0:
@@ -102,30 +122,3 @@ class Parking:
 
     def _backoff(self) -> float:
         return _BACKOFF_SECONDS * 2.0 ** min(self._num_tries - 1, _MAX_DOUBLINGS) if self._num_tries else 0.0
-
-
-class ShownPrompt:
-    """How much of its prompt an answer has shown, which is not shown again when the engine is asked to resume it.
-
-    That is the text of `echo` and the log-probabilities of `prompt_logprobs`: the tokens before a choice's first id or
-    block. Only one choice has log-probabilities.
-    """
-
-    def __init__(self) -> None:
-        self.num_logprobs = 0
-        self._num_chars: dict[int, int] = {}
-        self._begun: set[int] = set()
-
-    def takes(self, event: Event) -> bool:
-        """Return whether a committed event is of the prompt, and count it."""
-        if isinstance(event, BlockStart) or (isinstance(event, Token) and event.token_ids):
-            self._begun.add(event.choice)
-        if not isinstance(event, Token) or event.choice in self._begun:
-            return False
-        self._num_chars[event.choice] = self._num_chars.get(event.choice, 0) + len(event.text)
-        self.num_logprobs += len(event.logprobs or ())
-        return True
-
-    def num_chars(self, n: int) -> tuple[int, ...]:
-        """Return how many characters each of `n` choices has shown."""
-        return tuple(self._num_chars.get(choice, 0) for choice in range(n))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from streamserve.clients.parking import NO_READER, Parking
 from streamserve.protocol.engine import SUSPECT_LOSSES, Park
-from streamserve.protocol.errors import EngineUnavailable, Overloaded
-from streamserve.streams.parking import NO_READER, Parking
+from streamserve.protocol.errors import CannotContinue, EngineUnavailable, Overloaded, Refused
+from streamserve.protocol.events import Status
 
 LEAD = Park(reason="lead", resume_at_lead=100)
 AHEAD = Park(reason="ahead", resume_seconds=10.0)
@@ -55,7 +56,7 @@ def test_refusals_while_an_engine_loads_delay_no_later_park_for_long() -> None:
     """An engine that refuses twenty times until it is loaded, and then is lost, is asked again within two seconds."""
     parking = parked(LOST)
     for _ in range(20):
-        parking.refuse(EngineUnavailable("loading", retry_after=2), 0.0)
+        parking.refuse(EngineUnavailable("loading", retry_after=2), 0.0, 600.0)
     parking.end()
     parking.begin(LOST, 5, 0.0)
     left = parking.seconds_left(10**6, now=0.0)
@@ -66,11 +67,11 @@ def test_refusals_while_an_engine_loads_delay_no_later_park_for_long() -> None:
 def test_a_full_engine_is_asked_at_its_own_time() -> None:
     """A full engine is asked at its own time, and one that is coming up sooner than that, but not again and again."""
     full, loading = parked(LEAD), parked(LEAD)
-    full.refuse(Overloaded("full", retry_after=30), 0.0)
+    full.refuse(Overloaded("full", retry_after=30), 0.0, 600.0)
     assert full.seconds_left(0, now=0.0) == 30.0
     waits = []
     for _ in range(8):
-        loading.refuse(EngineUnavailable("loading", retry_after=2), 0.0)
+        loading.refuse(EngineUnavailable("loading", retry_after=2), 0.0, 600.0)
         waits.append(loading.seconds_left(0, now=0.0))
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
 
@@ -78,7 +79,7 @@ def test_a_full_engine_is_asked_at_its_own_time() -> None:
 def test_a_new_reader_ends_the_wait_after_a_refusal() -> None:
     """A returning reader ends the wait after a refusal, but no other wait."""
     refused, ahead = parked(LEAD), parked(AHEAD)
-    refused.refuse(Overloaded("full", retry_after=30), 0.0)
+    refused.refuse(Overloaded("full", retry_after=30), 0.0, 600.0)
     refused.skip_delay()
     ahead.skip_delay()
     assert refused.seconds_left(0, now=0.0) == 0
@@ -86,13 +87,41 @@ def test_a_new_reader_ends_the_wait_after_a_refusal() -> None:
 
 
 def test_refusals_are_counted_from_the_first() -> None:
-    """A new park counts refusals anew."""
+    """It is asked again until it has refused for as long as the answer may wait; a new park counts anew."""
     parking = parked(LEAD)
     refused = Overloaded("full")
-    assert [parking.refuse(refused, now) for now in (10.0, 15.0)] == [0.0, 5.0]
+    assert [parking.refuse(refused, now, 6.0) for now in (10.0, 15.0, 16.1)] == [True, True, False]
     parking.end()
     parking.begin(LEAD, 9, 20.0)
-    assert parking.refuse(refused, 21.0) == 0.0
+    assert parking.refuse(refused, 21.0, 6.0)
+
+
+def test_an_answer_that_was_never_taken_waits_after_a_refusal() -> None:
+    """It has no park yet, and asks a full engine at its own time too."""
+    parking = Parking()
+    assert parking.seconds_left(0, now=0.0) == 0.0
+    assert parking.refuse(Overloaded("full", retry_after=3), 0.0, 60.0)
+    assert parking.seconds_left(0, now=1.0) == 2.0
+
+
+@pytest.mark.parametrize(
+    "final", [CannotContinue("cut off"), EngineUnavailable("failed repeatedly", code="engine_died")]
+)
+def test_a_final_refusal_is_not_waited_for(final: Refused) -> None:
+    """Asking again would give the same refusal, or harm the next engine."""
+    assert not parked(LOST).refuse(final, 0.0, 600.0)
+
+
+def test_readers_see_each_status_once_in_a_park() -> None:
+    """A park that readers notice, then an engine that loads, then one that is full: two statuses."""
+    parking = parked(LOST)
+    loading = EngineUnavailable("model chat is loading", code="engine_loading")
+    news = [parking.news(), parking.news(loading), parking.news(loading), parking.news(Overloaded("full"))]
+    assert [[one.status for one in statuses] for statuses in news] == [["waiting"], ["loading"], [], []]
+    parking.end()
+    parking.begin(LEAD, 9, 20.0)
+    assert parking.news() == []
+    assert parking.news(Overloaded("full")) == [Status(status="waiting", message="full")]
 
 
 def test_an_answer_that_loses_its_engine_five_times_is_given_up() -> None:
