@@ -104,7 +104,9 @@ class Choice:
         for number, token_id in enumerate(update.token_ids, 1):
             is_last = is_end and number == len(update.token_ids)
             is_eos = is_last and update.finish_reason == "stop" and not update.is_complete
-            events += self._feed_block(writer, token_id, is_last=is_last, is_eos=is_eos)
+            events += self._feed_block(
+                writer, token_id, is_last=is_last, is_eos=is_eos, is_cut=update.finish_reason != "stop"
+            )
             if self.stopped_at is not None:
                 break
         if is_end and not update.token_ids:
@@ -121,16 +123,19 @@ class Choice:
             self.finish_reason = reason
 
     def _feed_block(
-        self, writer: BlockWriter, token_id: int, *, is_last: bool = False, is_eos: bool = False
+        self, writer: BlockWriter, token_id: int, *, is_last: bool = False, is_eos: bool = False, is_cut: bool = False
     ) -> list[Event]:
-        """Return the events of one id; those of the last one end the answer."""
+        """Return the events of one id; those of the last one end the answer, which `is_cut` or was ended."""
         self.num_tokens += 1
         self._token_ids.append(token_id)
         text = "" if is_eos else self._text_of(token_id)
         if is_last and not is_eos:
             text += self._detokenizer.flush()
-        take = writer.finish if is_last else writer.feed
-        events = take(token_id, text, is_checked=self.num_tokens > self._sampling.min_tokens)
+        is_checked = self.num_tokens > self._sampling.min_tokens
+        if is_last:
+            events = writer.finish(token_id, text, is_checked=is_checked, is_cut=is_cut)
+        else:
+            events = writer.feed(token_id, text, is_checked=is_checked)
         if writer.is_stopped:
             self.stopped_at = self.num_tokens
             events += writer.close()

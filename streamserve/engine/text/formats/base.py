@@ -79,8 +79,8 @@ class Parser(Protocol):
     def feed(self, text: str) -> list[Part]:
         """Return what is certain now. Never raises, whatever the text."""
 
-    def finish(self) -> list[Part]:
-        """Return what is left at the end."""
+    def finish(self, *, is_cut: bool = False) -> list[Part]:
+        """Return what is left at the end. `is_cut`: the model had not ended the answer."""
 
 
 class OutputFormat(Protocol):
@@ -180,10 +180,13 @@ class BlockWriter:
         self._waiting.extend(self._parser.feed(text) if text else ())
         return self._with_id(token_id, self._take(is_checked=is_checked))
 
-    def finish(self, token_id: int, text: str, *, is_checked: bool = True) -> list[Event]:
-        """Return the events of the last id and all that is left, with no block open at the end."""
+    def finish(self, token_id: int, text: str, *, is_checked: bool = True, is_cut: bool = False) -> list[Event]:
+        """Return the events of the last id and all that is left, with no block open at the end.
+
+        `is_cut`: the model had not ended the answer.
+        """
         self._waiting.extend(self._parser.feed(text) if text else ())
-        self._waiting.extend(self._parser.finish())
+        self._waiting.extend(self._parser.finish(is_cut=is_cut))
         is_first = True
         while is_first or self._waiting:
             written = self._take(is_checked=is_checked)

@@ -159,28 +159,30 @@ class JsonValue:
 class CallReader:
     """One call. `parts` has what was read, in order; the caller takes them once `name` is known.
 
-    With `name` given the text is the arguments alone. `is_bare`: a call has no tags; only its keys mark it.
+    With `name` given the text is the arguments alone. `is_bare`: a call has no tags; only its keys mark it. `unread`:
+    text that was taken before the call broke, and is no part of it.
     """
 
     def __init__(self, name: str | None = None, *, is_bare: bool = False) -> None:
         self.name = name
         self.parts: list[Written | Markup | Made] = []
         self.is_whole = self.is_broken = False
+        self.unread = ""
         self.has_arguments = self.has_whole_arguments = False
         self._is_bare = is_bare
         self._has_frame = name is None
         self._key = "" if self._has_frame else _ARGUMENTS[0]
         self._state = _VALUE if self._has_frame else _IN_WORD  # of the frame; _IN_WORD: in the value of `_key`
         self._value = JsonValue()
-        self._source = ""  # of the key or the name that is read
-        self._is_quoted, self._quoted = False, ""
+        self._has_begun = False  # the arguments' value
+        self._pending = ""  # of a key, or of a value that is not passed on as it comes
         self._is_left_out = False
         self._num_framed = 0
 
     def passes(self, text: str) -> bool:
         """Return whether the text is within a string of the arguments, and leaves it there."""
-        is_in_string = self._value.is_in_string and self.has_arguments and not self._is_quoted
-        return is_in_string and self._state == _IN_WORD and self._key in _ARGUMENTS and bool(_STRING.fullmatch(text))
+        is_in_arguments = self._state == _IN_WORD and self._key in _ARGUMENTS and self.has_arguments
+        return is_in_arguments and self._value.is_in_string and bool(_STRING.fullmatch(text))
 
     def feed(self, text: str, start: int) -> int:
         """Take `text` from `start`; return where the call ends or breaks, or the text's length."""
@@ -191,13 +193,14 @@ class CallReader:
                 at = self._take_value(text, at)
             elif self._state == _IN_STRING:
                 at = self._take_key(text, at)
-                self._add(Markup, text[before:at])
             else:
                 at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
                 at += self._take_mark(text[at]) if at < len(text) else 0
                 self._add(Markup, text[before:at])
             self._num_framed += 0 if self.name is not None else at - before
             self.is_broken = self.is_broken or self._num_framed > _MAX_FRAME
+        if self.is_broken:
+            self.unread, self._pending = self._pending, ""
         if self.is_broken and self.name is not None and self.has_whole_arguments:
             self.is_broken, self.is_whole = False, True  # only the rest of the frame is missing
         if self.is_whole:
@@ -211,10 +214,22 @@ class CallReader:
             self.has_arguments = self.has_whole_arguments = self._is_left_out = True
             self.parts.append(Made("{}"))
 
+    def skip_space(self, text: str) -> int:
+        """Take the white space that `text` begins with, of any kind; return its length."""
+        num = len(text) - len(text.lstrip())
+        self._add(Markup, text[:num])
+        return num
+
+    def rest(self) -> Written | Markup:
+        """Return what is left at the end of the answer. Arguments that are half a string stay as they stand."""
+        pending, self._pending = self._pending, ""
+        is_text = self._state == _IN_WORD and self._key in _ARGUMENTS and pending.startswith('"')
+        return Written(pending) if is_text else Markup(pending)
+
     @property
-    def is_given(self) -> bool:
-        """Whether the name was given, and the text is the arguments alone."""
-        return not self._has_frame
+    def is_named_alone(self) -> bool:
+        """Whether the name was given, and the text, the arguments alone, has not begun."""
+        return not (self._has_frame or self._has_begun or self.is_whole or self.is_broken)
 
     @property
     def has_own_arguments(self) -> bool:
@@ -235,10 +250,10 @@ class CallReader:
         if self._state == _VALUE and character == "{":
             self._state = _FIRST_KEY
         elif self._state in (_FIRST_KEY, _KEY) and character == '"':
-            self._state, self._value, self._source = _IN_STRING, JsonValue(), ""
+            self._state, self._value = _IN_STRING, JsonValue()
             return 0
         elif self._state == _COLON and character == ":":
-            self._state, self._value, self._source = _IN_WORD, JsonValue(), ""
+            self._state, self._value, self._has_begun = _IN_WORD, JsonValue(), False
         elif self._state == _AFTER and character == ",":
             self._state = _KEY
         elif self._state == _AFTER and character == "}" and self.name is not None:
@@ -249,59 +264,71 @@ class CallReader:
         return 1
 
     def _take_key(self, text: str, at: int) -> int:
-        end = self._value.feed(text, at)
-        self._source += text[at:end]
-        self.is_broken = self._value.is_broken
+        end = self._take_pending(text, at)
         if self._value.is_whole:
-            self._key, self._state = str(_decoded(self._source)), _COLON
+            self._key, self._state = str(_decoded(self._pending)), _COLON
             self.is_broken = self._is_bare and self._key not in _KEYS
+            if not self.is_broken:
+                self._settle()
         return end
 
     def _take_value(self, text: str, at: int) -> int:
         if self._key not in _ARGUMENTS:
             return self._take_other(text, at)
-        if not self._source:  # arguments are one object, given once; white space before it is no part of them
+        if not self._has_begun:  # arguments are one object, given once; white space before it is no part of them
             begin = _SPACE.match(text, at).end()  # type: ignore[union-attr]
             self._add(Markup, text[at:begin])
             if begin == len(text):
                 return begin
-            if text[begin] not in ('{"' if self._has_frame else "{") or self.has_arguments:
+            if text[begin] not in ('{"n' if self._has_frame else "{") or self.has_arguments:
                 self.is_broken = True
                 return begin
-            self._is_quoted, self._source = text[begin] == '"', text[begin]
-            self.has_arguments, at = not self._is_quoted, begin
-        end = self._value.feed(text, at)
-        if self._is_quoted:
-            self._take_quoted(text[at:end])
-        else:
+            self._has_begun, self.has_arguments, at = True, text[begin] == "{", begin
+        if self.has_arguments:
+            end = self._value.feed(text, at)
             self._add(Written, text[at:end])
+        else:
+            end = self._take_pending(text, at)
+            if self._value.is_whole:
+                self._settle_arguments()
         self._end_value()
         self.has_whole_arguments = self._value.is_whole and self.has_arguments
         return end
 
-    def _take_quoted(self, text: str) -> None:
-        """Take arguments that are a string of JSON, as some models write them."""
-        self._add(Markup, text)
-        self._quoted += text
-        if self._value.is_whole:
-            arguments = _decoded(self._quoted)
-            self.is_broken = not isinstance(_decoded(str(arguments)), dict)
-            if not self.is_broken:
-                self.has_arguments = True
-                self.parts.append(Made(str(arguments)))
+    def _settle_arguments(self) -> None:
+        """Take arguments that are a string of JSON, as some models write them, or nothing: null, a blank string."""
+        written = _decoded(self._pending)
+        arguments = written if isinstance(written, str) and written.strip() not in ("", "null") else "{}"
+        self.is_broken = not isinstance(_decoded(arguments), dict)
+        if not self.is_broken:
+            self.has_arguments = True
+            self._settle()
+            self.parts.append(Made(arguments))
 
     def _take_other(self, text: str, at: int) -> int:
         """Take the value of a key that is not the arguments'."""
-        end = self._value.feed(text, at)
-        self._add(Markup, text[at:end])
-        if self._key == "name":
-            self._source += text[at:end]
-            if self._value.is_whole:
-                name = _decoded(self._source)
+        end = self._take_pending(text, at)
+        if self._value.is_whole:
+            if self._key == "name":
+                name = _decoded(self._pending)
                 self.is_broken = not isinstance(name, str) or not name or self.name is not None
                 self.name = self.name if self.is_broken else name
+            if not self.is_broken:
+                self._settle()
         self._end_value()
         return end
+
+    def _take_pending(self, text: str, at: int) -> int:
+        """Take text of a key or value that counts once it is whole."""
+        end = self._value.feed(text, at)
+        self._pending += text[at:end]
+        self.is_broken = self._value.is_broken
+        return end
+
+    def _settle(self) -> None:
+        """Take the pending text as markup."""
+        self._add(Markup, self._pending)
+        self._pending = ""
 
     def _end_value(self) -> None:
         """Go on with the frame if the value is whole."""

@@ -85,7 +85,7 @@ class PlainParser:
         """Return the text."""
         return [Written(self._tags.shown(text))]
 
-    def finish(self) -> list[Part]:
+    def finish(self, *, is_cut: bool = False) -> list[Part]:
         """Return nothing: nothing is held back."""
         return []
 

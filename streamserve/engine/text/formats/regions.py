@@ -24,6 +24,7 @@ CALLS, BETWEEN = "calls", "between"
 _MAX_OPENING = 1_024  # characters: a longer one is text
 _MAX_WHOLE = 65_536  # characters of a region whose calls are read as a whole
 _MAX_CLOSING = 256
+_MORE = "\n…more text follows"  # stands for what a cut answer lacks, so that a closing that only waits for it is found
 _MOST_KNOWN = 65_536  # characters that are remembered
 
 
@@ -151,7 +152,7 @@ class RegionParser:
         self._tools = tools or {}
         self._held = ""  # not decided yet
         self._parts: list[Part] = []
-        self._is_final = False
+        self._is_final = self._is_cut = False
         self._is_first = starts_in is None and not is_continued
         self._skips_space = starts_in is not None and not is_continued
         self._region: _Patterns | None = None
@@ -183,21 +184,32 @@ class RegionParser:
         parts, self._parts = self._parts, []
         return parts
 
-    def finish(self) -> list[Part]:
-        """Return what is left: a tag that is not whole is text, and so is a call without a name."""
-        self._is_final = True
+    def finish(self, *, is_cut: bool = False) -> list[Part]:
+        """Return what is left: a tag that is not whole is text, and so is a call without a name.
+
+        A call that is a name alone has no arguments, unless it `is_cut`.
+        """
+        self._is_final, self._is_cut = True, is_cut
         parts = self.feed("")
         while self._region is not None and self._region.region.kind == TOOL_USE and not self._is_started:
-            reader = self._reader
-            if reader is not None and reader.is_given and not self._source.strip():
-                reader.end()  # a name alone
-                self._step_in_call(self._region)
+            if self._reader is not None and self._reader.is_named_alone:
+                self._end_named_alone(self._reader)
                 break
             self._give_up()
             parts += self.feed("")
-        if self._reader is not None and self._reader.has_whole_arguments and self._is_started:
-            self.num_calls += 1  # only its frame is cut off
+        if (reader := self._reader) is not None and self._is_started:
+            if not reader.is_whole and not reader.is_broken:
+                reader.parts.append(reader.rest())
+                self._pass_parts(reader)
+            self.num_calls += reader.has_whole_arguments  # only its frame is cut off
         return [*parts, *self.feed("")]
+
+    def _end_named_alone(self, reader: CallReader) -> None:
+        """Open the call whose name is the end of the answer; without arguments unless they were to come."""
+        if not self._is_cut:
+            reader.end()
+        self._start_call(reader.name or "")
+        self._pass_parts(reader)
 
     def _step(self) -> bool:
         """Take what can be taken of the text that is held; return whether to look again."""
@@ -297,6 +309,10 @@ class RegionParser:
     def _step_to_calls(self, patterns: _Patterns, read: Read) -> bool:
         """Read the calls of a region once its closing is there; at the end of the answer without it."""
         match = None if patterns.closing is None else patterns.closing.search(self._held, self._num_searched)
+        if match is None and self._is_cut and patterns.closing is not None:
+            match = patterns.closing.search(self._held + _MORE, self._num_searched)
+            if match is None:
+                return self._give_up()  # more of the calls was to come
         self._num_searched = max(0, len(self._held) - _MAX_CLOSING)
         if match is None and not self._is_final:
             return self._give_up() if len(self._held) > _MAX_WHOLE else False
@@ -308,7 +324,7 @@ class RegionParser:
             self._parts += (Opened(TOOL_USE, call.name), Made(call.arguments), Closed())
         self.num_calls += len(calls)
         self._held = self._opening + self._held
-        self._markup(len(self._opening) + (len(body) if match is None else match.end()))
+        self._markup(len(self._opening) + (len(body) if match is None else min(match.end(), len(self._held))))
         self._leave()
         return True
 
@@ -323,21 +339,39 @@ class RegionParser:
         assert reader is not None
         if reader.is_whole:
             return self._step_after_call(patterns)
-        if reader.name is not None and not reader.has_arguments and self._ends_without_arguments(reader, patterns):
-            return False
-        end = 0 if reader.is_whole else reader.feed(self._held, 0)
-        taken, self._held = self._held[:end], self._held[end:]
+        if reader.is_named_alone:
+            self._take(reader.skip_space(self._held))
+            if self._ends_without_arguments(reader, patterns):
+                return False
+        if not reader.is_whole:
+            self._take(reader.feed(self._held, 0))
         if not self._is_started:
-            self._source += taken
             name = self._tags.shown(reader.name or "")
             is_other = patterns.region.is_first and bool(name) and name not in self._tools
             is_open = not reader.is_certain or (patterns.region.is_first and not reader.has_own_arguments)
             if is_other or is_open:
                 return self._give_up() if is_other or reader.is_broken or reader.is_whole else False
-            self._is_started = True
-            self._parts.append(Opened(TOOL_USE, name))
-            if self._opening:
-                self._parts.append(Markup(self._tags.shown(self._opening)))
+            self._start_call(name)
+        self._pass_parts(reader)
+        if reader.is_broken:
+            self._region = None
+        self._held, reader.unread = reader.unread + self._held, ""
+        return reader.is_whole or reader.is_broken
+
+    def _take(self, num: int) -> None:
+        """Take the first `num` held characters for the reader; they are kept until the call's name is certain."""
+        if not self._is_started:
+            self._source += self._held[:num]
+        self._held = self._held[num:]
+
+    def _start_call(self, name: str) -> None:
+        self._is_started = True
+        self._parts.append(Opened(TOOL_USE, self._tags.shown(name)))
+        if self._opening:
+            self._parts.append(Markup(self._tags.shown(self._opening)))
+
+    def _pass_parts(self, reader: CallReader) -> None:
+        """Pass on what was read of a call that is open, and close it where it ends."""
         for part in reader.parts:
             self._parts.append(type(part)(self._tags.shown(part.text)))
         reader.parts.clear()
@@ -345,20 +379,20 @@ class RegionParser:
             self._parts.append(Closed())
             self.num_calls += reader.is_whole
             reader.has_whole_arguments = False  # counted
-        if reader.is_broken:
-            self._region = None
-        return reader.is_whole or reader.is_broken
 
     def _ends_without_arguments(self, reader: CallReader, patterns: _Patterns) -> bool:
-        """Take a named call that its closing follows at once; return whether that is not decided yet."""
-        if not reader.is_given or patterns.closing is None:
-            return False
-        match = patterns.closing.match(self._held, partial=not self._is_final)
-        if match is None or (match.partial and self._held.isspace()):
-            return False
-        if not match.partial:
-            reader.end()
-        return bool(match.partial)
+        """Take a named call that its closing or another opening follows; return whether that is not decided yet."""
+        is_undecided = False
+        openings = (one.opening for one in self._watched if not one.region.is_first)
+        for pattern in (patterns.closing, *openings) if self._held else ():
+            match = None if pattern is None else pattern.match(self._held, partial=not self._is_final)
+            if match is None:
+                continue
+            if not match.partial:
+                reader.end()
+                return False
+            is_undecided = True
+        return is_undecided and len(self._held) <= _MAX_OPENING
 
     def _step_after_call(self, patterns: _Patterns) -> bool:
         """Look for another call of the region, or for its closing; without either it is over."""

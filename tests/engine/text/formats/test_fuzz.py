@@ -1,8 +1,15 @@
-"""Whatever a model writes, the parser raises nothing, loses no id and no character, and does not mind the chunks."""
+"""Whatever a model writes, the parser raises nothing, loses no id and no character, and does not mind the chunks.
+
+**The law of the text.** Every character that a model wrote is in exactly one part, in order. It is text, thinking, a
+tool's name or its arguments, or markup. Markup is what docs/reasoning-and-tools.md lists: the tags of the format with
+the white space around them, the head of a gpt-oss message, and the frame of a call, which is a JSON object apart from
+its arguments. Where the text is cut into tokens changes none of this.
+"""
 
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,13 +77,13 @@ def parser_of(answer: Answer) -> Parser:
     return parser
 
 
-def parts_of(answer: Answer, text: str, cuts: list[int]) -> list[Part]:
+def parts_of(answer: Answer, text: str, cuts: list[int], *, is_cut: bool = False) -> list[Part]:
     """Feed the text in pieces that end at `cuts`."""
     parser, parts, start = parser_of(answer), list[Part](), 0
     for end in (*sorted({cut for cut in cuts if cut < len(text)}), len(text)):
         parts += parser.feed(text[start:end])
         start = end
-    return parts + parser.finish()
+    return parts + parser.finish(is_cut=is_cut)
 
 
 def joined(parts: list[Part]) -> list[Part]:
@@ -105,6 +112,130 @@ def test_every_character_is_text_or_markup(key: tuple[str, bool], output: str, c
     assert "".join(part.text for part in parts if isinstance(part, Written | Markup)) == output
     one_by_one = parts_of(answer, text, list(range(1, len(text))))
     assert joined(parts) == joined(one_by_one) == joined(parts_of(answer, text, []))
+
+
+# No tag, key, name of a tool or frame holds it: the control character ends each of them.
+WORD = "Grüße\x07"
+SPACES = (" ", "\n", "\n\n", "\u2028", "\xa0")
+CALL_PIECES = (
+    *('{"name": "f", "arguments": {"a": [1, "x"]}}', '{"name": "f"}', '{"name": "g", "parameters": {}}', '{"a": 1}'),
+    *('{"name": "f", "arguments": ', '{"name": "f", "id": "', '"{}"', '"{\\"a\\": 1}"', '""', "null", "nu"),
+    *("{}", '{"a": ', "1}", '{"name"', "f", "g", ";", ",", "[", "]", '"', "}", "{", "é", "x y", WORD, WORD, *SPACES),
+)
+# What a format's calls begin and end with, as a model writes it.
+NAMED = ("[TOOL_CALLS]f[ARGS]", "[TOOL_CALLS]g[CALL_ID]abc123[ARGS]", "[TOOL_CALLS]f", "[TOOL_CALLS] [")
+OWN_PIECES: dict[str, tuple[str, ...]] = {
+    "harmony": (
+        "<|channel|>commentary to=functions.f <|constrain|>json<|message|>",
+        "<|start|>assistant to=functions.g<|channel|>commentary json<|message|>",
+        "<|channel|>analysis<|message|>",
+        "<|start|>assistant<|channel|>final<|message|>",
+    ),
+    "mistral": NAMED,
+    "mistral_list": NAMED,
+    "deepseek_r1": (
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n",
+        "f<｜tool▁sep｜>",
+        "\n```<｜tool▁call▁end｜>",
+    ),
+    "llama3": ("; ", '{"name": "f", "parameters": null}'),
+    "qwen3_coder": (
+        *("<tool_call>\n<function=f>\n", "<function=g>", "<parameter=x>\n", "\n</parameter>\n", "</function>"),
+        "</function>\n</tool_call>",
+    ),
+}
+RANDOM_OUTPUTS = pytest.mark.parametrize("num", [2_500, pytest.param(25_000, marks=pytest.mark.proof)])
+
+
+@RANDOM_OUTPUTS
+def test_all_text_is_conserved(num: int) -> None:
+    """Random outputs of the ten formats, cut at random, keep the law of the text, in parts and in blocks' events."""
+    rng, keys = random.Random(num), sorted(ANSWERS)
+    for number in range(num):
+        key = keys[number % len(keys)]
+        answer, is_cut = ANSWERS[key], rng.random() < 0.3
+        pieces = CALL_PIECES + tuple(tags_of([answer.format.markup])) * 3 + OWN_PIECES.get(key[0], ()) * 4
+        output = "".join(rng.choice(pieces) for _ in range(rng.randint(1, 9)))
+        case = f"seed {num}, output {number}: {key} {output!r}, {is_cut=}"
+        text = answer.format.tags.marked(output)
+        parts = parts_of(answer, text, [rng.randint(1, len(text)) for _ in range(rng.randint(0, 8))], is_cut=is_cut)
+        assert "".join(part.text for part in parts if isinstance(part, Written | Markup)) == output, case
+        blocks = joined(parts)
+        assert blocks == joined(parts_of(answer, text, list(range(1, len(text))), is_cut=is_cut)), case
+        assert blocks == joined(parts_of(answer, text, [], is_cut=is_cut)), case
+        shown = shown_of(blocks)
+        # An argument in XML that is written twice counts once.
+        if output.count("<parameter=x>") < 2:
+            assert shown.count(WORD[:-1]) == output.count(WORD[:-1]), case
+        ids = ids_of(answer.tokenizer, output if is_cut else output + "<|eos|>")
+        events = blocks_of(events_of(answer.choice(), ids, "length" if is_cut else "stop"))
+        assert "".join(block.get("name", "") + block["text"] for block in events) == shown, case
+
+
+def shown_of(parts: list[Part]) -> str:
+    """Return all that readers see of the parts: the names of tools, and the text of the blocks."""
+    return "".join((part.name or "") if isinstance(part, Opened) else getattr(part, "text", "") for part in parts)
+
+
+def calls_of(name: str, output: str, reason: str = "stop") -> tuple[list[tuple[str, str]], str, str | None]:
+    """Return the calls of an output whose tags are tokens, its text, and its finish reason."""
+    answer = ANSWERS[name, True]
+    choice = answer.choice()
+    blocks = blocks_of(events_of(choice, ids_of(answer.tokenizer, output + "<|eos|>" * (reason == "stop")), reason))
+    calls = [(block["name"], block["text"]) for block in blocks if block["kind"] == "tool_use"]
+    return calls, "".join(block["text"] for block in blocks if block["kind"] == "text"), choice.finish_reason
+
+
+TO_F = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+DEEPSEEK_F = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "names"),
+    [
+        ("harmony", TO_F, "f"),
+        ("harmony", TO_F + "\n", "f"),
+        ("harmony", TO_F + "<|start|>assistant to=functions.g<|channel|>commentary json<|message|>{}", "fg"),
+        ("mistral", "[TOOL_CALLS]f[ARGS]", "f"),
+        ("mistral", "[TOOL_CALLS]f[ARGS] \n", "f"),
+        ("mistral", "[TOOL_CALLS]f[ARGS][TOOL_CALLS]g[ARGS]{}", "fg"),
+        ("mistral", "[TOOL_CALLS]f[ARGS]\n[TOOL_CALLS]g[CALL_ID]abc123456[ARGS]", "fg"),
+        ("mistral_list", '[TOOL_CALLS] [{"name": "f"}, {"name": "g", "arguments": null}]', "fg"),
+        ("deepseek_r1", DEEPSEEK_F, "f"),
+        ("deepseek_r1", DEEPSEEK_F + "```<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "f"),
+        ("deepseek_r1", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n" * 2, "ff"),
+        ("qwen3_coder", "<tool_call>\n<function=f>\n", "f"),
+        ("qwen3", '<tool_call>{"name": "f", "arguments": null}</tool_call>', "f"),
+        ("qwen3", '<tool_call>{"name": "f", "arguments": ""}</tool_call>', "f"),
+        ("hermes", '<tool_call>{"arguments": "null", "name": "f"}</tool_call>', "f"),
+        ("llama3", '{"name": "f", "parameters": null}', "f"),
+    ],
+)
+def test_a_call_without_arguments_is_a_call(name: str, output: str, names: str) -> None:
+    """A call that ends, or is followed by another, before its arguments began has the arguments {}."""
+    assert calls_of(name, output) == ([(one, "{}") for one in names], "", "tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("name", "output"), [("harmony", TO_F), ("mistral", "[TOOL_CALLS]f[ARGS]"), ("deepseek_r1", DEEPSEEK_F)]
+)
+def test_a_call_that_is_cut_before_its_arguments_is_not_whole(name: str, output: str) -> None:
+    """An answer that max_tokens cuts after a call's name does not call the tool without its arguments."""
+    assert calls_of(name, output, "length") == ([("f", "")], "", "length")
+
+
+def test_a_call_in_xml_that_is_cut_between_its_arguments_is_text() -> None:
+    """An answer that max_tokens cuts after one argument does not call the tool without the others."""
+    output = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n"
+    assert calls_of("qwen3_coder", output, "length") == ([], output, "length")
+    assert calls_of("qwen3_coder", output + "</function>\n", "length") == ([("f", '{"x": "1"}')], "", "length")
+
+
+@pytest.mark.parametrize(("value", "rest"), [('"hello"', '"hello"}'), ("nope", "nope}"), ('"[1]"', '"[1]"}')])
+def test_arguments_that_are_no_object_are_text(value: str, rest: str) -> None:
+    """What stands where a call's arguments should is text if it is no object: it does not vanish."""
+    output = f'<tool_call>{{"name": "f", "arguments": {value}}}'
+    assert calls_of("qwen3", output) == ([("f", "")], rest, "stop")
 
 
 @settings(max_examples=200)
