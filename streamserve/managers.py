@@ -74,18 +74,20 @@ class StreamQuerySet(LeasedQuerySet["Stream"]):
         return self.filter(state="running").defer("request", "text")
 
     def running_of(self, owner: str, is_prefix: bool, worker_id: str = "") -> list[tuple[str, str]]:
-        """Return (id, producer) of the running streams of `owner`, or of a prefix of owners; oldest first.
+        """Return (id, producer) of the running streams counted as `owner`, or of a prefix of owners; oldest first.
 
         Without jobs, and those that `worker_id` produces. Every start asks this, so it is written out: building the
         query takes ten times as long as running it. The state is no parameter: so SQLite uses its index.
         """
-        comparison, value = ("LIKE", f"{owner}%") if is_prefix else ("=", owner)
+        where, values = "owner LIKE %s", [f"{owner}%"]
+        if not is_prefix:
+            where, values = "(counted_as = %s OR (owner = %s AND counted_as IS NULL))", [owner, owner]
         sql = (
             "SELECT id, producer FROM streamserve_stream "
-            f"WHERE state = 'running' AND on_disconnect <> 'job' AND owner {comparison} %s ORDER BY created_at"
+            f"WHERE state = 'running' AND on_disconnect <> 'job' AND {where} ORDER BY created_at"
         )
         with connections[self.db].cursor() as cursor:
-            cursor.execute(sql, [value])
+            cursor.execute(sql, values)
             return [(id, producer) for id, producer in cursor.fetchall() if not producer or producer != worker_id]
 
     def of_unfinished_jobs(self) -> models.QuerySet[Stream, tuple[str, int]]:

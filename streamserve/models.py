@@ -114,6 +114,9 @@ class Stream(models.Model):
     log_id = models.CharField(max_length=12, unique=True, editable=False)
     owner = models.CharField(_("owner"), max_length=64, editable=False)
     tenant = models.CharField(_("tenant"), max_length=64, db_index=True, editable=False)
+    counted_as = models.CharField(
+        max_length=64, null=True, editable=False, help_text=_("Whose place it takes, if not its owner's alone.")
+    )
     model = models.CharField(_("model"), max_length=200, editable=False)
     state = models.CharField(_("state"), max_length=10, choices=STATES, default="running", editable=False)
     finish_reason = models.CharField(_("finish reason"), max_length=32, blank=True, editable=False)
@@ -155,6 +158,7 @@ class Stream(models.Model):
             models.Index(fields=["tenant", "-created_at"], name="streamserve_tenant_created"),
             models.Index(fields=["producer"], condition=models.Q(state="running"), name="streamserve_unfinished"),
             models.Index(fields=["owner"], condition=models.Q(state="running"), name="streamserve_running_of"),
+            models.Index(fields=["counted_as"], condition=models.Q(state="running"), name="streamserve_counted_as"),
         )
         default_permissions = ("view",)
         permissions = (

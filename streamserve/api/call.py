@@ -34,12 +34,14 @@ class Caller:
     """Limits are counted per `owner`; every caller of a `tenant` ("": the owner alone) may read and stop its streams.
 
     Owners that begin with "anon:" share the slots for visitors without a login. `latency_class` is that of its requests
-    which name none; "": the route's or the model's.
+    which name none; "": the route's or the model's. Callers with the same `counted_as` have one caller's limits and one
+    tenant's share of the engine together, and nothing else in common: see `counted_at`.
     """
 
     owner: str
     tenant: str = ""
     latency_class: str = ""
+    counted_as: str = ""
 
     def __post_init__(self) -> None:
         if not self.owner:

@@ -24,6 +24,7 @@ from streamserve.api import ops
 from streamserve.api.call import ANONYMOUS, Call, Caller, Reply, Site, admitted
 from streamserve.api.routes import ANYONE, PROBES, ROUTES, Access, Route, failure
 from streamserve.asgi.drain import Drain
+from streamserve.asgi.guard import client_of
 from streamserve.asgi.handover import respond
 from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.site import Defaults, LocalSite
@@ -41,6 +42,7 @@ from streamserve.protocol.requests import GenerateRequest, Limits
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import EventLog, MemoryLog
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import counted_at
 from streamserve.streams.stream import Stream
 
 logger = logging.getLogger("streamserve.asgi")
@@ -62,8 +64,11 @@ _ELSEWHERE = Route(
 
 
 def anyone(scope: Scope) -> Caller:
-    """Return one visitor for every request. All callers share their streams: an id is enough to read one."""
-    return Caller("anon:anyone")
+    """Return one visitor for every request. All callers share their streams: an id is enough to read one.
+
+    Limits and shares of the engine are counted per client address.
+    """
+    return Caller("anon:anyone", counted_as=counted_at(client_of((scope.get("client") or ("",))[0] or "")))
 
 
 class StreamApp:

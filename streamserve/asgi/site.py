@@ -102,6 +102,7 @@ class LocalSite:
         admission = Admission(
             owner=caller.owner,
             tenant=caller.tenant,
+            counted_as=caller.counted_as,
             salt=salt,
             on_disconnect=on_disconnect,
             received_at=received_at,

@@ -62,9 +62,11 @@ class Limits:
     max_batch_lines: int = 50_000
     max_batches: int = 16  # of a tenant that have not ended
     max_streams_per_principal: int = 16
-    max_streams_anonymous: int = 8
+    max_streams_per_visitor: int = 4  # without a login; requests without a cookie: of one client address
+    max_streams_anonymous: int = 64  # of all those together
     max_jobs_per_principal: int = 100  # that have not ended
-    max_jobs_anonymous: int = 8
+    max_jobs_per_visitor: int = 4
+    max_jobs_anonymous: int = 32
     max_connections: int = 10_000  # requests and WebSockets in progress in a process; 0 is no bound
     max_connections_per_address: int = 0
     max_wrong_keys: int = 20  # that one address may send within a minute
@@ -194,7 +196,7 @@ class GenerateRequest:
     `num_prompt_logprobs` tokens, readers were shown before this admission.
     `replay`: the events of `output_token_ids` come again, before the new ones.
     `has_public_system`: the first message is the server's own (`with_system`), and its blocks need no salt; no body
-    sets it.
+    sets it. `counted_as`: whose share of the engine it takes, where that is not its tenant's alone.
     """
 
     model: str
@@ -229,6 +231,12 @@ class GenerateRequest:
     num_prompt_chars: tuple[int, ...] = ()
     num_prompt_logprobs: int = 0
     replay: bool = False
+    counted_as: str = ""
+
+    @property
+    def share_of(self) -> str:
+        """Whose share of the engine it takes."""
+        return self.counted_as or self.tenant
 
 
 def with_system(request: GenerateRequest, system: str) -> GenerateRequest:
@@ -317,8 +325,8 @@ def encode_request(request: GenerateRequest) -> dict[str, Any]:
     It names the needs that its own fields imply, beside those that it has already.
     """
     kept: dict[str, Any] = msgspec.to_builtins(request, enc_hook=dict)
-    # Counted by the process that has the stream; in the log; so is every stream that has a row.
-    del kept["num_losses"], kept["shown"], kept["was_admitted"]
+    # Counted by the process that has the stream; in the log; so is every stream that has a row; in a column of the row.
+    del kept["num_losses"], kept["shown"], kept["was_admitted"], kept["counted_as"]
     sampling, needs = kept["sampling"], set(request.needs)
     for name in _ADDED_SAMPLING:
         if sampling[name] == _PLAIN["sampling"][name]:

@@ -55,10 +55,7 @@ class StreamQuota:
         """
         bounds: list[tuple[Group, int, _Rows]] = []
         if self._limits is not None:
-            for group in groups_of(owner):
-                is_common = group == ANONYMOUS
-                limit = self._limits.max_streams_anonymous if is_common else self._limits.max_streams_per_principal
-                bounds.append((group, limit, ()))
+            bounds = [(group, limit_of(group, self._limits), ()) for group in groups_of(owner)]
         if self._streams.store.is_shared:
             bounds = [(group, limit, await self._streams.store.running(group)) for group, limit, _ in bounds]
         for group, limit, rows in bounds:
@@ -132,6 +129,13 @@ class StreamQuota:
                     self._evict(stream)
         except Exception:
             logger.exception("stream %s: ending it to make room failed", stream_id)
+
+
+def limit_of(group: Group, limits: Limits) -> int:
+    """Return how many concurrent streams a group may have."""
+    if group == ANONYMOUS:
+        return limits.max_streams_anonymous
+    return limits.max_streams_per_visitor if group.name in ANONYMOUS else limits.max_streams_per_principal
 
 
 def _refusal(group: Group, limit: int) -> StreamserveError:

@@ -90,12 +90,13 @@ class Streams:
         request = replace(
             request,
             tenant=admission.tenant,
+            counted_as=admission.counted_as,
             salt=admission.salt,
             stream_id=secrets.token_hex(16),
             arrived_at=now if request.arrived_at is None else request.arrived_at,
             reader_tokens=None if admission.on_disconnect == "finish" else (0,) * request.n,
         )
-        async with self._quota.reserve(admission.owner) as make_room:
+        async with self._quota.reserve(admission.place_of) as make_room:
             stream, generation = await self._accepted(client, request, admission)
             try:
                 make_room()
@@ -225,7 +226,7 @@ class Streams:
     ) -> None:
         """Register the stream and start its task: the `beginning` of a new one first. `is_recorded`: its end is."""
         self._streams[stream.id] = self._by_log[stream.log_id] = stream
-        for group in groups_of(stream.owner):
+        for group in groups_of(stream.admission.place_of):
             self.unfinished.setdefault(group, {})[stream.id] = stream
         live = self._live(stream, beginning, is_recorded)
         # An empty context: the stream outlives the request that started it, and must not keep it alive.
@@ -364,7 +365,7 @@ class Streams:
 
     def _note_end(self, stream: Stream) -> None:
         """Take the stream out of the unfinished ones. A restored one of its id may have followed it."""
-        for group in groups_of(stream.owner):
+        for group in groups_of(stream.admission.place_of):
             others = self.unfinished.get(group, {})
             if others.get(stream.id) is stream:
                 del others[stream.id]

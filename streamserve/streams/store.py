@@ -42,17 +42,24 @@ class Once:
 class Admission:
     """What is decided about a request beside what it asks.
 
-    Limits are counted per `owner`; every caller of `tenant` may read the stream. `salt` keeps prefix-cache blocks apart
-    between tenants. `on_disconnect` is what becomes of the answer without a reader (`ON_DISCONNECT` in stream.py). The
+    Limits are counted per `owner`; every caller of `tenant` may read the stream. `counted_as` stands for both in the
+    counting, where callers share it ("": they do not). `salt` keeps prefix-cache blocks apart between tenants.
+    `on_disconnect` is what becomes of the answer without a reader (`ON_DISCONNECT` in stream.py). The
     times of the answer count from `received_at` (None: from its start). With `once` there is one stream of that key.
     """
 
     owner: str
     tenant: str
+    counted_as: str = ""
     salt: str = ""
     on_disconnect: str = "park"
     received_at: float | None = None
     once: Once | None = None
+
+    @property
+    def place_of(self) -> str:
+        """Whose place among the concurrent streams it takes."""
+        return self.counted_as or self.owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +77,7 @@ class Record:
     tenant: str
     model: str
     created: float
+    counted_as: str = ""
     on_disconnect: str = "park"
     request: GenerateRequest | None = None
     fence: int = 1
@@ -99,6 +107,11 @@ class Group:
 
 
 ANONYMOUS = Group("anon:", is_prefix=True)  # visitors without a login
+
+
+def counted_at(client: str) -> str:
+    """Return what all visitors of a client's address are counted as who have no name of their own yet."""
+    return f"{ANONYMOUS.name}@{client}"
 
 
 def groups_of(owner: str) -> tuple[Group, ...]:

@@ -25,13 +25,14 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, parse_cooki
 from django.utils import timezone
 
 from streamserve.api.call import Caller
-from streamserve.asgi.guard import limited_client
+from streamserve.asgi.guard import client_of, limited_client
 from streamserve.asgi.handover import MORE_HEADERS
 from streamserve.conf import get_settings
 from streamserve.keys import digest_of
 from streamserve.managers import LAST_USED_EVERY, keys_revoked
 from streamserve.models import SCOPES, ApiKey
 from streamserve.protocol.errors import QuotaExceeded, Unauthorized
+from streamserve.streams.store import counted_at
 from streamserve.web.rows import orm
 
 # A key that is revoked by another process is taken for so long. Its running answers are stopped as late as that
@@ -81,7 +82,8 @@ async def authenticate(
     """Return the caller, or None for an unknown one. Raises Unauthorized for a key that is not active.
 
     If a key is sent, it alone decides. `headers` has lower-case names; `user` is the session's user or None; `address`
-    is the client's: `wrong_keys` counts its wrong keys, and raises QuotaExceeded after too many.
+    is the client's: `wrong_keys` counts its wrong keys, and raises QuotaExceeded after too many; visitors without a
+    cookie are counted by it.
     """
     key = key_in(headers)
     if key is not None:
@@ -107,7 +109,7 @@ async def authenticate(
             scopes=frozenset({"chat", "watch"}),
         )
     if get_settings().anonymous:
-        return visitor(headers)
+        return visitor(headers, address)
     return None
 
 
@@ -183,9 +185,11 @@ class KnownKeys:
 _keys = KnownKeys()  # of the process, as the ORM's thread is
 
 
-def visitor(headers: Mapping[str, str]) -> Principal:
+def visitor(headers: Mapping[str, str], address: str = "") -> Principal:
     """Return the caller whose tenant is in the signed cookie; a new tenant, with its cookie, where there is none.
 
+    A cookie that this site has not signed is none. All new tenants of one client address are counted as one caller, so
+    that requests without a cookie take no more places, and no larger share of the engine, than one visitor.
     Raises Unauthorized for a program's `Authorization` of another scheme, so that it is no visitor by mistake.
     """
     if "authorization" in headers and not headers.get("cookie"):
@@ -194,14 +198,22 @@ def visitor(headers: Mapping[str, str]) -> Principal:
             f"The scheme {scheme!r} is not taken here. Send 'Authorization: Bearer <key>', or nothing as a visitor."
         )
         raise Unauthorized(message, code="unknown_scheme")
-    signer, new_cookie = Signer(salt=VISITOR_COOKIE), ""
+    signer, new_cookie, counted_as = Signer(salt=VISITOR_COOKIE), "", ""
     try:
         name = signer.unsign(parse_cookie(headers.get("cookie", "")).get(VISITOR_COOKIE, ""))
     except BadSignature:
         name = secrets.token_hex(16)
         new_cookie = signer.sign(name)
+        counted_as = counted_at(_digest("address", client_of(address))[:32])  # rows hold no address
     tenant = f"anon:{name}"
-    return Principal(kind="anonymous", tenant=tenant, owner=tenant, scopes=frozenset({"chat"}), new_cookie=new_cookie)
+    return Principal(
+        kind="anonymous",
+        tenant=tenant,
+        owner=tenant,
+        scopes=frozenset({"chat"}),
+        new_cookie=new_cookie,
+        counted_as=counted_as,
+    )
 
 
 def give_cookie(response: HttpResponseBase, caller: Caller) -> None:
@@ -244,9 +256,12 @@ def keep_visitor(request: HttpRequest, caller: Principal) -> Principal:
 
 def salt_of(tenant: str) -> str:
     """Return the tenant's prefix-cache salt: it cannot be guessed, and no blocks of two tenants match."""
-    return hmac.new(
-        django_settings.SECRET_KEY.encode(), f"streamserve.salt:{tenant}".encode(), hashlib.sha256
-    ).hexdigest()
+    return _digest("salt", tenant)
+
+
+def _digest(kind: str, text: str) -> str:
+    secret, named = django_settings.SECRET_KEY.encode(), f"streamserve.{kind}:{text}".encode()
+    return hmac.new(secret, named, hashlib.sha256).hexdigest()
 
 
 class WrongKeys:

@@ -203,6 +203,7 @@ class DjangoSite:
         admission = Admission(
             owner=principal.owner,
             tenant=principal.tenant,
+            counted_as=principal.counted_as,
             salt=salt_of(principal.tenant),
             on_disconnect=on_disconnect,
             received_at=received_at,

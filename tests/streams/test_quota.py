@@ -214,3 +214,28 @@ async def test_a_released_stream_that_is_resumed_meanwhile_stays(scripted: Scrip
     assert (left.terminal, two.all()) == (None, [])
     await one.aclose()
     await two.aclose()
+
+
+async def test_callers_that_are_counted_as_one_share_the_places_of_all_processes(scripted: ScriptedClient) -> None:
+    """Strangers at one address share a visitor's places here and at another worker, also once that has resumed one."""
+    shared, log, limits = SharedRecords(), MemoryLog(), Limits(max_streams_per_visitor=2)
+    one, two = (
+        Streams({"scripted": scripted}, log, store=shared.worker(name), limits=limits) for name in ("one", "two")
+    )
+
+    async def begin(streams: Streams, name: str, counted_as: str = "anon:@here") -> Stream:
+        return await streams.start(ask("scripted"), Admission(owner=name, tenant=name, counted_as=counted_as))
+
+    first, second = await begin(one, "anon:a"), await begin(two, "anon:b")
+    for stream in (first, second):
+        stream.attach(Attachment())
+    for streams in (one, two):
+        with pytest.raises(QuotaExceeded):
+            await begin(streams, "anon:c")
+    await begin(two, "anon:d", counted_as="")
+    again = await two.reach(first.id, shared.records[first.id])
+    assert again is not None
+    assert (again.admission.place_of, again.request.share_of) == ("anon:@here", "anon:@here")
+    assert (again.owner, again.tenant) == ("anon:a", "anon:a")
+    await one.aclose()
+    await two.aclose()

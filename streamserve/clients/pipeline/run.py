@@ -294,6 +294,7 @@ class Run:
             request,
             model=client.alias,
             tenant=own.tenant,
+            counted_as=own.counted_as,
             salt=own.salt,
             stream_id=own.stream_id,
             latency_class=own.latency_class

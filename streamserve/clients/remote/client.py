@@ -88,7 +88,7 @@ class RemoteClient:
             num_prompt_tokens=0,
             max_tokens=sampling.max_tokens or 0,
             seed=sampling.seed or 0,
-            queue_position=self._places.num_ahead(request.tenant),
+            queue_position=self._places.num_ahead(request.share_of),
             has_token_ids=False,
         )
         generation = RemoteGeneration(
@@ -102,9 +102,9 @@ class RemoteClient:
             generation.put([Done(finish_reason="length", usage=Usage(completion_tokens=generation.answer.num_tokens))])
             return generation
         if not request.was_admitted:
-            self._places.check_room(request.tenant)
+            self._places.check_room(request.share_of)
         self._metrics.counts.continued += any(choice.num_tokens for choice in request.shown)
-        return await self._begin(generation, partial(self._serve, request.tenant, generation, route, body))
+        return await self._begin(generation, partial(self._serve, request.share_of, generation, route, body))
 
     async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
         """Raise BadRequest: a server elsewhere gives no token ids."""

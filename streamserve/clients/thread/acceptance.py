@@ -127,7 +127,7 @@ class Prepared:
             arrived_at=arrived_at,
             deadline=None if self.timeout_seconds is None else arrived_at + self.timeout_seconds,
             latency_class=request.latency_class,
-            tenant=request.tenant,
+            tenant=request.share_of,
             reader_tokens=None if request.reader_tokens is None else request.reader_tokens[index],
             first_token_at=request.first_token_at,
             stream_id=request.stream_id,

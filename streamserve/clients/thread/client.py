@@ -82,7 +82,7 @@ class ThreadClient:
         accepted_at = self._clock()
         loop = asyncio.get_running_loop()
         may_refuse = not (request.was_admitted or any(request.output_token_ids))  # what was accepted once may wait
-        with self._admission.reserve(request.n, request.latency_class, request.tenant, may_refuse=may_refuse):
+        with self._admission.reserve(request.n, request.latency_class, request.share_of, may_refuse=may_refuse):
             prepared = await loop.run_in_executor(self._tokenizers, prepare, engine, self._config, request)
             if prepared.grammar is not None:  # on threads of its own, as it may take seconds
                 prepared = await loop.run_in_executor(self._compilers, constrain, engine, prepared)
@@ -91,7 +91,7 @@ class ThreadClient:
         queue_position, queue_seconds = self._admission.check_wait(
             request.latency_class,
             core.stats,
-            tenant=request.tenant,
+            tenant=request.share_of,
             num_tokens=len(prepared.prompt.token_ids),
             may_refuse=may_refuse,
         )
@@ -120,7 +120,7 @@ class ThreadClient:
     async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
         """Return the prompt's token ids as `generate` would see them."""
         engine, _ = self._require_engine()
-        with self._admission.reserve(1, request.latency_class, request.tenant):
+        with self._admission.reserve(1, request.latency_class, request.share_of):
             loop = asyncio.get_running_loop()
             prompt = await loop.run_in_executor(self._tokenizers, encode, engine.tokenizer, request)
         return prompt.token_ids

@@ -170,7 +170,8 @@ class Answer:
             return self._named_caller()
         request, headers = self._request, {name.lower(): value for name, value in self._request.headers.items()}
         user = await request.auser() if hasattr(request, "auser") else getattr(request, "user", None)
-        caller = await authenticate(headers, user, getattr(request, "session", None))
+        address = request.META.get("REMOTE_ADDR") or ""
+        caller = await authenticate(headers, user, getattr(request, "session", None), address=address)
         if caller is None:
             message = "This request has no caller that may use the model. Check its login first, or name a tenant."
             raise Unauthorized(message)

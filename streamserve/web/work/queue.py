@@ -20,6 +20,7 @@ from streamserve.api.pipelines import JobView, no_job
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.durable.leases import hold_limit
 from streamserve.models import Job, Worker
+from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import BadRequest, KeyReused, NotFound, Overloaded, QuotaExceeded
 from streamserve.protocol.events import Done, Meta
 from streamserve.protocol.ids import is_stream_id
@@ -175,18 +176,23 @@ class SiteJobs:
             job.save(force_insert=True)
 
     def _check_room(self, caller: Caller) -> None:
-        """Raise where the caller has as many unfinished jobs as it may; visitors without a login share a bound."""
+        """Raise where the caller has as many unfinished jobs as it may; visitors without a login share a bound, too."""
         is_visitor, limits = caller.owner in ANONYMOUS, self._site.limits
-        most = limits.max_jobs_anonymous if is_visitor else limits.max_jobs_per_principal
+        most = limits.max_jobs_per_visitor if is_visitor else limits.max_jobs_per_principal
         unfinished = Job.objects.filter(state__in=("queued", "running"))
-        of = {"owner__startswith": ANONYMOUS.name} if is_visitor else {"owner": caller.owner}
-        if unfinished.filter(**of).count() < most:
-            return
-        if is_visitor:
+        own = unfinished.filter(owner=caller.owner)
+        if caller.counted_as:
+            streams = StreamRow.objects.filter(state="running", counted_as=caller.counted_as)
+            own = unfinished.filter(stream_id__in=streams.values("pk"))
+        if own.count() >= most:
+            message = (
+                f"You have {most} jobs that have not ended, which is the limit. Cancel one, or wait until one ends."
+            )
+            raise QuotaExceeded(message, code="too_many_jobs", retry_after=_RETRY_AFTER)
+        of_all = unfinished.filter(owner__startswith=ANONYMOUS.name)
+        if is_visitor and of_all.count() >= limits.max_jobs_anonymous:
             message = "Visitors without a login have as many jobs as they may. Sign in, or try again later."
             raise Overloaded(message, code="anonymous_places_taken", retry_after=_RETRY_AFTER)
-        message = f"You have {most} jobs that have not ended, which is the limit. Cancel one, or wait until one ends."
-        raise QuotaExceeded(message, code="too_many_jobs", retry_after=_RETRY_AFTER)
 
     def _record(self, caller: Caller, request: GenerateRequest) -> Record:
         """Return the record of the job's stream: no process produces it yet."""
@@ -197,6 +203,7 @@ class SiteJobs:
             request,
             sampling=sampling,
             tenant=caller.tenant,
+            counted_as=caller.counted_as,
             salt=salt_of(caller.tenant),
             stream_id=secrets.token_hex(16),
             arrived_at=time.monotonic(),
@@ -207,6 +214,7 @@ class SiteJobs:
             log_id=new_log_id(),
             owner=caller.owner,
             tenant=caller.tenant,
+            counted_as=caller.counted_as,
             model=request.model,
             created=time.time(),
             on_disconnect=JOB,

@@ -95,7 +95,9 @@ class RecordStore:
         self._call("running")
         records = self._shared.records.values()
         others = (one for one in records if one.producer != self.worker_id)
-        return [(one.id, one.producer) for one in others if one.owner in group and not one.is_finished]
+        return [
+            (one.id, one.producer) for one in others if (one.counted_as or one.owner) in group and not one.is_finished
+        ]
 
     def is_alive(self, worker_id: str) -> bool:
         return worker_id not in self._shared.dead

@@ -28,7 +28,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 NUM_AT_ONCE, MOST = 12, 3
 LIMITS = Limits(
-    max_batches=MOST, max_jobs_per_principal=MOST, max_jobs_anonymous=MOST, max_tenant_file_bytes=MOST << 20
+    max_batches=MOST,
+    max_jobs_per_principal=MOST,
+    max_jobs_per_visitor=MOST - 1,
+    max_jobs_anonymous=MOST,
+    max_tenant_file_bytes=MOST << 20,
 )
 SETTINGS = SimpleNamespace(limits=LIMITS, jobs=get_settings().jobs, batches=get_settings().batches)
 
@@ -111,15 +115,22 @@ def test_files() -> None:
     assert outcomes == {"inserted": MOST, "storage_full": NUM_AT_ONCE - MOST}
 
 
-@pytest.mark.parametrize(("owner", "code"), [("key:1", "too_many_jobs"), ("anon:{}", "anonymous_places_taken")])
-def test_jobs(owner: str, code: str) -> None:
+@pytest.mark.parametrize(
+    ("owner", "counted_as", "most", "code"),
+    [
+        ("key:1", "", MOST, "too_many_jobs"),
+        ("anon:{}", "", MOST, "anonymous_places_taken"),
+        ("anon:{}", "anon:@address", MOST - 1, "too_many_jobs"),
+    ],
+)
+def test_jobs(owner: str, counted_as: str, most: int, code: str) -> None:
     jobs: Any = SiteJobs(SimpleNamespace(limits=LIMITS, settings=SETTINGS))  # type: ignore[arg-type]
     request = GenerateRequest(model="p", messages=(Message(role="user", content="hi"),))
 
     def insert(number: int) -> None:
-        caller = Caller(owner.format(number), "t")
+        caller = Caller(owner.format(number), "t", counted_as=counted_as)
         record = jobs._record(caller, request)
         jobs._insert(caller, _row_of(record, "", None), record)
 
-    assert at_once(insert) == {"inserted": MOST, code: NUM_AT_ONCE - MOST}
-    assert Job.objects.count() == MOST
+    assert at_once(insert) == {"inserted": most, code: NUM_AT_ONCE - most}
+    assert Job.objects.count() == most
