@@ -4,14 +4,19 @@
     delta.reasoning_content          → tokens of a thinking block (also under vLLM's newer name `reasoning`)
     delta.tool_calls[i]              → a tool_use block for each call; its arguments are the block's tokens
 
-Chunks are checked against types, so a server that sends something else is found here, as `UpstreamBroken`. Pure.
+Chunks are checked against types, so a server that sends something else is found here, as `UpstreamBroken`. What means
+the same is read, whatever its form: text as a list of parts, arguments as an object, numbers as strings, null and ""
+for what is not there, and the names of other APIs' usage and finish reasons. Pure.
 """
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import msgspec
 
-from streamserve.clients.remote.errors import UpstreamBroken, UpstreamError, clean
+from streamserve.clients.remote.errors import UpstreamBroken, UpstreamError, clean, message_of
 from streamserve.protocol.events import (
     TEXT,
     BlockStart,
@@ -31,32 +36,39 @@ DONE = "[DONE]"
 _MAX_BLOCKS = 256
 _FINISH_REASONS = {
     **{reason: reason for reason in ("stop", "length", "tool_calls", "content_filter")},
-    "function_call": "tool_calls",
+    **dict.fromkeys(("function_call", "tool_use"), "tool_calls"),
+    **dict.fromkeys(("max_tokens", "model_length"), "length"),
+    **dict.fromkeys(("safety", "refusal"), "content_filter"),
 }
 _FAILED = ("abort", "error")  # SGLang's, and others', for an answer that the server has given up
 
 
+# Text, or a list of parts: strings, {"type": "text", "text": …}, {"type": "thinking", "thinking": …}.
+_Text = str | list[Any] | None
+
+
 class _Function(msgspec.Struct):
     name: str | None = None
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None
 
 
 class _ToolCall(msgspec.Struct):
-    index: int = 0
-    id: str | None = None
+    index: int | None = None
+    id: str | int | None = None
     function: _Function | None = None
 
 
 class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
+    content: _Text = None
+    refusal: str | None = None
+    reasoning_content: _Text = None
+    reasoning: _Text = None
     tool_calls: list[_ToolCall] | None = None
 
 
 class _Candidate(msgspec.Struct):
     token: str
-    logprob: float
+    logprob: float | None = None
     bytes: list[int] | None = None
     id: int | None = None
     top_logprobs: list[_Candidate] | None = None
@@ -67,38 +79,25 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    index: int = 0
+    index: int | None = None
     delta: _Delta | None = None
     text: str | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
+    finish_reason: Any = None
+    stop_reason: Any = None
     logprobs: _Logprobs | None = None
-
-
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _CompletionDetails(msgspec.Struct):
-    reasoning_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int | None = 0
-    prompt_tokens_details: _PromptDetails | None = None
-    completion_tokens_details: _CompletionDetails | None = None
+    usage: Any = None  # where some servers put it
 
 
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
-    error: msgspec.Raw = msgspec.Raw(b"null")
-    message: str | None = None  # of an older vLLM's error, which is the whole object
-    object: str | None = None
+    usage: Any = None
+    error: Any = None
+    message: Any = None  # of an older vLLM's error, which is the whole object
+    detail: Any = None  # of FastAPI's
+    object: Any = None
 
 
-_CHUNK = msgspec.json.Decoder(_Chunk)
+_CHUNK = msgspec.json.Decoder(_Chunk, strict=False)  # numbers as strings are numbers
 
 
 class _ChoiceAnswer:
@@ -118,14 +117,21 @@ class _ChoiceAnswer:
 
     def take(self, delta: _Delta, logprobs: tuple[PositionLogprobs, ...] | None, out: list[Event]) -> None:
         """Append the events of one delta."""
-        thought = delta.reasoning_content or delta.reasoning
-        if thought:
-            self._token("thinking", thought, logprobs, out)
-        elif delta.content is not None:
+        pieces = [
+            *_pieces("thinking", delta.reasoning_content or delta.reasoning),
+            *_pieces(TEXT, delta.content or delta.refusal),
+        ]
+        is_text = delta.content is not None or bool(delta.refusal)
+        if is_text and not any(kind == "thinking" for kind, _ in pieces):
             self._positions += logprobs or ()
-        if delta.content:
-            positions, self._positions = self._positions, ()
-            self._token(TEXT, delta.content, positions, out)
+            logprobs = None
+        for kind, text in pieces:
+            if kind == TEXT:
+                positions, self._positions = self._positions, ()
+                self._token(TEXT, text, positions, out)
+            else:
+                self._token(kind, text, logprobs, out)
+                logprobs = None
         for call in delta.tool_calls or ():
             self._call(call, out)
 
@@ -152,17 +158,20 @@ class _ChoiceAnswer:
 
     def _call(self, call: _ToolCall, out: list[Event]) -> None:
         function = call.function or _Function()
-        is_open = self._open is not None and self._open.kind == "tool_use" and self._call_index == call.index
-        if is_open and self._open is not None and call.id and call.id != self._open.id:
+        index, id = call.index or 0, str(call.id) if call.id else None
+        is_open = self._open is not None and self._open.kind == "tool_use" and self._call_index == index
+        if is_open and self._open is not None and id and id != self._open.id:
             is_open = False  # several calls that all say index 0
+        if call.index is None and not id and function.name:
+            is_open = False  # several calls that say nothing, each of them whole
         if not is_open:
             if not function.name:
                 raise UpstreamBroken("a tool call without a name")
-            self._call_index = call.index
-            self._begin("tool_use", out, id=call.id or f"call_{self.number}_{self._num_blocks}", name=function.name)
-        if function.arguments:
+            self._call_index = index
+            self._begin("tool_use", out, id=id or f"call_{self.number}_{self._num_blocks}", name=function.name)
+        if arguments := _arguments(function.arguments):
             assert self._open is not None
-            out.append(Token(text=function.arguments, token_ids=(), index=self._open.index, choice=self.number))
+            out.append(Token(text=arguments, token_ids=(), index=self._open.index, choice=self.number))
             self.num_tokens += 1
 
     def _begin(self, kind: str, out: list[Event], *, id: str | None = None, name: str | None = None) -> None:
@@ -244,13 +253,14 @@ class Answer:
         except (ValueError, RecursionError) as error:
             raise UpstreamBroken(f"a chunk that is not what it should be: {clean(str(error))}") from error
         self._refuse_error(chunk)
-        if chunk.usage is not None:
-            self._count(chunk.usage)
+        self.usage = _usage_of(chunk.usage) or self.usage
         out: list[Event] = []
         for choice in chunk.choices or ():
-            if not 0 <= choice.index < len(self._choices):
-                raise UpstreamBroken(f"choice {choice.index}, of {len(self._choices)}")
-            self._take(choice, self._choices[choice.index], out)
+            self.usage = _usage_of(choice.usage) or self.usage
+            index = choice.index or 0
+            if not 0 <= index < len(self._choices):
+                raise UpstreamBroken(f"choice {index}, of {len(self._choices)}")
+            self._take(choice, self._choices[index], out)
         return out
 
     def total(self) -> Usage:
@@ -271,10 +281,12 @@ class Answer:
             return  # nothing follows it; some servers repeat the empty delta
         delta = choice.delta or _Delta(content=choice.text)
         ours.take(delta, _logprobs(choice.logprobs), out)
-        if choice.finish_reason in _FAILED:
-            raise UpstreamError(f"finish_reason {choice.finish_reason}")
-        if choice.finish_reason is not None:
-            ours.finish_reason = _FINISH_REASONS.get(choice.finish_reason, "stop")
+        # Some servers send "" until the answer ends.
+        reason = choice.finish_reason.strip().lower() if isinstance(choice.finish_reason, str) else ""
+        if reason in _FAILED:
+            raise UpstreamError(f"finish_reason {reason}")
+        if reason:
+            ours.finish_reason = _FINISH_REASONS.get(reason, "stop")
             ours.stop_string = choice.stop_reason if isinstance(choice.stop_reason, str) else None
             ours.finish(out)
             if len(self._choices) > 1:
@@ -282,20 +294,68 @@ class Answer:
                     ChoiceDone(choice=ours.number, finish_reason=ours.finish_reason, stop_string=ours.stop_string)
                 )
 
-    def _count(self, usage: _Usage) -> None:
-        prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
-        self.usage = Usage(
-            prompt_tokens=max(0, usage.prompt_tokens),
-            completion_tokens=max(0, usage.completion_tokens or 0),
-            cached_tokens=max(0, (prompt.cached_tokens if prompt else 0) or 0),
-            reasoning_tokens=max(0, (completion.reasoning_tokens if completion else 0) or 0),
-        )
-
     def _refuse_error(self, chunk: _Chunk) -> None:
-        if bytes(chunk.error) != b"null":
-            raise UpstreamError(clean(bytes(chunk.error).decode("utf-8", "replace")))
-        if chunk.object == "error":
-            raise UpstreamError(clean(chunk.message))
+        if chunk.error:
+            raise UpstreamError(message_of(chunk.error)[0] or "an error without a message")
+        if chunk.object == "error" or (chunk.choices is None and (chunk.message or chunk.detail)):
+            raise UpstreamError(message_of(chunk.message or chunk.detail)[0])
+
+
+def _pieces(kind: str, text: _Text) -> list[tuple[str, str]]:
+    """Return text as pieces, each of a kind of block. Raises UpstreamBroken for a part without text."""
+    if not text:
+        return []
+    if isinstance(text, str):
+        return [(kind, text)]
+    pieces: list[tuple[str, str]] = []
+    for part in text:
+        if isinstance(part, str):
+            pieces += _pieces(kind, part)
+        elif isinstance(part, dict) and isinstance(part.get("text"), str):
+            pieces += _pieces(kind, part["text"])
+        elif isinstance(part, dict) and isinstance(part.get("thinking"), str | list):
+            pieces += [("thinking", text) for _, text in _pieces("thinking", part["thinking"])]
+        elif not isinstance(part, dict) or part.get("type") != "reference":  # Mistral's, to a source
+            raise UpstreamBroken("a part of an answer's content that has no text")
+    return pieces
+
+
+def _arguments(given: str | dict[str, Any] | None) -> str:
+    """Return a call's arguments as JSON. An object is the whole of them."""
+    return given or "" if not isinstance(given, dict) else msgspec.json.encode(given).decode()
+
+
+_PROMPT, _COMPLETION = ("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")
+_CACHED = ("cached_tokens", "prompt_cache_hit_tokens", "cache_read_input_tokens")
+
+
+def _usage_of(given: Any) -> Usage | None:
+    """Return a usage in any form that servers give it; a count that is missing, or is none, is 0."""
+    if not isinstance(given, dict):
+        return None
+    prompt = {**given, **(_object(given, "prompt_tokens_details") or _object(given, "input_tokens_details"))}
+    completion = {**given, **(_object(given, "completion_tokens_details") or _object(given, "output_tokens_details"))}
+    return Usage(
+        prompt_tokens=_count(given, _PROMPT),
+        completion_tokens=_count(given, _COMPLETION),
+        cached_tokens=_count(prompt, _CACHED),
+        reasoning_tokens=_count(completion, ("reasoning_tokens",)),
+    )
+
+
+def _object(given: dict[str, Any], name: str) -> dict[str, Any]:
+    value = given.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _count(given: dict[str, Any], names: tuple[str, ...]) -> int:
+    """Return the first of the counts that is there."""
+    for name in names:
+        try:
+            return max(0, int(float(given[name])))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            continue
+    return 0
 
 
 def _logprobs(given: _Logprobs | None) -> tuple[PositionLogprobs, ...] | None:
@@ -313,4 +373,5 @@ def _candidate(one: _Candidate) -> TokenLogprob:
         raw = one.token.encode() if one.bytes is None else bytes(one.bytes)
     except ValueError as error:
         raise UpstreamBroken("a token's bytes that are no bytes") from error
-    return TokenLogprob(token_id=max(0, one.id or 0), token=one.token, bytes_=raw, logprob=one.logprob)
+    logprob = one.logprob if one.logprob is not None and one.logprob < math.inf else None  # nor NaN
+    return TokenLogprob(token_id=max(0, one.id or 0), token=one.token, bytes_=raw, logprob=logprob)

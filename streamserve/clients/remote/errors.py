@@ -51,7 +51,7 @@ def unavailable(
 
 def error_of(alias: str, status: int, headers: Mapping[str, str], body: bytes, now: float) -> StreamserveError:
     """Return the error that a response with this status is. `now` is wall time, for a date in Retry-After."""
-    message, param = _message_of(body)
+    message, param = message_of(_json(body))
     if status in (400, 422):
         return BadRequest(message or "the model's server refuses this request.", code="upstream_refused", param=param)
     if status == 413:
@@ -92,17 +92,45 @@ def clean(text: object) -> str:
     return _CONTROL.sub(" ", text)[:_MAX_SHOWN_CHARS].strip() if isinstance(text, str) else ""
 
 
-def _message_of(body: bytes) -> tuple[str, str | None]:
-    """Return message and param of an error body: OpenAI's shape, vLLM's older flat one, or FastAPI's `detail`."""
+def _json(body: bytes) -> Any:
     try:
-        value: Any = msgspec.json.decode(body)
+        return msgspec.json.decode(body)
     except (ValueError, RecursionError):
-        return "", None
-    inner = value.get("error", value) if isinstance(value, dict) else value
-    if isinstance(inner, str):
-        return clean(inner), None
-    if not isinstance(inner, dict):
-        return "", None
-    param = inner.get("param")
-    known = param if isinstance(param, str) and _PARAM.fullmatch(param) else None
-    return clean(inner.get("message") or inner.get("detail")), known
+        return None
+
+
+_MESSAGES = ("error", "message", "msg", "detail", "errors")
+_MAX_MESSAGES, _MAX_DEPTH = 5, 8
+
+
+def message_of(value: Any) -> tuple[str, str | None]:
+    """Return message and param of an error body in any form that servers give it: a text, a list, an object of them.
+
+    OpenAI's {"error": {"message", "param"}}, vLLM's older flat one, FastAPI's {"detail": [{"loc", "msg"}]}.
+    """
+    messages: list[str] = []
+    params: list[str] = []
+    _gather(value, messages, params, _MAX_DEPTH)
+    return clean("; ".join(messages)), params[0] if params else None
+
+
+def _gather(value: Any, messages: list[str], params: list[str], depth: int) -> None:
+    """Append the messages of a value, and the fields that they are about."""
+    if depth == 0 or len(messages) >= _MAX_MESSAGES:
+        return
+    if isinstance(value, str) and (text := clean(value)):
+        messages.append(text)
+    elif isinstance(value, list):
+        for one in value:
+            _gather(one, messages, params, depth - 1)
+    elif isinstance(value, dict):
+        param, place = value.get("param"), value.get("loc")
+        if isinstance(place, list):  # of a JSON body: ["body", "messages", 0, "role"]
+            param = ".".join(str(one) for one in (place[1:] if place[:1] == ["body"] else place))
+        is_known = isinstance(param, str) and _PARAM.fullmatch(param) is not None
+        params += [str(param)] if is_known else []
+        inner = next((value[name] for name in _MESSAGES if value.get(name)), None)
+        num_before = len(messages)
+        _gather(inner, messages, params, depth - 1)
+        if isinstance(place, list) and is_known and len(messages) > num_before:
+            messages[num_before] = f"{param}: {messages[num_before]}"

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 _MAX_RETRIES = 2
 # After its last event the server ends the response; then the connection is used again, else it is closed.
 _END_SECONDS = 1.0
+_LENGTHS = ("max_model_len", "context_length", "context_window", "max_context_length")
 _MAX_MODELS_BYTES = 4 * 1024 * 1024  # of the list that `probe` reads
 
 
@@ -283,7 +284,8 @@ async def _ask(http: httpx.AsyncClient, config: RemoteConfig) -> tuple[int, byte
 def _found(body: bytes, config: RemoteConfig) -> Found:
     try:
         value: Any = msgspec.json.decode(body)
-        models = [model for model in value["data"] if isinstance(model, dict)]
+        listed = value if isinstance(value, list) else value["data"]  # some servers give the list alone
+        models = [model for model in listed if isinstance(model, dict)]
     except (ValueError, TypeError, KeyError, RecursionError):
         return Found(warning="its /models is no list of models")
     names = [str(model.get("id")) for model in models]
@@ -296,7 +298,15 @@ def _found(body: bytes, config: RemoteConfig) -> Found:
 
 
 def _model_len(model: dict[str, Any]) -> int:
-    """Return the context length: vLLM's and SGLang's `max_model_len`, llama-server's `meta.n_ctx`; 0 if not named."""
+    """Return the context length: vLLM's and SGLang's `max_model_len`, llama-server's `meta.n_ctx`; 0 if not named.
+
+    Providers have other names for it.
+    """
     meta = model.get("meta")
-    known = model.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else 0)
-    return known if isinstance(known, int) and not isinstance(known, bool) and known > 0 else 0
+    places = [*map(model.get, _LENGTHS), meta.get("n_ctx") if isinstance(meta, dict) else None]
+    for known in places:
+        if isinstance(known, str) and known.isdecimal():
+            known = int(known)
+        if isinstance(known, int | float) and not isinstance(known, bool) and 0 < known < 2**53:
+            return int(known)
+    return 0

@@ -124,6 +124,128 @@ def test_a_continued_answer_goes_on_in_its_block() -> None:
     assert answer.total() == Usage(prompt_tokens=10, completion_tokens=3, cached_tokens=10)
 
 
+def calls_in(events: list[Event]) -> list[tuple[str | None, str]]:
+    """Return name and arguments of each call."""
+    starts = [event for event in events if isinstance(event, BlockStart) and event.kind == "tool_use"]
+    tokens = [event for event in events if isinstance(event, Token)]
+    return [(one.name, "".join(token.text for token in tokens if token.index == one.index)) for one in starts]
+
+
+def test_an_empty_finish_reason_ends_nothing() -> None:
+    """Some servers send "" in every delta until the last one."""
+    answer = Answer(1)
+    events = [
+        event for word in ("One", " two", " three") for event in answer.feed(chunk(finish_reason="", content=word))
+    ]
+    assert [event.text for event in events if isinstance(event, Token)] == ["One", " two", " three"]
+    assert not answer.is_finished
+    answer.feed(chunk(finish_reason="length"))
+    assert (answer.is_finished, answer.finish_reason) == (True, "length")
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ("STOP", "stop"),
+        ("MAX_TOKENS", "length"),
+        ("model_length", "length"),
+        ("tool_use", "tool_calls"),
+        ("eos", "stop"),
+    ],
+)
+def test_finish_reasons_of_other_apis(given: str, ours: str) -> None:
+    """Gemini's are in capitals, Mistral and Anthropic have names of their own."""
+    answer = Answer(1)
+    answer.feed(chunk(finish_reason=given, content="a"))
+    assert answer.finish_reason == ours
+
+
+@pytest.mark.parametrize("content", [[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], ["a", "b"]])
+def test_content_as_parts_is_text(content: list[Any]) -> None:
+    """Each part is a piece of the text."""
+    assert events_of(chunk(content=content), STOP) == [token("a"), token("b")]
+
+
+def test_a_thought_among_the_parts_is_a_block() -> None:
+    """Mistral's thoughts are parts whose text is a list of parts; a reference to a source has no text."""
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}
+    events = events_of(chunk(content=[thought]), chunk(content=[{"type": "reference"}]), chunk(content="Yes"), STOP)
+    assert [(one.index, one.text) for one in events if isinstance(one, Token)] == [(0, "Hm."), (1, "Yes")]
+    assert [one.kind for one in events if isinstance(one, BlockStart)] == ["thinking", "text"]
+
+
+def test_a_refusal_is_text() -> None:
+    """OpenAI's `refusal` is what the model says instead of an answer."""
+    assert events_of(chunk(content=None, refusal="I cannot."), STOP) == [token("I cannot.")]
+
+
+def test_the_text_null_is_text() -> None:
+    """Numbers may be strings; words that look like another value stay text."""
+    assert events_of(chunk(content="null"), chunk(content="true"), STOP) == [token("null"), token("true")]
+    assert Answer(1).feed('{"choices": [{"text": "null"}]}') == [token("null")]
+    assert calls_in(events_of(call("null", "null", id="null"), STOP)) == [("null", "null")]
+
+
+def test_arguments_as_an_object_are_json() -> None:
+    """Some servers give the object itself, whole."""
+    delta = {"tool_calls": [{"index": None, "id": 7, "function": {"name": "get", "arguments": {"city": "Málaga"}}}]}
+    assert calls_in(events_of(chunk(**delta), STOP)) == [("get", '{"city":"Málaga"}')]
+
+
+def test_whole_calls_without_number_and_id_are_told_apart() -> None:
+    """Some servers give each call at once and number none; a name that is repeated under a number begins nothing."""
+    calls = [{"function": {"name": name, "arguments": "{}"}, "id": ""} for name in ("get", "get", "put")]
+    assert calls_in(events_of(chunk(tool_calls=calls), STOP)) == [("get", "{}"), ("get", "{}"), ("put", "{}")]
+    assert calls_in(events_of(call("get", '{"a":'), call("get", "1}"), STOP)) == [("get", '{"a":1}')]
+
+
+def test_numbers_as_strings_and_nulls_are_read() -> None:
+    """Missing, null and textual numbers mean what they say."""
+    value = {"choices": [{"index": "1", "delta": {"content": "b"}}, {"index": None, "delta": {"content": "a"}}]}
+    assert Answer(2).feed(json.dumps(value)) == [token("b", choice=1), token("a")]
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        ({"prompt_tokens": "9", "completion_tokens": 2.0, "prompt_tokens_details": None}, (9, 2, 0, 0)),
+        ({"prompt_tokens": None, "completion_tokens": 2, "completion_tokens_details": []}, (0, 2, 0, 0)),
+        (
+            {"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4},
+             "output_tokens_details": {"reasoning_tokens": 1}},
+            (9, 2, 4, 1),
+        ),
+        ({"prompt_tokens": 9, "completion_tokens": 2, "prompt_cache_hit_tokens": 3}, (9, 2, 3, 0)),
+        ({"prompt_tokens": -1, "completion_tokens": "many"}, (0, 0, 0, 0)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_in_choice", [False, True])
+def test_usage_in_other_forms(usage: dict[str, Any], expected: tuple[int, ...], is_in_choice: bool) -> None:
+    """Null details, strings, other APIs' names, and a usage within the choice are read; what is no count is 0."""
+    answer = Answer(1)
+    answer.feed(json.dumps({"choices": [{"usage": usage}]} if is_in_choice else {"usage": usage}))
+    total = answer.total()
+    assert (total.prompt_tokens, total.completion_tokens, total.cached_tokens, total.reasoning_tokens) == expected
+
+
+def test_a_usage_that_is_none_leaves_the_count() -> None:
+    """An empty text or list where the usage should be says nothing."""
+    answer = Answer(1)
+    answer.feed(chunk(content="a"))
+    for nothing in ("", [], None):
+        answer.feed(json.dumps({"choices": [], "usage": nothing}))
+    assert answer.total() == Usage(completion_tokens=1)
+
+
+def test_log_probabilities_that_are_no_numbers_are_none() -> None:
+    """A null, and what JSON has no number for."""
+    content = [{"token": "a", "logprob": None}, {"token": "b", "logprob": "nan"}]
+    value = {"choices": [{"delta": {"content": "ab"}, "logprobs": {"content": content}}]}
+    [event] = Answer(1).feed(json.dumps(value))
+    assert isinstance(event, Token)
+    assert [one.chosen.logprob for one in event.logprobs or ()] == [None, None]
+
+
 def test_usage_is_the_servers() -> None:
     """Counts come from the server, in any chunk, the last one counts; without any the tokens are counted."""
     answer = Answer(1)
@@ -190,6 +312,7 @@ def test_the_stop_string_is_named() -> None:
         '{"choices": [{"index": 1, "delta": {"content": "x"}}]}',
         '{"choices": [{"index": -1, "delta": {"content": "x"}}]}',
         '{"choices": [{"index": 0, "delta": {"content": 5}}]}',
+        '{"choices": [{"index": 0, "delta": {"content": [{"type": "image"}]}}]}',
         '{"choices": [{"index": 0, "delta": {"content": "\\ud800"}}]}',
         '{"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0}]}}]}',
         '{"a":' * 100_000,
@@ -241,11 +364,29 @@ def test_any_chunks_keep_the_grammar_or_are_refused(chunks: list[dict[str, Any]]
     "data",
     [
         '{"error": {"message": "out of memory", "code": 500}}',
+        '{"error": "out of memory"}',
+        '{"error": [{"message": "out of memory"}]}',
+        '{"detail": "out of memory"}',
+        '{"detail": [{"loc": ["body"], "msg": "out of memory"}]}',
+        '{"message": "out of memory", "type": "server_error"}',
         '{"object": "error", "message": "out of memory", "code": 500}',
-        '{"choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]}',
     ],
 )
 def test_an_error_of_the_server_is_no_chunk(data: str) -> None:
-    """In OpenAI's shape, in vLLM's older one, and as a finish reason."""
-    with pytest.raises(UpstreamError):
+    """In OpenAI's shape, in vLLM's older one, as a text, a list or FastAPI's `detail`; its message is for the log."""
+    with pytest.raises(UpstreamError, match="out of memory"):
         Answer(1).feed(data)
+
+
+@pytest.mark.parametrize("reason", ["abort", "ERROR"])
+def test_an_error_may_be_a_finish_reason(reason: str) -> None:
+    """SGLang's, and others', for an answer that the server has given up."""
+    with pytest.raises(UpstreamError, match=reason.lower()):
+        Answer(1).feed(chunk(finish_reason=reason))
+
+
+@pytest.mark.parametrize("nothing", [None, "", {}, False])
+def test_an_error_that_says_nothing_is_none(nothing: Any) -> None:
+    """Some servers have the field in every chunk."""
+    value = {"choices": [{"index": 0, "delta": {"content": "a"}}], "error": nothing}
+    assert Answer(1).feed(json.dumps(value)) == [token("a")]

@@ -13,6 +13,7 @@ import pytest
 
 from streamserve.clients.remote.client import RemoteClient
 from streamserve.clients.remote.config import RemoteConfig
+from streamserve.clients.remote.exchange import _found
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, Overloaded, StreamserveError, TooLarge
 from streamserve.protocol.events import BlockText, Done, Event, Usage
 from streamserve.protocol.requests import ShownChoice
@@ -130,6 +131,11 @@ async def test_refusals_are_ours(
         (b'{"message": "flat"}', "flat"),
         (b'{"detail": "of FastAPI"}', "of FastAPI"),
         (b'{"error": "a text"}', "a text"),
+        (b'{"errors": [{"message": "one"}, {"message": "two"}]}', "one; two"),
+        (b'[{"error": {"message": "in a list"}}]', "in a list"),
+        (b'{"message": {"detail": [{"msg": "nested"}]}}', "nested"),
+        (b'{"error": {"message": ""}, "detail": 7}', "the model's server refuses this request."),
+        (b'{"a":' * 20_000, "the model's server refuses this request."),
         (b"<html>", "the model's server refuses this request."),
         (b"[" * 100_000, "the model's server refuses this request."),
         (json.dumps({"error": {"message": "x" * 1000}}).encode(), "x" * 500),
@@ -142,6 +148,49 @@ async def test_the_servers_words_are_bounded_and_on_one_line(body: bytes, messag
         with pytest.raises(BadRequest) as caught:
             await ask(client)
     assert (caught.value.message, caught.value.param) == (message, None)
+
+
+async def test_a_422_names_its_fields() -> None:
+    """FastAPI's `detail` is a list of what is wrong, each with its place: the sentence has all, `param` the first."""
+    detail = [
+        {"type": "less_than_equal", "loc": ["body", "temperature"], "msg": "Input should be at most 2"},
+        {"type": "missing", "loc": ["body", "messages", 0, "role"], "msg": "Field required"},
+    ]
+    body = json.dumps({"detail": detail}).encode()
+    async with remote(Upstream(raw(response("422 Unprocessable Entity", body, JSON)))) as client:
+        with pytest.raises(BadRequest) as caught:
+            await ask(client)
+    assert caught.value.message == "temperature: Input should be at most 2; messages.0.role: Field required"
+    assert (caught.value.param, caught.value.code) == ("temperature", "upstream_refused")
+
+
+async def test_an_empty_finish_reason_does_not_end_the_answer() -> None:
+    """A server that sends "" in each delta is read to its end, and one that stops in between is a loss."""
+    words = [delta(content=word, finish_reason="") for word in ("One", " two")]
+    async with remote(Upstream(says(*words, delta(finish_reason="length"), usage(), DONE))) as client:
+        events = await ask(client)
+        assert text(events) == "One two"
+        assert isinstance(events[-1], Done)
+        assert events[-1].finish_reason == "length"
+    async with remote(Upstream(says(*words, DONE), owned_by="org")) as client:
+        code, is_retryable, _ = await outcome(client)
+        assert (code, is_retryable) == ("cannot_continue", True)
+
+
+@pytest.mark.parametrize(
+    ("models", "max_model_len"),
+    [
+        ([{"id": "m", "context_length": 4096}], 4096),
+        ({"data": [{"id": "m", "max_model_len": "2048"}]}, 2048),
+        ({"data": [{"id": "m", "max_model_len": None, "context_window": 1024.0}]}, 1024),
+        ({"data": [None, {"id": "m", "max_context_length": 512}]}, 512),
+        ({"data": [{"id": "m", "max_model_len": True, "meta": []}]}, 0),
+    ],
+)
+def test_a_list_of_models_in_other_forms(models: Any, max_model_len: int) -> None:
+    """A list alone, other names of the context's length, and numbers as strings are read."""
+    found = _found(json.dumps(models).encode(), RemoteConfig(alias="m", url="http://x/v1"))
+    assert (found.max_model_len, found.warning) == (max_model_len, "")
 
 
 @pytest.mark.parametrize(
