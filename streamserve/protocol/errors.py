@@ -22,6 +22,7 @@
         ├── QuotaExceeded 429
         ├── Overloaded 503
         ├── DiskFull 507           the server's disk has no room for an upload
+        ├── DatabaseUnavailable 503  the site's database is locked, or cannot be reached
         ├── UnmetNeeds 503         the request needs what this release lacks; a newer worker has it
         ├── EngineUnavailable 503  the engine is loading, failed or gone
         └── CannotContinue 503     an answer that was cut off here has to be asked for again
@@ -201,6 +202,15 @@ class DiskFull(Refused):
 
     http_status = 507
     code = "insufficient_storage"
+
+
+class DatabaseUnavailable(Refused):
+    """The site's database is locked, or cannot be reached. Nothing was begun, or its end is not known."""
+
+    code = "database_unavailable"
+
+    def __init__(self, message: str, *, retry_after: int = 2) -> None:
+        super().__init__(message, retry_after=retry_after)
 
 
 class UnmetNeeds(Refused):

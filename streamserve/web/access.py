@@ -66,7 +66,8 @@ async def admit(access: Access, request: HttpRequest, headers: Mapping[str, str]
 async def _user_of(request: HttpRequest) -> Any:
     """Return the signed-in user, or None where the site has no users.
 
-    Django loads a session on a thread that it makes for the request. One of the database is loaded on the ORM's.
+    Django loads a session on a thread that it makes for the request. One of the database is loaded through the
+    door (rows/orm.py).
     """
     if not hasattr(request, "auser"):
         return None
@@ -75,7 +76,7 @@ async def _user_of(request: HttpRequest) -> Any:
         return await request.auser()
     if getattr(request.auser, "func", None) is not auser:  # the site's own
         return await request.auser()
-    return await orm.call(get_user, request)
+    return await orm.read(get_user, request)
 
 
 async def _known_caller(request: HttpRequest, headers: Mapping[str, str]) -> Caller:

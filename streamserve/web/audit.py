@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Container
 from contextvars import Context
+from functools import partial
 from typing import Any
-
-from channels.db import database_sync_to_async
 
 from streamserve.api.call import Caller
 from streamserve.api.logs import get_logger
 from streamserve.dialects.native import NativeEncoder
 from streamserve.models import Watch
+from streamserve.protocol.errors import DatabaseUnavailable
 from streamserve.streams.reader.delivery import NO_FLOW, Delivery, Flow
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
+from streamserve.web.rows import orm
 
 log = get_logger(__name__)
 
@@ -95,7 +96,7 @@ class WatchAudit:
     async def note(self) -> None:
         """Write the last event of each watch to its row, so that a killed process leaves it there."""
         for delivery, row in list(self._live.items()):
-            await database_sync_to_async(Watch.objects.note)(row.pk, delivery.sent_seq)
+            await orm.write(Watch.objects.note, row.pk, delivery.sent_seq)
 
     async def aclose(self) -> None:
         """Disconnect all watchers; return when their rows have their ends."""
@@ -106,7 +107,7 @@ class WatchAudit:
     async def _audit(self, row: Watch, delivery: WatchDelivery, is_written: asyncio.Future[None]) -> None:
         """Insert the row, set `is_written`, wait for the end and write it."""
         try:
-            await database_sync_to_async(row.save)(force_insert=True)
+            await orm.write(row.save, force_insert=True)
         except Exception as error:
             if not is_written.done():
                 is_written.set_exception(error)
@@ -133,7 +134,9 @@ async def _record_end(row: Watch, last_seq: int) -> None:
         began_at=row.began_at.isoformat(),
     )
     try:
-        await database_sync_to_async(Watch.objects.end)(row.pk, last_seq)
+        await orm.write(Watch.objects.end, row.pk, last_seq)
+    except DatabaseUnavailable:
+        orm.post(partial(Watch.objects.end, row.pk, last_seq))
     except Exception:
         # The log line above is complete; the row keeps the beginning.
         log.exception("watch_end_not_written", stream_id=row.stream_id)

@@ -160,7 +160,7 @@ class KnownKeys:
         principal, known = self.known(key), self._known  # a later `forget` also forgets what is read now
         if principal is not None:
             return principal
-        row = await orm.call(ApiKey.objects.find_active, key)
+        row = await orm.read(ApiKey.objects.find_active, key)
         if row is None:
             known.pop(digest_of(key), None)
             raise Unauthorized("This API key is unknown, expired or revoked.", code="invalid_api_key")

@@ -15,7 +15,6 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any
 
-from channels.db import database_sync_to_async
 from django.utils import timezone
 
 from streamserve.api.logs import get_logger
@@ -27,6 +26,7 @@ from streamserve.protocol.measures import ITL, TTFT, Recently
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, frame, one_line_json
 from streamserve.streams.reader.delivery import NO_FLOW, Closing, Flow
 from streamserve.streams.registry import Streams
+from streamserve.web.rows import orm
 
 log = get_logger(__name__)
 
@@ -185,7 +185,7 @@ class LiveMetrics:
             return []
         ours = {stream.id for stream in self._streams.all() if not stream.lease.is_elsewhere}
         others = StreamRow.objects.unfinished().exclude(pk__in=ours).order_by("created_at")[:MAX_ROWS]
-        rows = await database_sync_to_async(lambda: list(others))()
+        rows = await orm.read(lambda: list(others))
         return [_row_metrics(row) for row in rows]
 
 

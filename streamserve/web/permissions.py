@@ -15,7 +15,6 @@ from importlib import import_module
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from channels.db import database_sync_to_async
 from django.conf import settings as django_settings
 from django.contrib.auth import HASH_SESSION_KEY, SESSION_KEY, get_user_model
 from django.db.models import QuerySet
@@ -30,6 +29,7 @@ from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 from streamserve.web.audit import WatchAudit
 from streamserve.web.auth import Principal
+from streamserve.web.rows import orm
 
 log = get_logger(__name__)
 
@@ -92,12 +92,12 @@ class PermissionChecks:
     async def check(self) -> None:
         """Check once: disconnect watchers, readers and sockets, and stop streams, that have lost their permission."""
         if watchers := self._audit.watchers:
-            self._audit.cut(await database_sync_to_async(watchers_without_permission)(watchers))
+            self._audit.cut(await orm.of_site(watchers_without_permission, watchers))
             await self._audit.note()
         streams, readers = self._live_streams(), list(self._readers.items())
         owners = {stream.owner for stream in streams} | {caller.owner for _, (caller, _) in readers}
         logins = {self._logins.get(stream) for stream in streams} | {login_of(caller) for _, (caller, _) in readers}
-        lost_owners, lost_logins = await database_sync_to_async(_lost_permissions)(owners, logins)
+        lost_owners, lost_logins = await _lost_permissions(owners, logins)
         for stream in streams:
             if stream.owner in lost_owners or self._logins.get(stream) in lost_logins:
                 self._stop(stream)
@@ -148,13 +148,18 @@ def permission_lost() -> Unauthorized:
     return Unauthorized("Your key, account or login is no longer active.", code="rights_lost")
 
 
-def has_lost_permission(caller: Caller) -> bool:
+async def has_lost_permission(caller: Caller) -> bool:
     """Return whether the caller's key or account is no longer active, or its login has ended."""
-    return any(_lost_permissions({caller.owner}, {login_of(caller)}))
+    return any(await _lost_permissions({caller.owner}, {login_of(caller)}))
 
 
-def _lost_permissions(owners: set[str], logins: Set[Login | None]) -> tuple[set[str], set[Login]]:
-    return owners_without_permission(owners), ended_logins(login for login in logins if login is not None)
+async def _lost_permissions(owners: set[str], logins: Set[Login | None]) -> tuple[set[str], set[Login]]:
+    lost = await orm.read(owners_without_permission, owners)
+    signed_in = {login for login in logins if login is not None}
+    if not signed_in:
+        return lost, set()
+    are_rows = hasattr(_session_store(), "get_model_class")  # any other store is the site's to bound
+    return lost, await (orm.read if are_rows else orm.of_site)(ended_logins, signed_in)
 
 
 def owners_without_permission(owners: Iterable[str]) -> set[str]:
@@ -216,11 +221,15 @@ def ended_logins(logins: Iterable[Login]) -> set[Login]:
 
 def _sessions(keys: set[str]) -> Mapping[str, Mapping[str, Any]]:
     """Return the sessions of these keys that have not expired."""
-    store = import_module(django_settings.SESSION_ENGINE).SessionStore
+    store = _session_store()
     if not hasattr(store, "get_model_class"):
         return {key: store(key).load() for key in keys}
     rows = store.get_model_class()._default_manager.filter(session_key__in=keys, expire_date__gt=timezone.now())
     return {row.session_key: store().decode(row.session_data) for row in rows}
+
+
+def _session_store() -> Any:
+    return import_module(django_settings.SESSION_ENGINE).SessionStore
 
 
 def _holds(session: Mapping[str, Any], user: Any) -> bool:

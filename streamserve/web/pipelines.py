@@ -5,7 +5,7 @@ And the output filters of its models, by the dotted paths of FILTERS.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from channels.db import database_sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -16,6 +16,7 @@ from streamserve.clients.filtered import FilteredClient
 from streamserve.clients.pipeline.client import PIPELINES, PipelineClient
 from streamserve.clients.pipeline.journal import Memo
 from streamserve.conf import ServedModel, SiteConfig
+from streamserve.web.rows import orm
 
 
 def find_pipelines() -> None:
@@ -60,6 +61,9 @@ def filtered(model: ServedModel, client: EngineClient) -> EngineClient:
     return FilteredClient(client, makers)
 
 
-async def _call_elsewhere(function: object, *args: object, **options: object) -> object:
-    """Run a synchronous function on a thread of its own, with Django's connections closed after it."""
-    return await database_sync_to_async(function, thread_sensitive=False)(*args, **options)
+async def _call_elsewhere(function: Callable[..., object], *args: object, **options: object) -> object:
+    """Run a synchronous function on a thread of its own, with Django's connections closed after it.
+
+    Also inside `async_to_sync`, whose thread a function that asks the model would wait for.
+    """
+    return await database_sync_to_async(function, thread_sensitive=False, executor=orm.site_threads())(*args, **options)

@@ -247,7 +247,7 @@ class DjangoSite:
 
     async def find_for_watcher(self, caller: Caller, stream_id: str) -> tuple[str, Found]:
         """Return the caller's user name and the stream, of any tenant. Raises NotFound unless the user may watch."""
-        user = await orm.call(watching_user, caller.owner)
+        user = await orm.of_site(watching_user, caller.owner)
         record = None if user is None else await self.streams.store.find(stream_id=stream_id)
         if record is None:
             raise no_stream()

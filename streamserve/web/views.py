@@ -22,7 +22,7 @@ from streamserve.api.call import ANONYMOUS, AuditedSite, Body, Call, Caller, Rep
 from streamserve.api.logs import get_logger
 from streamserve.api.routes import Route, failure
 from streamserve.asgi.handover import HEADER, offer
-from streamserve.protocol.errors import MethodNotAllowed, Refused, StreamserveError
+from streamserve.protocol.errors import DatabaseUnavailable, MethodNotAllowed, Refused, StreamserveError
 from streamserve.protocol.ids import request_id_of
 from streamserve.streams.reader.delivery import Delivery, JoinedDelivery
 from streamserve.web.access import admit, cors_headers
@@ -38,7 +38,6 @@ View = Callable[..., Coroutine[Any, Any, HttpResponseBase]]
 
 _NEEDS_ASGI = "This site runs under WSGI, which cannot stream. Serve it by ASGI: daphne <project>.asgi:application."
 _CHUNK_BYTES = 1 << 16
-_DATABASE_SECONDS = 2
 
 
 def needs_asgi() -> Refused:
@@ -47,9 +46,9 @@ def needs_asgi() -> Refused:
 
 
 def _database_away(request_id: str) -> Refused:
-    """Return the error for a database that is locked, or cannot be reached: a client may send its request again."""
+    """Return the error for a database that a query of the site's found locked, or away."""
     message = f"The site's database cannot be used now. Try again. The server's log has the cause under {request_id}."
-    return Refused(message, code="database_unavailable", retry_after=_DATABASE_SECONDS)
+    return DatabaseUnavailable(message)
 
 
 def view_of(route: Route) -> View:

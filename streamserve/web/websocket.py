@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 from channels.consumer import AsyncConsumer
-from channels.db import database_sync_to_async
 from channels.exceptions import StopConsumer
 from django.core.handlers.asgi import get_script_prefix as script_prefix_of
 from django.urls import NoReverseMatch, get_script_prefix, reverse
@@ -268,7 +267,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
 
     async def _check_permission(self) -> None:
         """Raise Unauthorized if the key, account or login is no longer active: a socket may outlive them."""
-        if await database_sync_to_async(has_lost_permission)(self._principal):
+        if await has_lost_permission(self._principal):
             raise permission_lost()
 
     def _lose_permission(self) -> None:

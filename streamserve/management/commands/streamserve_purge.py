@@ -68,7 +68,7 @@ async def _count(before: float) -> int:
     """Return how many logs `_purge` would delete."""
     log = log_for(get_settings())
     try:
-        of_jobs = await orm.call(lambda: {log_id for log_id, _ in Stream.objects.of_unfinished_jobs()})
+        of_jobs = await orm.read(lambda: {log_id for log_id, _ in Stream.objects.of_unfinished_jobs()})
         return len(set(await log.old(before)) - of_jobs)
     finally:
         await log.aclose()

@@ -66,7 +66,7 @@ class SiteFiles:
     @asynccontextmanager
     async def body(self, call: Call) -> AsyncIterator[IO[bytes]]:
         """Receive the body of `call`. Raises before that where it cannot be stored."""
-        await orm.call(self._check_room, call.caller.tenant, self._uploads.num_bytes_of(call))
+        await orm.read(self._check_room, call.caller.tenant, self._uploads.num_bytes_of(call))
         async with self._uploads.receive(call) as body:
             yield body
 
@@ -169,7 +169,7 @@ class SiteFiles:
         rows = StoredFile.objects.of(caller.tenant)
         if page.purpose:
             rows = rows.filter(purpose=page.purpose)
-        found, has_more = await orm.call(part_of, rows, page, no_file)
+        found, has_more = await orm.read(part_of, rows, page, no_file)
         return [record_of(row) for row in found], has_more
 
     async def delete(self, caller: Caller, file_id: str) -> None:
@@ -202,7 +202,7 @@ class SiteFiles:
 
     async def open(self, tenant: str, file_id: str) -> IO[bytes]:
         """Open a file of the tenant for a batch that began with it, expired or not. Blocking reads. Raises NotFound."""
-        row = await orm.call(StoredFile.objects.filter(pk=file_id, tenant=tenant, is_ready=True).first)
+        row = await orm.read(StoredFile.objects.filter(pk=file_id, tenant=tenant, is_ready=True).first)
         if row is None:
             raise no_file(file_id)
         return await asyncio.to_thread(self.storage.open, row.name, "rb")
@@ -218,7 +218,7 @@ class SiteFiles:
         """Delete what is old; return how many files and batches."""
         files, batches = self.old()
         num_files = 0
-        for row in await orm.call(lambda: list(files)):
+        for row in await orm.bulk(lambda: list(files)):
             try:
                 if await orm.call(self._take_away, row) is not None:
                     continue
@@ -226,7 +226,7 @@ class SiteFiles:
                 num_files += 1
             except Exception:  # the storage keeps it; the others go all the same
                 log.exception("stored_file_not_dropped", file_id=row.pk)
-        num_batches = await orm.call(delete_in_parts, batches)
+        num_batches = await orm.bulk(delete_in_parts, batches)
         if num_files or num_batches:
             log.info("batches_purged", files=num_files, batches=num_batches)
         return num_files, num_batches
@@ -237,7 +237,7 @@ class SiteFiles:
         await orm.call(row.delete)
 
     async def _row(self, caller: Caller, file_id: str) -> StoredFile:
-        row = await orm.call(StoredFile.objects.of(caller.tenant).filter(pk=file_id).first)
+        row = await orm.read(StoredFile.objects.of(caller.tenant).filter(pk=file_id).first)
         if row is None:
             raise no_file(file_id)
         return row

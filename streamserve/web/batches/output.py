@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any
 
-from channels.db import database_sync_to_async
 from django.db import transaction
 from django.utils import timezone
 
@@ -62,8 +61,7 @@ async def compose(site: DjangoSite, batch: Batch, file: IO[bytes] | None, why: U
     with ExitStack() as stack:
         output = stack.enter_context(tempfile.TemporaryFile())
         errors = stack.enter_context(tempfile.TemporaryFile()) if shapes.has_error_file else output
-        writing = database_sync_to_async(_write, thread_sensitive=False)
-        num_unrun = await writing(batch, file, output, errors, shapes, why, site.limits)
+        num_unrun = await orm.bulk(_write, batch, file, output, errors, shapes, why, site.limits)
         names = [(output, "output")] + ([(errors, "error")] if errors is not output else [])
         stored = [await _store(site, batch, content, name) for content, name in names]
     return Composed(stored[0], stored[1] if len(stored) > 1 else None, num_unrun)
@@ -147,7 +145,7 @@ class Composed:
     async def finish(self, claim: Claim, status: str, **columns: Any) -> None:
         """End the batch, and show its files. Raises LeaseLost; then the purge drops them."""
         await orm.call(self._finish, claim, status, columns)
-        await orm.call(BatchRow.objects.drop, claim.id)
+        await orm.bulk(BatchRow.objects.drop, claim.id)
 
     @transaction.atomic
     def _finish(self, claim: Claim, status: str, columns: Mapping[str, Any]) -> None:

@@ -71,7 +71,7 @@ class SiteBatches:
         """Return the batch that this key has queued before, if there is one."""
         if once is None:
             return None
-        row = await orm.call(Batch.objects.filter(request_key=once.key).first)
+        row = await orm.read(Batch.objects.filter(request_key=once.key).first)
         if row is not None and row.request_digest != once.digest:
             raise KeyReused("This Idempotency-Key was sent with another body. Send a new key with a new request.")
         return None if row is None else record_of(row)
@@ -97,13 +97,13 @@ class SiteBatches:
 
     async def page(self, caller: Caller, page: Page, *, api: str = "openai") -> tuple[Sequence[BatchRecord], bool]:
         """Return a part of the tenant's batches."""
-        found, has_more = await orm.call(part_of, Batch.objects.of(caller.tenant).filter(api=api), page, _missing)
+        found, has_more = await orm.read(part_of, Batch.objects.of(caller.tenant).filter(api=api), page, _missing)
         return [record_of(row) for row in found], has_more
 
     async def delete(self, caller: Caller, batch_id: str, *, api: str) -> None:
         """Forget the batch, if it has ended."""
         row = await self._row(caller, batch_id, api)
-        await orm.write(Batch.objects.filter(pk=row.pk, status__in=ENDED).delete)
+        await orm.bulk(Batch.objects.filter(pk=row.pk, status__in=ENDED).delete)
 
     async def cancel(self, caller: Caller, batch_id: str, *, api: str = "openai") -> BatchRecord:
         """Have the batch run no more rows. Cancelled again, it stays as it is."""
@@ -118,7 +118,7 @@ class SiteBatches:
         return record_of(await self._row(caller, batch_id, api))
 
     async def _row(self, caller: Caller, batch_id: str, api: str) -> Batch:
-        row = await orm.call(Batch.objects.of(caller.tenant).filter(pk=batch_id, api=api).first)
+        row = await orm.read(Batch.objects.of(caller.tenant).filter(pk=batch_id, api=api).first)
         if row is None:
             raise no_batch(batch_id)
         return row

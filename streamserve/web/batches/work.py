@@ -7,7 +7,7 @@
 
 What a kill cuts short is what the slots held, one row each: the next worker reads which lines have rows. Rows that wait
 for one write are stored together by the next (`RowWriter`). They are requests to a site of their own (`RowSite`).
-asyncio; the storage is read on threads, the database on the ORM thread.
+asyncio; the storage is read on threads, the database through the door to the ORM.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class BatchRun:
         """Return the batch's status. Raises LeaseLost."""
         claim = self._claim
         held = Batch.objects.held(claim.id, claim.fence, claim.worker_id)
-        status = await orm.call(held.values_list("status", flat=True).first)
+        status = await orm.read(held.values_list("status", flat=True).first)
         if status is None:
             raise LeaseLost(claim.id)
         self._row.status = status
@@ -253,7 +253,7 @@ class BatchRun:
 
     async def _check_owner(self) -> None:
         """Cancel the batch if its owner's key or account is no longer active: its rows would be refused as requests."""
-        if await orm.call(owners_without_permission, [self._row.owner]):
+        if await orm.read(owners_without_permission, [self._row.owner]):
             if await orm.write(Batch.objects.cancel, self._claim.id):
                 log.warning("batch_permission_lost", batch_id=self._claim.id, owner=self._row.owner)
             await self._look()
@@ -290,7 +290,7 @@ class BatchRun:
 
     async def _run_rows(self) -> None:
         """Run every line that has no row, until none is left, or the batch is cancelled or expires."""
-        done = await orm.call(BatchRow.objects.lines_of, self._claim.id)
+        done = await orm.bulk(BatchRow.objects.lines_of, self._claim.id)
         writer = RowWriter(self._claim)
         lines = self._lines(done)
         seconds = (self._row.expires_at - timezone.now()).total_seconds()

@@ -53,7 +53,7 @@ class CompletionRows:
         What cannot be read now is left for the next who looks.
         """
         lacking = _ROWS.filter(stream_id=stream_id, deleted_at=None, completion="")
-        row = await orm.call(lacking.select_related("stream").first)
+        row = await orm.read(lacking.select_related("stream").first)
         if row is None:
             return
         try:
@@ -94,7 +94,7 @@ class CompletionRows:
 
     async def page(self, caller: Caller, query: ListQuery, /) -> tuple[Sequence[StoredChat], bool]:
         """Return a part of the tenant's completions."""
-        found, has_more = await orm.call(_page, caller.tenant, query)
+        found, has_more = await orm.read(_page, caller.tenant, query)
         return [_chat_of(row) for row in found], has_more
 
     async def annotate(self, caller: Caller, stream_id: str, metadata: Mapping[str, str], /) -> StoredChat:
@@ -123,12 +123,12 @@ class CompletionRows:
     async def _row(self, caller: Caller, stream_id: str) -> StoredCompletion | None:
         """Return the row. Raises NotFound for one that was deleted."""
         rows = _ROWS.filter(stream_id=stream_id, tenant=caller.tenant).select_related("stream")
-        row = await orm.call(rows.first)
+        row = await orm.read(rows.first)
         if row is not None and row.deleted_at is not None:
             raise no_completion(f"chatcmpl-{stream_id}")
         if row is not None and not row.completion:
             await self.fill(stream_id)
-            row = await orm.call(rows.first)
+            row = await orm.read(rows.first)
         return row
 
 

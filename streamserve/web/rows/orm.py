@@ -1,161 +1,431 @@
-"""`call` and `write`: Django's ORM for the event loop, on one thread that keeps its connections.
+"""The one door to Django's ORM for streamserve's own short queries: `read`, `call`, `write`, `post`.
 
 `asgiref.sync_to_async` makes a thread for each request, and `channels.db` opens and closes a connection for each call.
-Here one thread of the process does all of streamserve's queries. Writes that wait together are one transaction; if one
-of them fails, each is done again by itself.
+Here two lanes of the process do all short queries, each on one thread with connections of its own: reads do not stand
+behind writes. Writes that wait together are one transaction; if one of them fails, each is done again by itself.
+
+    a job ──► its lane ──► done
+                │  ▲
+      "locked"  └──┘  tried again, among those that came meanwhile, until its deadline
+      lost connection: once more on a new one, where nothing can have been committed
+      "away", or its deadline is over ──► DatabaseUnavailable, for the whole group
+      hangs in spite of that ──► DatabaseUnavailable, and another thread takes the lane
+
+No caller waits longer than `DEADLINE_SECONDS + HANG_SECONDS`. A read whose caller has left is not begun. A write that
+is posted has no caller: it is kept, and tried again until the database is back; a process that is killed loses it.
 
 A connection is kept while it is used. CONN_MAX_AGE counts from when it was opened, as in Django; 0, Django's default,
 closes it after `IDLE_SECONDS` without a query, since no request owns it. One that an error has broken is closed.
 Inside synchronous code (`async_to_sync`, a `TestCase`) queries run on that code's own thread and connection.
+
+Functions of the site (`of_site`) and bulk work (`bulk`), which may take any time, have threads of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
+from weakref import WeakSet
 
 from asgiref.sync import AsyncToSync
 from channels.db import database_sync_to_async
 from django.db import connections, router, transaction
 
 from streamserve.models import Stream
+from streamserve.protocol.errors import DatabaseUnavailable
+from streamserve.web.rows.trouble import Trouble, trouble_of
 
 logger = logging.getLogger("streamserve.web")
 
 T = TypeVar("T")
 
+# A job that was not done by then is refused, so that its caller has the 503 within five seconds.
+DEADLINE_SECONDS = 4.0
+# After its deadline: a job that is still being done hangs, as on a network that swallows packets.
+HANG_SECONDS = 0.75
+LOCK_SECONDS = 0.5  # how long a statement waits for a lock before its job is tried again
 IDLE_SECONDS = 10.0
+# Writes that are kept while the database is away. One is some hundred bytes.
+MAX_POSTED = 10_000
+MAX_HUNG = 4  # threads of a lane that hang; beyond them every job is refused until one returns
+SITE_THREADS, BULK_THREADS = 32, 4
 _TRUSTED_SECONDS = 1.0  # without a query: a connection that rested longer is checked before it is used
-_CLOSE_SECONDS = 5.0  # a query that hangs on a lock does not hold up a server that stops
+_CLOSE_SECONDS = 5.0  # a query that hangs does not hold up a server that stops
 _MAX_GROUP = 64  # jobs that are taken at once
+_PAUSE_SECONDS = 0.01  # between two attempts where the database does not wait for a lock by itself
+_FIRST_DELAY, _MAX_DELAY = 0.5, 4.0  # between two attempts of what was posted
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Job:
-    """One call. One that `is_write` may share a transaction with others; without a `future` no caller waits."""
+    """One call. Where it `can_share`, it may share a transaction; without a `future` it was posted."""
 
     work: Callable[[], Any]
     future: asyncio.Future[Any] | None
-    is_write: bool
+    until: float  # its deadline, of the monotonic clock
+    can_share: bool = False
+    has_lost: bool = False  # it was tried on a connection that was lost
+    thread: threading.Thread | None = None  # that has begun it
+    error: BaseException | None = None  # of its last attempt
 
 
-_Answer = tuple[asyncio.Future[Any], Any, BaseException | None]
+@dataclass(slots=True)
+class _Outcome:
+    """What became of an attempt. `can_repeat`: it cannot have been committed."""
+
+    job: _Job
+    value: Any = None
+    error: BaseException | None = None
+    can_repeat: bool = False
 
 
-class OrmThread:
-    """The thread. It is started by its first job and ends with the process, or by `close`."""
+class Lane:
+    """A thread that does jobs one group after the other. It starts with its first job, and ends by `end`.
 
-    def __init__(self, idle_seconds: float = IDLE_SECONDS) -> None:
-        self._idle_seconds = idle_seconds
+    A lane for reads takes one at a time, so that a thread that hangs takes no other job along. Any thread may call
+    `put` and `post`; `run` is of event loops.
+    """
+
+    def __init__(self, name: str, *, is_for_reads: bool = False, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._name, self._idle_seconds = name, idle_seconds
+        self._is_for_reads, self._max_group = is_for_reads, 1 if is_for_reads else _MAX_GROUP
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()  # guards `_thread`
+        self._lock = threading.Lock()  # guards `_thread`, `_hung`, `_left` and `_num_posted`
+        self._thread: threading.Thread | None = None  # that serves
+        self._hung: set[threading.Thread] = set()
+        self._left: WeakSet[threading.Thread] = WeakSet()  # hung when the lane ended
+        self._began_at = math.inf  # the attempt that is being made
+        self._posted: deque[_Job] = deque()  # what was posted and is not done, oldest first; the serving thread's
+        self._num_posted = 0
+        self._retry_at, self._delay = 0.0, _FIRST_DELAY
+        self.trouble: Trouble | None = None  # the database's, as the last job found it
         self.num_transactions = 0  # of writes
 
-    async def run(self, work: Callable[[], T], *, is_write: bool) -> T:
-        """Return the result of `work`. A caller that is cancelled does not wait for it; the work is done."""
-        if getattr(AsyncToSync.executors, "current", None) is not None:
-            return cast(T, await database_sync_to_async(work)())
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._jobs.put(_Job(work, future, is_write))
+    async def run(self, work: Callable[[], T], *, can_share: bool = False) -> T:
+        """Return the result of `work`. Raises DatabaseUnavailable, and what `work` raises.
+
+        A caller that is cancelled takes along a read that has not begun; a write is done.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        job = _Job(work, future, time.monotonic() + DEADLINE_SECONDS, can_share)
+        self.put(job)
+        timer = loop.call_later(DEADLINE_SECONDS + HANG_SECONDS, self._give_up, job, context=Context())
+        try:
+            return await future
+        finally:
+            timer.cancel()
+
+    def put(self, job: _Job) -> None:
+        """Have a job done. Raises DatabaseUnavailable where every thread of the lane hangs."""
         if self._thread is None:
-            self._start()
-        return await future
+            with self._lock:
+                self._start()
+                if self._thread is None and job.future is not None:
+                    raise _refusal(Trouble.SLOW)
+        self._jobs.put(job)
 
     def post(self, work: Callable[[], Any]) -> None:
-        """Have a write done later; an error is logged."""
-        self._jobs.put(_Job(work, None, is_write=True))
-        if self._thread is None:
-            self._start()
+        """Have a write done as soon as the database can; an error of its own is logged."""
+        with self._lock:
+            is_full = self._num_posted >= MAX_POSTED
+            self._num_posted += not is_full
+        if is_full:
+            logger.error("a write that was posted is dropped: %d wait for the database already", MAX_POSTED)
+        else:
+            self.put(_Job(work, None, math.inf, can_share=True))
 
-    def close(self) -> None:
-        """End the thread and close its connections. The next job starts another. Waits some seconds for jobs."""
+    def end(self) -> threading.Thread | None:
+        """Have the thread end when it has done what waits; return it. What hangs is left behind."""
         with self._lock:
             thread, self._thread = self._thread, None
+            self._left |= self._hung
+            self._hung = set()
             if thread is not None:
                 self._jobs.put(None)
-        if thread is not None:
-            thread.join(_CLOSE_SECONDS)
+        return thread
 
     def _start(self) -> None:
+        """Start a thread if none serves and not too many hang. Under the lock."""
+        if self._thread is None and len(self._hung) < MAX_HUNG:
+            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _give_up(self, job: _Job) -> None:
+        """Refuse a job that has had no answer. If the thread hangs, another takes the lane. On the event loop."""
+        assert job.future is not None
+        if job.future.done():
+            return
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="streamserve orm", daemon=True)
-                self._thread.start()
+            thread = self._thread
+            if thread is not None and (thread is job.thread or self._began_at + DEADLINE_SECONDS < time.monotonic()):
+                self._hung.add(thread)
+                self._thread, self._began_at = None, math.inf
+                self._start()
+        self._note(Trouble.SLOW)
+        job.future.set_exception(_refusal(Trouble.SLOW))
+
+    # On the thread
 
     def _serve(self) -> None:
-        """Do what is asked, and bring the results to their loops, with one wake of each."""
-        while jobs := self._next_jobs():
-            done = [(job, *_result_of(job.work)) for job in jobs if not job.is_write]
-            writes = [job for job in jobs if job.is_write]
-            if writes:
-                done += self._written(writes)
-            by_loop: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
-            for job, value, error in done:
-                if job.future is not None:
-                    by_loop.setdefault(job.future.get_loop(), []).append((job.future, value, error))
-                elif error is not None:
-                    logger.error("a write that was posted failed", exc_info=error)
-            for loop, results in by_loop.items():
-                with suppress(RuntimeError):  # the loop is closed: no caller waits
-                    loop.call_soon_threadsafe(_set_results, results)
+        """Do what is asked until the lane ends, or another thread serves it."""
+        while self._is_serving():
+            jobs = self._next_jobs()
+            if jobs is None:
+                self._flush()
+                break
+            self._do(jobs)
         _tidy(lambda connection: connection.close())
 
-    def _next_jobs(self) -> list[_Job]:
-        """Return every job that waits, at least one; [] ends the thread."""
-        jobs: list[_Job | None] = []
-        began = time.monotonic()
-        try:
-            jobs.append(self._jobs.get(timeout=self._idle_seconds))
-        except queue.Empty:
+    def _is_serving(self) -> bool:
+        """Return whether to go on. A thread that hung takes the lane again if no other has."""
+        me = threading.current_thread()
+        with self._lock:
+            if me in self._hung:
+                self._hung.discard(me)
+                if self._thread is not None:
+                    return False
+                self._thread = me
+            return me not in self._left
+
+    def _next_jobs(self) -> list[_Job] | None:
+        """Return jobs that wait, with what was posted if it is due; None when the lane has ended."""
+        began, jobs = time.monotonic(), list[_Job]()
+        patience = max(0.0, self._retry_at - began) if self._posted else self._idle_seconds
+        is_over = self._take(jobs, patience)
+        if not (is_over or jobs or self._posted):
             _tidy(_close_unowned)
-            jobs.append(self._jobs.get())
-        is_rested = time.monotonic() - began > _TRUSTED_SECONDS
-        with suppress(queue.Empty):
-            while jobs[-1] is not None and len(jobs) < _MAX_GROUP:
-                jobs.append(self._jobs.get_nowait())
-        if jobs[-1] is None and len(jobs) > 1:
+            is_over = self._take(jobs, None)
+        if is_over and not jobs:
+            return None
+        if is_over:
             self._jobs.put(None)  # its turn comes after the jobs before it
-        _tidy(partial(_close_unfit, is_rested=is_rested))
-        return [job for job in jobs if job is not None]
+        if self._posted and time.monotonic() >= self._retry_at:
+            jobs[:0] = self._oldest_posted()
+        _tidy(partial(_close_unfit, is_rested=time.monotonic() - began > _TRUSTED_SECONDS))
+        _set_bounds()
+        return jobs
 
-    def _written(self, jobs: list[_Job]) -> list[tuple[_Job, Any, BaseException | None]]:
-        """Do the writes in one transaction; each in its own if that fails."""
+    def _take(self, jobs: list[_Job], seconds: float | None) -> bool:
+        """Take a group of jobs, and what was posted between them; return whether the lane's end was reached."""
+        with suppress(queue.Empty):
+            job = self._jobs.get(timeout=seconds)
+            while job is not None:
+                (self._posted if job.future is None else jobs).append(job)
+                if len(jobs) == self._max_group:
+                    return False
+                job = self._jobs.get_nowait()
+            return True
+        return False
+
+    def _oldest_posted(self) -> list[_Job]:
+        return [self._posted.popleft() for _ in range(min(len(self._posted), _MAX_GROUP))]
+
+    def _flush(self) -> None:
+        """Try what was posted a last time."""
+        while num := len(self._posted):
+            self._do(self._oldest_posted())
+            if len(self._posted) == num:
+                logger.error("%d writes that were posted are lost: the database takes none", num)
+                self._posted.clear()
+                with self._lock:
+                    self._num_posted -= num
+
+    def _do(self, jobs: list[_Job]) -> None:
+        """Do a group: first what can share a transaction, and then each of the others."""
+        shared = [job for job in jobs if job.can_share and self._begins(job)]
+        if shared:
+            self._settle(self._together(shared))
+        for job in jobs:
+            if not job.can_share and self._begins(job):
+                self._settle([self._alone(job)])
+
+    def _begins(self, job: _Job) -> bool:
+        """Return whether to do a job now. It is refused if its deadline is over; a read without a caller is dropped."""
+        job.thread = threading.current_thread()
+        if time.monotonic() < job.until:
+            return not (self._is_for_reads and job.future is not None and job.future.done())
+        trouble = trouble_of(job.error) or self.trouble or Trouble.SLOW
+        self._note(trouble, job.error)
+        self._settle([_Outcome(job, error=_refusal(trouble, job.error))])
+        return False
+
+    def _together(self, jobs: list[_Job]) -> list[_Outcome]:
+        """Do writes in one transaction. If one of them fails, each is done by itself; in trouble, none."""
         self.num_transactions += 1
-        if len(jobs) > 1:
-            try:
-                with transaction.atomic(using=router.db_for_write(Stream)):
-                    return [(job, job.work(), None) for job in jobs]
-            except Exception as error:  # of one of them, whose caller gets it below
-                self.num_transactions += len(jobs)
-                logger.info("%d writes are done again one by one: %s", len(jobs), error)
-                _tidy(partial(_close_unfit, is_rested=True))  # perhaps the server has closed the connection
-        return [(job, *_result_of(job.work)) for job in jobs]
+        alias = router.db_for_write(Stream)
+        values: list[Any] | None = None
+        self._began_at = time.monotonic()
+        try:
+            with _transaction(alias, is_group=len(jobs) > 1):
+                values = [job.work() for job in jobs]
+            return [_Outcome(job, value) for job, value in zip(jobs, values, strict=True)]
+        except Exception as error:
+            trouble = trouble_of(error)
+            is_of_all = trouble is not None and not (trouble is Trouble.LOCKED and _locks_rows(alias))
+            if len(jobs) == 1 or is_of_all:
+                is_undone = values is None and (len(jobs) > 1 or _locks_rows(alias))  # no COMMIT was sent
+                return [_Outcome(job, error=error, can_repeat=is_undone) for job in jobs]
+            self.num_transactions += len(jobs)
+            logger.info("%d writes are done again one by one: %s", len(jobs), error)
+        _tidy(partial(_close_unfit, is_rested=True))  # perhaps the server has closed the connection
+        return [self._alone(job) for job in jobs if self._begins(job)]
+
+    def _alone(self, job: _Job) -> _Outcome:
+        """Do one job by itself."""
+        alias = router.db_for_write(Stream)
+        self._began_at = time.monotonic()
+        try:
+            if self._is_for_reads:
+                return _Outcome(job, job.work())
+            with _transaction(alias, is_group=False):
+                return _Outcome(job, job.work())
+        except BaseException as error:  # the edge of a thread: the caller raises it
+            return _Outcome(job, error=error, can_repeat=self._is_for_reads)
+
+    def _settle(self, outcomes: list[_Outcome]) -> None:
+        """Bring the results to their loops, with one wake of each; what the database may take later is tried again."""
+        self._began_at = math.inf
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
+        kept: list[_Job] = []
+        for outcome in outcomes:
+            job, error = outcome.job, outcome.error
+            trouble = trouble_of(error)
+            if trouble is not None and self._can_wait(outcome, trouble):
+                job.error = error
+                kept.append(job)
+                continue
+            if trouble is not None:
+                self._note(trouble, error)
+                outcome.error = _refusal(trouble, error)
+            elif not isinstance(error, DatabaseUnavailable):
+                self._note(None)
+            if job.future is not None:
+                by_loop.setdefault(job.future.get_loop(), []).append(outcome)
+                continue
+            with self._lock:
+                self._num_posted -= 1
+            if error is not None:
+                logger.error("a write that was posted failed", exc_info=error)
+        for loop, settled in by_loop.items():
+            with suppress(RuntimeError):  # the loop is closed: no caller waits
+                loop.call_soon_threadsafe(_set_results, settled)
+        if kept:
+            self._keep(kept)
+
+    def _can_wait(self, outcome: _Outcome, trouble: Trouble) -> bool:
+        """Return whether to try a job in trouble again: what was posted is; others until their deadlines."""
+        job = outcome.job
+        if job.future is None:
+            if trouble is not Trouble.LOCKED:
+                self._note(trouble, outcome.error)
+            return True
+        if trouble is Trouble.LOST and outcome.can_repeat and not job.has_lost:
+            job.has_lost = True
+            return True
+        return trouble is Trouble.LOCKED and time.monotonic() < job.until
+
+    def _keep(self, jobs: list[_Job]) -> None:
+        """Put jobs back: among those that wait, or what was posted before all that is posted later."""
+        self._posted.extendleft(job for job in reversed(jobs) if job.future is None)
+        for job in jobs:
+            if job.future is not None:
+                # A lock of its rows must not fail the others again.
+                job.can_share = job.can_share and not _locks_rows(router.db_for_write(Stream))
+                self._jobs.put(job)
+        now = time.monotonic()
+        if self._posted and now >= self._retry_at:
+            self._retry_at, self._delay = now + self._delay, min(2 * self._delay, _MAX_DELAY)
+        time.sleep(_PAUSE_SECONDS)  # not every lock is waited for
+
+    def _note(self, trouble: Trouble | None, cause: BaseException | None = None) -> None:
+        """Remember what a job has found; log it when that changes."""
+        before, self.trouble = self.trouble, trouble
+        if trouble is None:
+            self._delay = _FIRST_DELAY
+            if before is not None:
+                logger.warning("the site's database is back (%s)", self._name)
+        elif before is None:
+            logger.error("the site's database cannot be used (%s): %s", self._name, cause or trouble.message)
 
 
-def _result_of(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    try:
-        return work(), None
-    except BaseException as error:  # the edge of a thread: the caller raises it
-        return None, error
+def _refusal(trouble: Trouble, cause: BaseException | None = None) -> DatabaseUnavailable:
+    error = DatabaseUnavailable(trouble.message)
+    error.__cause__ = cause
+    return error
 
 
-def _set_results(results: list[_Answer]) -> None:
-    for future, value, error in results:
+def _set_results(outcomes: list[_Outcome]) -> None:
+    for outcome in outcomes:
+        future = outcome.job.future
+        assert future is not None
         if not future.done():
-            if error is None:
-                future.set_result(value)
+            if outcome.error is None:
+                future.set_result(outcome.value)
             else:
-                future.set_exception(error)
+                future.set_exception(outcome.error)
+
+
+@contextmanager
+def _transaction(alias: str, *, is_group: bool) -> Iterator[None]:
+    """A transaction for a group of writes. On PostgreSQL for every write: there it has the time to wait for a lock.
+
+    That is not set for the connection, whose session another program may get from a pooler.
+    """
+    if not (is_group or _locks_rows(alias)):
+        yield
+        return
+    with transaction.atomic(using=alias):
+        if _locks_rows(alias):
+            with connections[alias].cursor() as cursor:
+                cursor.execute(f"SET LOCAL lock_timeout = {round(LOCK_SECONDS * 1000)}")
+        yield
+
+
+def _locks_rows(alias: str) -> bool:
+    """Return whether a lock is of some rows; SQLite's is of the whole database."""
+    return connections[alias].vendor == "postgresql"
+
+
+def _set_bounds() -> None:
+    """Bound how long a connection that this thread opens next may wait, for a lock or for its server."""
+    for alias in {router.db_for_read(Stream), router.db_for_write(Stream)}:
+        connection = connections[alias]
+        if connection.connection is None:
+            connection.settings_dict = _bounded(connections.settings[alias], connection.vendor)
+
+
+def _bounded(settings: Mapping[str, Any], vendor: str) -> dict[str, Any]:
+    """Return a database's settings with these bounds; an option of the site's is kept where it is tighter."""
+    options = dict(settings.get("OPTIONS", {}))
+    if vendor == "sqlite":
+        options["timeout"] = min(LOCK_SECONDS, options.get("timeout", LOCK_SECONDS))
+    elif vendor == "postgresql":
+        options = {**_LIBPQ, **options}
+    return {**settings, "OPTIONS": options}
+
+
+# Of libpq (PostgreSQL's manual, 34.1.2): a network that swallows packets is noticed within some seconds.
+_LIBPQ = {
+    "connect_timeout": 3,
+    "keepalives_idle": 3,
+    "keepalives_interval": 1,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 5000,
+}
 
 
 def _tidy(close: Callable[[Any], None]) -> None:
@@ -181,38 +451,108 @@ def _close_unfit(connection: Any, *, is_rested: bool) -> None:
     connection.close_if_unusable_or_obsolete()
 
 
-_thread = OrmThread()  # of the process, as its connections are
+class Door:
+    """The lanes of a process, and the threads of what is no short query."""
+
+    def __init__(self, idle_seconds: float = IDLE_SECONDS) -> None:
+        self.reads = Lane("streamserve orm reads", is_for_reads=True, idle_seconds=idle_seconds)
+        self.writes = Lane("streamserve orm", idle_seconds=idle_seconds)
+        self.site_threads = ThreadPoolExecutor(SITE_THREADS, thread_name_prefix="streamserve site")
+        self.bulk_threads = ThreadPoolExecutor(BULK_THREADS, thread_name_prefix="streamserve bulk")
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """The database's, as the last jobs found it."""
+        return self.writes.trouble or self.reads.trouble
+
+    def close(self) -> None:
+        """End the threads and close their connections; the next job starts others. Waits some seconds for jobs."""
+        until = time.monotonic() + _CLOSE_SECONDS
+        for thread in [lane.end() for lane in (self.reads, self.writes)]:
+            if thread is not None:
+                thread.join(max(0.0, until - time.monotonic()))
+
+
+_door = Door()  # of the process, as its connections are
 
 
 def _before_fork() -> None:
     """Finish what waits: a child must not inherit an open connection, least of all one inside a transaction."""
-    _thread.close()
+    _door.close()
 
 
 def _after_fork() -> None:
-    """Begin anew in the child, which does not have its parent's thread."""
-    global _thread
-    _thread = OrmThread()
+    """Begin anew in the child, which does not have its parent's threads."""
+    global _door
+    _door = Door()
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 
 
-async def call(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Return `work(*args, **kwargs)`, done on the ORM thread."""
-    return await _thread.run(lambda: work(*args, **kwargs), is_write=False)
+def _is_inside_sync() -> bool:
+    return getattr(AsyncToSync.executors, "current", None) is not None
+
+
+async def read(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Return `work(*args, **kwargs)`, a query that changes nothing. Raises DatabaseUnavailable."""
+    return await _run(_door.reads, partial(work, *args, **kwargs))
 
 
 async def write(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """The same for one statement that may share its transaction with others that wait."""
-    return await _thread.run(lambda: work(*args, **kwargs), is_write=True)
+    return await _run(_door.writes, partial(work, *args, **kwargs), can_share=True)
+
+
+async def call(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """The same for anything that changes something, in transactions of its own."""
+    return await _run(_door.writes, partial(work, *args, **kwargs))
+
+
+async def _run(lane: Lane, work: Callable[[], T], *, can_share: bool = False) -> T:
+    if _is_inside_sync():
+        result: T = await database_sync_to_async(work)()
+        return result
+    return await lane.run(work, can_share=can_share)
 
 
 def post(work: Callable[[], Any]) -> None:
-    """Have a write done later. No caller waits for it, so that it delays no answer."""
-    _thread.post(work)
+    """Have a write done later: no caller waits for it, and it is kept while the database is away.
+
+    It must do no harm if it is done twice. Up to `MAX_POSTED` are kept; `close` tries them a last time.
+    """
+    _door.writes.post(work)
+
+
+async def of_site(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Run a function of the site, which may take any time, on one of `SITE_THREADS` threads of their own."""
+    return await _elsewhere(_door.site_threads, function, *args, **kwargs)
+
+
+def site_threads() -> ThreadPoolExecutor:
+    """Return the threads of the site's functions."""
+    return _door.site_threads
+
+
+async def bulk(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Run work on many rows, on one of `BULK_THREADS` threads of their own, with the site's own timeouts."""
+    return await _elsewhere(_door.bulk_threads, work, *args, **kwargs)
+
+
+async def _elsewhere(threads: ThreadPoolExecutor, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    if _is_inside_sync():
+        threads_of = database_sync_to_async(work)
+    else:
+        threads_of = database_sync_to_async(work, thread_sensitive=False, executor=threads)
+    result: T = await threads_of(*args, **kwargs)
+    return result
+
+
+def trouble() -> Trouble | None:
+    """Return what is wrong with the database, as the last jobs found it."""
+    return _door.trouble
 
 
 def close() -> None:
-    """Close the kept connections; the next call opens them again."""
-    _thread.close()
+    """Do what waits, and close the kept connections; the next job opens them again."""
+    _door.close()

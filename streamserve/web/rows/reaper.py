@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from channels.db import database_sync_to_async
 from django.db.models import QuerySet
 from django.utils import timezone
 
@@ -71,7 +70,7 @@ class RowAges:
 
 async def keep_job_logs(log: EventLog) -> None:
     """Touch the logs of jobs that are queued, or between two attempts: they have no writer, and are needed."""
-    for log_id, fence in await orm.call(lambda: list(StreamRow.objects.of_unfinished_jobs())):
+    for log_id, fence in await orm.read(lambda: list(StreamRow.objects.of_unfinished_jobs())):
         with contextlib.suppress(Refusal, KeyError):
             await append(log, log_id, fence, [])
 
@@ -115,7 +114,7 @@ class Reaper:
 
     async def round(self) -> None:
         """Check every unfinished stream once; purge if it is time."""
-        for row in await orm.call(lambda: list(StreamRow.objects.unfinished().exclude(on_disconnect=JOB))):
+        for row in await orm.read(lambda: list(StreamRow.objects.unfinished().exclude(on_disconnect=JOB))):
             try:
                 await self._check(row)
             except Exception:
@@ -138,7 +137,7 @@ class Reaper:
             return
         is_due = row.on_disconnect != "park"
         if row.producer:
-            if not await orm.call(StreamRow.objects.release, row.pk, row.fence, row.producer):
+            if not await orm.write(StreamRow.objects.release, row.pk, row.fence, row.producer):
                 return  # another worker has released or claimed it
         elif not is_due:
             is_due = row.released_at is None or row.released_at + self._window <= timezone.now()
@@ -146,7 +145,7 @@ class Reaper:
                 return
         stream = await self._streams.reach(row.pk)  # if its log has a terminal event, this records it
         if stream is None:
-            if is_due and await orm.call(StreamRow.objects.finish, row.pk, error_code="producer_lost") > 0:
+            if is_due and await orm.write(StreamRow.objects.finish, row.pk, error_code="producer_lost") > 0:
                 log.warning("stream_log_lost", stream_id=row.pk, log_id=row.log_id)
         elif is_due:
             stream.abandon()  # resumes it instead if on_disconnect is "finish"
@@ -158,7 +157,7 @@ class Reaper:
             self._foreign_hosts.add(host)
             log.warning("stream_hosts_without_redis", host=host, stream_id=row.pk)
         if row.created_at + timedelta(seconds=FOREIGN_SECONDS) <= timezone.now():
-            await orm.call(StreamRow.objects.finish, row.pk, error_code="producer_lost")
+            await orm.write(StreamRow.objects.finish, row.pk, error_code="producer_lost")
 
     async def _purge(self) -> None:
         """Touch the logs that are written or read here, then drop old ones."""
@@ -173,9 +172,8 @@ class Reaper:
         num_dropped = await streams.log.purge(purge_before(streams.settings, time.time()))
         if num_dropped:
             log.info("stream_logs_purged", num=num_dropped)
-        # Not on the ORM thread: the first time there may be millions, and each new answer waits for that thread.
-        drop_old = database_sync_to_async(self._ages.drop_old, thread_sensitive=False)
-        dropped = await drop_old(streams.settings, timezone.now())
+        # Bulk work: the first time there may be millions.
+        dropped = await orm.bulk(self._ages.drop_old, streams.settings, timezone.now())
         if any(dropped):
             log.info("rows_dropped", streams=dropped[0], watches=dropped[1], jobs=dropped[2])
         if self._purge_files is not None:

@@ -1,7 +1,7 @@
 """`RowStore`: streams' records as rows of the site's database, and a log line when a stream ends. See streams/store.py.
 
-Each call is one query on the ORM thread (orm.py). Neither prompt nor answer is logged; the row has the answer only if
-STORE is on. Runs on the event loop.
+Each call is one query through the door to the ORM (orm.py). Neither prompt nor answer is logged; the row has the answer
+only if STORE is on. Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RowStore:
             rows = StreamRow.objects.filter(request_key=request_key)
         else:
             rows = StreamRow.objects.filter(log_id=log_id)
-        row = await orm.call(rows.first)
+        row = await orm.read(rows.first)
         return None if row is None else record_of(row)
 
     async def forget_key(self, stream_id: str) -> None:
@@ -83,7 +83,7 @@ class RowStore:
             await self._chats.fill(summary.id)
 
     async def running(self, group: Group) -> list[tuple[str, str]]:
-        return await orm.call(StreamRow.objects.running_of, group.name, group.is_prefix, self.worker_id)
+        return await orm.read(StreamRow.objects.running_of, group.name, group.is_prefix, self.worker_id)
 
     def is_alive(self, worker_id: str) -> bool:
         return self._liveness is not None and self._liveness.is_alive(worker_id)

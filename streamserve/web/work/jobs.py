@@ -54,7 +54,7 @@ class JobMemo:
             speaking = Job.objects.values_list("speaking", flat=True).get(pk=self._claim.id)
             return speaking, list(steps.values_list("name", "ordinal", "result"))
 
-        speaking, steps = await orm.call(rows)
+        speaking, steps = await orm.read(rows)
         self.kept = {(name, ordinal): json.loads(result) for name, ordinal, result in steps}
         self.begun = None if not speaking else (json.loads(speaking)[0], json.loads(speaking)[1])
         self.shown, after = [], 0
@@ -133,7 +133,7 @@ class Jobs(RowKind[Job]):
         stream = await self._reach(claim)
         if stream is None:
             raise Failed(_LOG_LOST, code="log_lost", is_retryable=False)
-        lost = await orm.call(owners_without_permission, [claim.row.owner])
+        lost = await orm.read(owners_without_permission, [claim.row.owner])
         if stream.terminal is None and lost:
             await stream.stop()
         if stream.terminal is None:
@@ -151,7 +151,7 @@ class Jobs(RowKind[Job]):
         stream = await self._reach(claim)
         if stream is None:
             columns = {"error_code": failure.code[:64], "error_message": failure.message}
-            await orm.call(StreamRow.objects.finish, claim.row.stream_id, error_code=failure.code[:64])
+            await orm.write(StreamRow.objects.finish, claim.row.stream_id, error_code=failure.code[:64])
             await self._end(claim, "failed", **columns)
             return
         if stream.terminal is None:

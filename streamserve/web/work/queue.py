@@ -75,7 +75,7 @@ class SiteJobs:
     async def _queue(self, caller: Caller, job: Job, record: Record) -> None:
         """Write the first event of the job's stream, and insert both."""
         site = self._site
-        await orm.call(self._check_room, caller)  # before anything is written; and again at the insert, under a lock
+        await orm.read(self._check_room, caller)  # before anything is written; and again at the insert, under a lock
         site.streams.writer.refuse_if_down()
         meta = Meta(model=record.model, stream_id=record.id, created=int(record.created))
         await append(site.log, record.log_id, record.fence, [meta])
@@ -102,7 +102,7 @@ class SiteJobs:
                 jobs = jobs.filter(Q(created_at__lt=last.created_at) | older)
             return list(jobs[:limit])
 
-        return [view_of(job, has_result=False) for job in await orm.call(rows)]
+        return [view_of(job, has_result=False) for job in await orm.read(rows)]
 
     async def cancel(self, caller: Caller, job_id: str) -> JobView:
         """End a job as cancelled, queued or running; one that has ended stays as it is. Raises as `Stream.stop`."""
@@ -119,12 +119,12 @@ class SiteJobs:
             await stream.stop()
         end = None if stream is None else stream.terminal
         if stream is None or (isinstance(end, Done) and end.finish_reason == "cancelled"):
-            fence = await orm.call(lambda: Job.objects.values_list("fence", flat=True).get(pk=job.pk))
+            fence = await orm.read(lambda: Job.objects.values_list("fence", flat=True).get(pk=job.pk))
             await orm.call(end_job, job.pk, "cancelled", fence=fence)
 
     async def _row(self, caller: Caller, job_id: str) -> Job:
         is_id = is_stream_id(job_id)  # PostgreSQL refuses a query with NUL
-        job = await orm.call(Job.objects.filter(pk=job_id, tenant=caller.tenant).first) if is_id else None
+        job = await orm.read(Job.objects.filter(pk=job_id, tenant=caller.tenant).first) if is_id else None
         if job is None:
             raise no_job()
         return job
@@ -139,13 +139,13 @@ class SiteJobs:
             waits_for = "worker" if not is_served else "retry" if is_retry else "turn"
             return Job.objects.place_of(job), waits_for
 
-        place, waits_for = await orm.call(find)
+        place, waits_for = await orm.read(find)
         return view_of(job, place=place, waits_for=waits_for)
 
     async def _earlier(self, once: Once | None) -> JobView | None:
         if once is None:
             return None
-        job = await orm.call(Job.objects.filter(request_key=once.key).first)
+        job = await orm.read(Job.objects.filter(request_key=once.key).first)
         if job is None:
             return None
         if job.request_digest != once.digest:

@@ -46,7 +46,7 @@ class Webhooks(RowKind[WebhookDelivery]):
         if target is None:
             message = f"The settings have no webhook {claim.row.webhook!r} any more."
             raise Failed(message, code="webhook_not_found", is_retryable=False)
-        job = await orm.call(Job.objects.get, pk=claim.row.job_id)
+        job = await orm.read(Job.objects.get, pk=claim.row.job_id)
         body = message_of(job)
         status = await _answer(target, claim.id, body)
         if not 200 <= status < 300:

@@ -31,6 +31,7 @@ from django.db import DatabaseError
 from streamserve.api.logs import get_logger
 from streamserve.durable.leases import Work
 from streamserve.models import Worker as WorkerRow
+from streamserve.protocol.errors import DatabaseUnavailable
 from streamserve.streams.config import JobConfig
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.web.batches.work import BatchKind
@@ -240,8 +241,8 @@ async def work_counts() -> dict[str, dict[str, int]]:
         }
 
     try:
-        return await orm.call(count)
-    except DatabaseError:
+        return await orm.read(count)
+    except (DatabaseError, DatabaseUnavailable):
         log.warning("work_not_counted", exc_info=True)
         return {}
 
