@@ -239,8 +239,8 @@ class Site(Protocol):
     def with_own_system(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request as `start` gives it to its model: with the site's own system prompt, where it has one."""
 
-    def health(self) -> Mapping[str, Any]:
-        """Return the fields of `/readyz` beside the models."""
+    async def health(self) -> Mapping[str, Any]:
+        """Return the fields of `/readyz` beside the models; a `database` that is not "ok" is a reason."""
 
     async def work(self) -> Mapping[str, Mapping[str, int]]:
         """Return how much durable work waits and runs: kind → state → rows; nothing where there is none."""

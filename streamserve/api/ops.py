@@ -35,7 +35,7 @@ async def livez(call: Call, site: None) -> Reply:
 
 
 async def readyz(call: Call, site: Site) -> Reply:
-    """GET /readyz: 200 while every model is ready, else 503 with the reason.
+    """GET /readyz: 200 while every model is ready and the database can be written, else 503 with the reason.
 
     Callers that may chat, and everyone with DEBUG, get the models with their progress, and start loading; others get
     neither: a probe loads nothing that the server has not begun to load.
@@ -51,10 +51,13 @@ async def readyz(call: Call, site: Site) -> Reply:
             state = "has no engine" if model.stage == ABSENT else f"is {model.state}"
             reasons.append(f"{model.alias if is_known else 'a model'} {state}")
         models.append(_model_json(model, shows_message=site.is_debug or model.stage == ABSENT))
+    health = await site.health()
+    if health.get("database", "ok") != "ok":
+        reasons.append(f"the database is {health['database']}")
     body: dict[str, Any] = {"ready": not reasons, "reason": ", ".join(dict.fromkeys(reasons))}
     if is_known:
         body["models"] = models
-    return json_reply({**body, **site.health()}, status=503 if reasons else 200)
+    return json_reply({**body, **health}, status=503 if reasons else 200)
 
 
 def _model_json(model: ModelDescription, *, shows_message: bool) -> dict[str, Any]:

@@ -131,7 +131,7 @@ class LocalSite:
         """Return the request with the system prompt of its model, unless it brings one."""
         return with_system(request, self._defaults.systems.get(request.model, ""))
 
-    def health(self) -> Mapping[str, Any]:
+    async def health(self) -> Mapping[str, Any]:
         """Return no further fields for `/readyz`."""
         return {}
 

@@ -42,6 +42,7 @@ from streamserve.web.permissions import PermissionChecks, watching_user
 from streamserve.web.pipelines import filtered, pipeline_clients
 from streamserve.web.rows import orm
 from streamserve.web.rows.completions import CompletionRows
+from streamserve.web.rows.health import DatabaseHealth
 from streamserve.web.rows.reaper import Reaper, RowAges
 from streamserve.web.rows.store import RowStore
 from streamserve.web.sealed import unseal
@@ -160,6 +161,7 @@ class DjangoSite:
         self.live = LiveMetrics(models, self.streams, are_shared=settings.log != "memory")
         self.live.start()
         self.permissions = PermissionChecks(self.streams, self.audit)
+        self.database = DatabaseHealth()
         self.jobs = SiteJobs(self)
         self.worker: Worker | None = None  # embedded
         self._working: asyncio.Task[None] | None = None
@@ -284,10 +286,10 @@ class DjangoSite:
         """Open the system prompt of a chat element's page. Raises BadRequest."""
         return unseal(sealed)
 
-    def health(self) -> dict[str, Any]:
-        """Return the state of the log, for `/readyz`."""
+    async def health(self) -> dict[str, Any]:
+        """Return the states of log and database, for `/readyz`."""
         outage = self.streams.writer.outage
-        return {"log": "ok" if outage is None else outage.code}
+        return {"log": "ok" if outage is None else outage.code, "database": await self.database.state()}
 
     async def work(self) -> Mapping[str, Mapping[str, int]]:
         """Return how much durable work waits and runs, in all processes; nothing while the database is away."""
@@ -303,6 +305,7 @@ class DjangoSite:
             await asyncio.gather(self._working, return_exceptions=True)
         await self.live.aclose()
         await self.permissions.aclose()
+        await self.database.aclose()
         await self.audit.aclose()
         if self.reaper is not None:
             await self.reaper.aclose()

@@ -176,7 +176,10 @@ async def test_only_callers_that_may_chat_see_the_models_of_readyz(engine: None,
     signed_in = await make_caller(alice)
     for caller, headers in ((Caller(), {}), (Caller(key="x" * 40), {}), (signed_in, {"origin": "http://evil.example"})):
         response = await caller.get("/readyz", **headers)
-        assert (response.status_code, response.json()) == (200, {"ready": True, "reason": "", "log": "ok"})
+        assert (response.status_code, response.json()) == (
+            200,
+            {"ready": True, "reason": "", "log": "ok", "database": "ok"},
+        )
         assert not response.cookies
     assert [model["alias"] for model in (await signed_in.get("/readyz")).json()["models"]] == ["echo"]
 
@@ -184,7 +187,8 @@ async def test_only_callers_that_may_chat_see_the_models_of_readyz(engine: None,
 async def test_a_probe_loads_nothing(alice: Any) -> None:
     """A stranger's probe is 503 and starts no engine, a user's does; a server that starts up begins to load."""
     await site.reset()
-    assert (await Caller().get("/readyz")).json() == {"ready": False, "reason": "a model is idle", "log": "ok"}
+    found = {"ready": False, "reason": "a model is idle", "log": "ok", "database": "ok"}
+    assert (await Caller().get("/readyz")).json() == found
     client = next(iter(site.get_site().clients.values()))  # pipelines follow
     assert client.describe().state == "idle"
     await site.begin_to_serve()

@@ -109,7 +109,7 @@ class RowSite:
         """Raise NotFound: a row is not resumed."""
         raise no_stream()
 
-    def health(self) -> Mapping[str, Any]:
+    async def health(self) -> Mapping[str, Any]:
         """Return nothing: no probe asks."""
         return {}
 

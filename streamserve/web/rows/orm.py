@@ -99,8 +99,15 @@ class Lane:
     `put` and `post`; `run` is of event loops.
     """
 
-    def __init__(self, name: str, *, is_for_reads: bool = False, idle_seconds: float = IDLE_SECONDS) -> None:
-        self._name, self._idle_seconds = name, idle_seconds
+    def __init__(
+        self,
+        name: str,
+        *,
+        is_for_reads: bool = False,
+        idle_seconds: float = IDLE_SECONDS,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> None:
+        self._name, self._idle_seconds, self._deadline_seconds = name, idle_seconds, deadline_seconds
         self._is_for_reads, self._max_group = is_for_reads, 1 if is_for_reads else _MAX_GROUP
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards `_thread`, `_hung`, `_left` and `_num_posted`
@@ -121,9 +128,9 @@ class Lane:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        job = _Job(work, future, time.monotonic() + DEADLINE_SECONDS, can_share)
+        job = _Job(work, future, time.monotonic() + self._deadline_seconds, can_share)
         self.put(job)
-        timer = loop.call_later(DEADLINE_SECONDS + HANG_SECONDS, self._give_up, job, context=Context())
+        timer = loop.call_later(self._deadline_seconds + HANG_SECONDS, self._give_up, job, context=Context())
         try:
             return await future
         finally:
@@ -171,7 +178,8 @@ class Lane:
             return
         with self._lock:
             thread = self._thread
-            if thread is not None and (thread is job.thread or self._began_at + DEADLINE_SECONDS < time.monotonic()):
+            hangs = self._began_at + self._deadline_seconds < time.monotonic()
+            if thread is not None and (thread is job.thread or hangs):
                 self._hung.add(thread)
                 self._thread, self._began_at = None, math.inf
                 self._start()
@@ -216,7 +224,6 @@ class Lane:
         if self._posted and time.monotonic() >= self._retry_at:
             jobs[:0] = self._oldest_posted()
         _tidy(partial(_close_unfit, is_rested=time.monotonic() - began > _TRUSTED_SECONDS))
-        _set_bounds()
         return jobs
 
     def _take(self, jobs: list[_Job], seconds: float | None) -> bool:
@@ -246,6 +253,7 @@ class Lane:
 
     def _do(self, jobs: list[_Job]) -> None:
         """Do a group: first what can share a transaction, and then each of the others."""
+        _set_bounds()
         shared = [job for job in jobs if job.can_share and self._begins(job)]
         if shared:
             self._settle(self._together(shared))
@@ -353,7 +361,7 @@ class Lane:
 
     def _note(self, trouble: Trouble | None, cause: BaseException | None = None) -> None:
         """Remember what a job has found; log it when that changes."""
-        before, self.trouble = self.trouble, trouble
+        before, self.trouble = self.trouble, Trouble.AWAY if trouble is Trouble.LOST else trouble
         if trouble is None:
             self._delay = _FIRST_DELAY
             if before is not None:
@@ -454,9 +462,9 @@ def _close_unfit(connection: Any, *, is_rested: bool) -> None:
 class Door:
     """The lanes of a process, and the threads of what is no short query."""
 
-    def __init__(self, idle_seconds: float = IDLE_SECONDS) -> None:
-        self.reads = Lane("streamserve orm reads", is_for_reads=True, idle_seconds=idle_seconds)
-        self.writes = Lane("streamserve orm", idle_seconds=idle_seconds)
+    def __init__(self, *, idle_seconds: float = IDLE_SECONDS, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+        lane = partial(Lane, idle_seconds=idle_seconds, deadline_seconds=deadline_seconds)
+        self.reads, self.writes = lane("streamserve orm reads", is_for_reads=True), lane("streamserve orm")
         self.site_threads = ThreadPoolExecutor(SITE_THREADS, thread_name_prefix="streamserve site")
         self.bulk_threads = ThreadPoolExecutor(BULK_THREADS, thread_name_prefix="streamserve bulk")
 

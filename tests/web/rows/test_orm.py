@@ -1,13 +1,14 @@
-"""Laws of the ORM thread: one thread, kept connections, and one transaction for the writes that wait together."""
+"""Laws of the door to the ORM: kept connections, one transaction for the writes that wait together, and deadlines."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group
 from django.db import IntegrityError, OperationalError, connection, connections
 
+from streamserve.protocol.errors import DatabaseUnavailable
 from streamserve.web.rows import orm
-from streamserve.web.rows.orm import Door, Lane
+from streamserve.web.rows.orm import MAX_HUNG, Door, Lane
+from streamserve.web.rows.trouble import Trouble
 from tests.conftest import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -127,6 +130,168 @@ async def test_an_error_of_a_call_is_its_callers(thread: Lane) -> None:
     with pytest.raises(OperationalError, match="no"):
         await thread.run(fail)
     assert await thread.run(threading.get_ident) != threading.get_ident()
+
+
+@contextmanager
+def write_lock() -> Iterator[sqlite3.Connection]:
+    """Hold SQLite's write lock as another process does, until the block ends or the connection rolls back."""
+    with closing(sqlite3.connect(connections.settings["default"]["NAME"], isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield other
+
+
+on_sqlite = pytest.mark.skipif(connection.vendor != "sqlite", reason="the lock is SQLite's")
+
+
+@on_sqlite
+async def test_a_locked_database_refuses_the_whole_group(door: Door) -> None:
+    """Six writes fail together while the lock is held, and reads are done beside them."""
+    with write_lock() as other:
+        writes = [asyncio.create_task(door.writes.run(make(f"group {one}"), can_share=True)) for one in range(6)]
+        assert await door.reads.run(Group.objects.count) == 0
+        assert not any(one.done() for one in writes)
+        refused = await asyncio.gather(*writes, return_exceptions=True)
+        assert other.in_transaction
+    assert {type(one) for one in refused} == {DatabaseUnavailable}
+    assert door.trouble is Trouble.LOCKED
+    assert await door.writes.run(make("after"), can_share=True) == "after"
+    assert door.trouble is None
+    assert await Group.objects.acount() == 1, "what was refused is not done"
+
+
+@on_sqlite
+async def test_a_lock_that_ends_in_time_fails_nothing(door: Door) -> None:
+    """Writes and calls wait for it, and what came meanwhile is done with them."""
+    with write_lock() as other:
+        waiting = [asyncio.create_task(door.writes.run(make("a"), can_share=True))]
+        waiting.append(asyncio.create_task(door.writes.run(make("b"))))
+        await until(lambda: door.writes.num_transactions >= 2)
+        waiting.append(asyncio.create_task(door.writes.run(make("c"), can_share=True)))
+        await asyncio.sleep(0)
+        other.execute("ROLLBACK")
+        assert sorted(await asyncio.gather(*waiting)) == ["a", "b", "c"]
+    assert await Group.objects.acount() == 3
+
+
+@on_sqlite
+async def test_posted_writes_are_kept_in_order(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+    """They wait for the lock, those posted later behind them; a write with a caller is refused meanwhile."""
+    await Group.objects.acreate(name="0")
+
+    def rename(before: str, after: str) -> Any:
+        return lambda: done.append(Group.objects.filter(name=before).update(name=after))
+
+    done: list[int] = []
+    with write_lock():
+        door.writes.post(rename("0", "1"))
+        await until(lambda: door.writes.num_transactions >= 1)
+        door.writes.post(rename("1", "2"))
+        with pytest.raises(DatabaseUnavailable):
+            await door.writes.run(make("refused"), can_share=True)
+        door.writes.post(rename("2", "3"))
+        assert done == []
+    await until(lambda: len(done) == 3)
+    await until(lambda: door.writes._num_posted == 0)
+    assert done == [1, 1, 1]
+    assert [one.name async for one in Group.objects.all()] == ["3"]
+    assert "the site's database is back" in caplog.text
+
+
+@on_sqlite
+async def test_posted_writes_are_flushed_at_the_end(door: Door) -> None:
+    """A server that stops tries once more what waits for the database."""
+    with write_lock():
+        door.writes.post(make("a"))
+        await until(lambda: door.writes.num_transactions >= 1)
+        await asyncio.sleep(0)
+    await asyncio.to_thread(door.close)
+    assert await Group.objects.acount() == 1
+
+
+@on_sqlite
+async def test_posted_writes_that_cannot_be_done_are_named_at_the_end(
+    door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says how many are lost, and the server stops."""
+    with write_lock():
+        for name in "abc":
+            door.writes.post(make(name))
+        await asyncio.to_thread(door.close)
+    assert "3 writes that were posted are lost" in caplog.text
+    assert await Group.objects.acount() == 0
+
+
+async def test_posted_writes_have_a_bound(
+    door: Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is posted beyond it is dropped and logged."""
+    monkeypatch.setattr(orm, "MAX_POSTED", 2)
+    go = threading.Event()
+    busy = asyncio.create_task(door.writes.run(go.wait))
+    await asyncio.sleep(0)
+    for name in "abc":
+        door.writes.post(make(name))
+    go.set()
+    await busy
+    await door.writes.run(int)
+    assert sorted([one.name async for one in Group.objects.all()]) == ["a", "b"]
+    assert "a write that was posted is dropped" in caplog.text
+
+
+async def test_a_read_whose_caller_has_left_is_not_begun(door: Door) -> None:
+    """A write is: its caller may have left after it was asked for."""
+    for lane, is_done in ((door.reads, False), (door.writes, True)):
+        go, done = threading.Event(), threading.Event()
+        busy = asyncio.create_task(lane.run(go.wait))
+        await asyncio.sleep(0)
+        left = asyncio.create_task(lane.run(done.set))
+        await asyncio.sleep(0)
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
+        go.set()
+        await busy
+        await lane.run(int)
+        assert done.is_set() == is_done
+
+
+async def test_a_thread_that_hangs_is_replaced() -> None:
+    """Its caller is refused, the next job is done by another thread, and the first ends when it returns."""
+    door = Door(deadline_seconds=0.1)
+    go, threads = threading.Event(), []
+
+    def hang() -> None:
+        threads.append(threading.current_thread())
+        go.wait()
+
+    for lane in (door.reads, door.writes):
+        with pytest.raises(DatabaseUnavailable, match="does not answer"):
+            await lane.run(hang)
+        assert await lane.run(threading.current_thread) is not threads[-1]
+        assert threads[-1].is_alive()
+    go.set()
+    await until(lambda: not any(one.is_alive() for one in threads))
+    door.close()
+
+
+async def test_the_threads_that_hang_are_bounded() -> None:
+    """Then a job is refused at once, and the first thread that returns takes the lane again."""
+    door = Door(deadline_seconds=0.1)
+    gates = [threading.Event() for _ in range(MAX_HUNG)]
+    for gate in gates:
+        with pytest.raises(DatabaseUnavailable):
+            await door.reads.run(gate.wait)
+    begun = threading.Event()
+    with pytest.raises(DatabaseUnavailable):
+        await door.reads.run(begun.set)
+    assert not begun.is_set()
+    assert sum(one.name == "streamserve orm reads" for one in threading.enumerate()) >= MAX_HUNG
+    gates[0].set()
+    await until(lambda: door.reads._thread is not None)
+    assert await door.reads.run(int) == 0
+    assert door.trouble is None
+    for gate in gates:
+        gate.set()
+    door.close()
 
 
 def test_synchronous_code_keeps_its_thread() -> None:
