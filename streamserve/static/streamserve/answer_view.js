@@ -200,7 +200,7 @@ export function linkMarkers(root, citations) {
   const found = [];
   while (walker.nextNode()) {
     const { data, parentElement } = walker.currentNode;
-    if (data.includes("[") && parentElement.closest("a, pre, code") === null) found.push(walker.currentNode);
+    if (data.includes("[") && parentElement.closest("a, pre, code, .ss-math") === null) found.push(walker.currentNode);
   }
   for (const node of found) replaceMarkers(node, citations);
 }

@@ -1,5 +1,6 @@
 // A model's markdown as DOM nodes, made by createElement and textContent only: its text can never become HTML.
-// Anything else than the markdown below (raw HTML, remote images, odd links) appears as its characters.
+// Anything else than the markdown below (raw HTML, remote images, odd links) appears as its characters. So does LaTeX,
+// between \(…\), \[…\], $$…$$ or $…$: nothing in it is markdown.
 //
 // `updateBlocks` gets the whole text so far, at most once a frame; only blocks whose source changed are rebuilt.
 // Work is linear in the text: failed searches are not repeated, nesting is bounded.
@@ -81,6 +82,7 @@ const RULE = /^ {0,3}(?:(?:-[ \t]*){3,}|(?:\*[ \t]*){3,}|(?:_[ \t]*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^([ \t]*)([-*+•]|[0-9]{1,9}[.)])[ \t]+(.*)$/;
 const TASK = /^\[([ xX])\][ \t]+/;
+const MAX_MATH_LINES = 100;
 const TABLE_RULE = /^[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
 
 function readFence(lines, at) {
@@ -146,9 +148,21 @@ function readTable(lines, at) {
 }
 
 function readParagraph(lines, at, mayStop) {
-  let end = at + 1;
-  while (end < lines.length && lines[end].trim() !== "" && !(mayStop && startsBlock(lines[end]))) end += 1;
+  let end = mathEnd(lines, at);
+  while (end < lines.length && lines[end].trim() !== "" && !(mayStop && startsBlock(lines[end]))) end = mathEnd(lines, end);
   return { type: "paragraph", text: lines.slice(at, end).map((line) => line.trim()).join("\n"), end };
+}
+
+/** The line after `at`, or after the display formula that begins in it: "- b" in a formula begins no list. */
+function mathEnd(lines, at) {
+  const line = lines[at].replace(/`[^`]*`/g, "");
+  const close = line.lastIndexOf("\\[") > line.lastIndexOf("\\]") ? "\\]" : line.split("$$").length % 2 === 0 ? "$$" : null;
+  if (close === null) return at + 1;
+  for (let end = at + 1; end < Math.min(lines.length, at + MAX_MATH_LINES); end += 1) {
+    if (lines[end].trim() === "" || lines[end].includes("`")) break;
+    if (lines[end].includes(close)) return end + 1;
+  }
+  return at + 1;
 }
 
 function startsBlock(line) {
@@ -253,11 +267,13 @@ export function codeBox(label, text) {
 
 // --- inline ----------------------------------------------------------------------------------------------------------
 
+// Between single dollars LaTeX is told from prices by Pandoc's rule.
 const INLINE =
-  /\\([\\`*_{}[\]()#+\-.!~|<>])|(`+)|(\*\*\*|\*\*|__|~~|\*|_)|(!?\[)|<((?:https?:\/\/|mailto:)[^\s<>]{1,2000})>|\b(https?:\/\/[^\s<>"'`*]{1,2000})|\n/g;
+  /(\\[([]|\$\$)|(?<!\\)\$(?=[^\s$])(?:[^$\\`\n]|\\.){1,400}?(?<!\s)\$(?![\d$])|\\([$\\`*_{}[\]()#+\-.!~|<>])|(`+)|(\*\*\*|\*\*|__|~~|\*|_)|(!?\[)|<((?:https?:\/\/|mailto:)[^\s<>]{1,2000})>|\b(https?:\/\/[^\s<>"'`*]{1,2000})|\n/g;
 const LINK =
   /(!?)\[((?:[^[\]\\\n]|\\.){0,400})\]\([ \t]{0,4}<?([^\s<>()]{0,2000}(?:\([^\s<>()]{0,200}\)[^\s<>()]{0,200})?)>?(?:[ \t]+(?:"[^"\n]{0,300}"|'[^'\n]{0,300}'))?[ \t]{0,4}\)/y;
 const HALF_LINK = /!?\[((?:[^[\]\\\n]|\\.){0,400})\]\([^)\n]{0,2000}$/y;
+const MATH_CLOSE = { "\\(": "\\)", "\\[": "\\]", $$: "$$" };
 const TICKS = /`+/g;
 const RIGHT_TO_LEFT = /[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}\p{Script=Adlam}]/u;
 const EMPHASIS = { "***": ["strong", "em"], "**": ["strong"], __: ["strong"], "*": ["em"], _: ["em"], "~~": ["del"] };
@@ -282,6 +298,7 @@ function autoDirection(node) {
 /** With `isOpen` the text is still growing: an emphasis or link without its end is rendered as if it had one. */
 function appendInline(parent, text, context) {
   const dead = new Set(); // delimiters without a closer in the rest of the text
+  const find = finder(text);
   let start = 0;
   const flush = (end) => {
     if (end > start) parent.append(text.slice(start, end));
@@ -289,7 +306,7 @@ function appendInline(parent, text, context) {
   for (let at = 0; ; ) {
     const match = execFrom(INLINE, text, at);
     if (match === null) break;
-    const made = inlineAt(text, match, context, dead);
+    const made = inlineAt(text, match, context, dead, find);
     at = made?.end ?? match.index + match[0].length;
     if (made === null) continue;
     flush(match.index);
@@ -299,6 +316,16 @@ function appendInline(parent, text, context) {
   flush(text.length);
 }
 
+/** Where a text is next. For growing positions, each text is searched once over. */
+function finder(text) {
+  const known = new Map();
+  return (needle, from) => {
+    const at = known.get(needle);
+    if (at === undefined || (at !== -1 && at < from)) known.set(needle, text.indexOf(needle, from));
+    return known.get(needle);
+  };
+}
+
 /** One compiled expression serves every level of nesting; the caller keeps its position. */
 function execFrom(expression, text, at) {
   expression.lastIndex = at;
@@ -306,9 +333,11 @@ function execFrom(expression, text, at) {
 }
 
 /** The nodes of the element that `match` begins and its end, or null for plain characters. */
-function inlineAt(text, match, context, dead) {
-  const [all, escaped, ticks, mark, bracket, angled, bare] = match;
+function inlineAt(text, match, context, dead, find) {
+  const [all, math, escaped, ticks, mark, bracket, angled, bare] = match;
   const at = match.index;
+  if (math) return mathAt(text, at, math, context, find);
+  if (all[0] === "$") return { nodes: [mathNode(all)], end: at + all.length };
   if (all === "\n") return { nodes: [element("br")], end: at + 1 };
   if (escaped) return { nodes: [escaped], end: at + 2 };
   if (ticks) return codeAt(text, at, ticks, context, dead);
@@ -327,6 +356,20 @@ function codeAt(text, at, ticks, context, dead) {
   if (close === -1 && !(context.isOpen && ticks.length === 1)) return { nodes: [ticks], end: from };
   const inner = text.slice(from, close === -1 ? text.length : close).replace(/^ (.+) $/, "$1");
   return { nodes: inner ? [element("code", { dir: "ltr" }, inner)] : [], end: close === -1 ? text.length : close + ticks.length };
+}
+
+/** A formula with its delimiters. Without its end, or with code before it, only the delimiter is shown. */
+function mathAt(text, at, open, context, find) {
+  const from = at + open.length;
+  const close = find(MATH_CLOSE[open], from);
+  const end = close !== -1 ? close + open.length : context.isOpen ? text.length : -1;
+  const tick = find("`", from);
+  if (end === -1 || (tick !== -1 && tick < end)) return { nodes: [open], end: from };
+  return { nodes: [mathNode(text.slice(at, end))], end };
+}
+
+function mathNode(source) {
+  return element("span", { class: "ss-math", dir: "ltr" }, source);
 }
 
 function findTicks(text, from, length) {

@@ -51,6 +51,29 @@ def test_markdown(lab: Watched, text: str, markup: str) -> None:
     assert html(lab.page, text) == markup
 
 
+DISPLAY = "\\[\na = b_1 \\\\\n- c_1 = d\n\\]"
+
+
+@pytest.mark.parametrize(
+    ("text", "markup"),
+    [
+        (r"So \(x^2\) and \(a_1 * b_2 * c\).", r"<p>So «\(x^2\)» and «\(a_1 * b_2 * c\)».</p>"),
+        (r"\[ \{1, 2\} \\ [x](y) \]", r"<p>«\[ \{1, 2\} \\ [x](y) \]»</p>"),
+        ("$$a *b* c$$ **b**", "<p>«$$a *b* c$$» <strong>b</strong></p>"),
+        (r"$\{a_1\}$ costs $5 to $10, \$5", r"<p>«$\{a_1\}$» costs $5 to $10, $5</p>"),
+        (f"So\n{DISPLAY}\n- e", f"<p>So<br>«{DISPLAY}»</p><ul><li>e</li></ul>"),
+        ("- " + DISPLAY.replace("\n", "\n  "), f"<ul><li><p>«{DISPLAY}»</p></li></ul>"),
+        (r"cut \(x^2 +", r"<p>cut \(x^2 +</p>"),
+        (r"`\(x\)` and `$$` and `$a$`", r"<p><code>\(x\)</code> and <code>$$</code> and <code>$a$</code></p>"),
+        (r"\( opens, `\)` closes", r"<p>\( opens, <code>\)</code> closes</p>"),
+        ("Type `$$`:\n- a\n- `$$`", "<p>Type <code>$$</code>:</p><ul><li>a</li><li><code>$$</code></li></ul>"),
+    ],
+)
+def test_latex_survives_with_its_delimiters(lab: Watched, text: str, markup: str) -> None:
+    """Between its delimiters nothing is markdown; in code they mean nothing; prices are no formulas."""
+    assert html(lab.page, text) == markup.replace("«", '<span class="ss-math">').replace("»", "</span>")
+
+
 DIRECTIONS = """async (text) => {
   const { AnswerView } = await import('/static/streamserve/answer_view.js');
   const root = document.createElement('div');
@@ -130,6 +153,7 @@ def test_a_page_ignores_what_it_does_not_know(watched: Watched) -> None:
 
 
 TEXTS = [
+    f"So \\(a_1 * b\\) is $x_1$ for $5.\n{DISPLAY}\n- $$y$$\n\nAt \\[ `\\]` the end \\(",
     "**bold** and *it* `code` [a](https://example.com) ![b](https://example.com/b.png)\n\n"
     "1. x\n2. y\n   - z\n\n```js\nlet a\n```\n> q\n\n| a | b |\n|--|--|\n| 1 | 2 |\n\n# h\n---\nend",
     '<think>hm **x**</think>yes <tool_call>{"name": "f"}</tool_call> after <b>no</b> &amp; 👩‍👩‍👧 静 שלום',
