@@ -63,6 +63,7 @@ export class Heartbeat {
     try {
       const signal = AbortSignal.timeout(this.timeoutSeconds * 1000);
       const response = await fetch(this.url, { cache: "no-store", signal });
+      await response.text(); // an unread response stays open, and the signal aborts it
       this.allow((3 * (performance.now() - startedAt)) / 1000);
       const isOurs = (response.headers.get("Content-Type") ?? "").startsWith("application/json");
       return isOurs || ![502, 503, 504].includes(response.status);

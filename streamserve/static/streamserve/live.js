@@ -392,6 +392,7 @@ class LivePage {
     } catch (error) {
       if (error instanceof SyntaxError) console.error(error); // not a network error
     } finally {
+      this.abort.abort();
       watchdog.end();
     }
   }
@@ -425,9 +426,8 @@ class LivePage {
         method: "POST",
         headers: { "X-CSRFToken": this.root.querySelector("input[name=csrfmiddlewaretoken]").value },
       });
-      if (response.ok) return "";
       const body = await response.json().catch(() => ({}));
-      return body.error?.message ?? "The server refused.";
+      return response.ok ? "" : body.error?.message ?? "The server refused.";
     } catch {
       return "The server could not be reached.";
     }

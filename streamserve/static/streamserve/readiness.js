@@ -45,9 +45,9 @@ export class Readiness {
   async ask() {
     try {
       const response = await fetch(this.readyUrl, { headers: { Accept: "application/json" }, cache: "no-store" });
+      const text = await response.text();
       // A site may not serve /readyz publicly: then the first question shows whether the model answers.
-      const body = [401, 403, 404].includes(response.status) ? { ready: true } : await response.json();
-      this.take(body);
+      this.take([401, 403, 404].includes(response.status) ? { ready: true } : JSON.parse(text));
       return true;
     } catch {
       return false;

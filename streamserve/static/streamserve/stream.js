@@ -225,8 +225,8 @@ export class AnswerStream {
       keepalive: true, // the request survives a page that is hidden for good
       signal: AbortSignal.timeout(this.keepaliveSeconds * 1000),
     });
-    if (!response.ok) return TRY_LATER.has(response.status);
-    return (await response.json()).counted === true;
+    const text = await response.text();
+    return response.ok ? JSON.parse(text).counted === true : TRY_LATER.has(response.status);
   }
 
   heard() {
@@ -276,6 +276,7 @@ export class AnswerStream {
           body: JSON.stringify({ seen_seq: seenSeq }),
           keepalive: true, // the request survives a closed tab
         });
+        await response.text();
         if (!TRY_LATER.has(response.status)) return response.ok;
       } catch {
         // no network: the next attempt follows
