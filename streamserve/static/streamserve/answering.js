@@ -13,7 +13,7 @@ import { words } from "./words.js";
 
 const MAX_SENDS = 8;
 const NOT_THERE = ["engine_loading", "engine_paused", "engine_draining", "engine_died", "no_engine"]; // shown by the page itself
-const TOO_LONG = ["context_length_exceeded", "never_fits"];
+const TOO_LONG = ["context_length_exceeded", "never_fits", "body_too_large"];
 const SAVE_SECONDS = 0.4;
 const HIDDEN_PAINT_SECONDS = 0.5; // animation frames stop in a hidden tab
 const DEAR_PAINT_MS = 8; // after a paint that takes longer, the next one waits four times its duration
@@ -266,8 +266,8 @@ export class Answering {
   fail(error) {
     if (this.isStopped) return;
     this.turn.state = "failed";
-    const isFirst = this.chat.conversation.messagesFor(this.turn).length === 1;
-    this.turn.error = { ...describe(error, this.turn, isFirst), isTooLong: TOO_LONG.includes(error.code), isFirst };
+    const { message, code } = describe(error, this.turn, this.chat.conversation.isMostly(this.turn));
+    this.turn.error = { message, code, isTooLong: TOO_LONG.includes(code) };
     if (this.turn.error.code === "unauthorized") this.chat.signIn();
   }
 
@@ -398,7 +398,7 @@ function untilFirstToken(phases) {
 }
 
 /** An error as a sentence for the user, with the remedy. */
-function describe(error, turn, isFirst) {
+function describe(error, turn, isMostly) {
   if (error instanceof TypeError) {
     return { code: "network", message: words("The server could not be reached. Your question is still here.") };
   }
@@ -406,17 +406,18 @@ function describe(error, turn, isFirst) {
     console.error(error);
     return { code: "page", message: words("Something on this page went wrong.") };
   }
-  return { code: error.code, message: messageFor(error.code, turn, isFirst) ?? error.message };
+  return { code: error.code, message: messageFor(error.code, turn, isMostly) ?? error.message };
 }
 
-function messageFor(code, turn, isFirst) {
+/** `isMostly`: the question is the larger part of what was sent. */
+function messageFor(code, turn, isMostly) {
   const expired = words("The rest of this answer is no longer kept.");
+  if (TOO_LONG.includes(code)) {
+    return isMostly
+      ? words("This question is too long for the model. Shorten it and ask again.")
+      : words("This conversation has grown too long for the model. Start a new chat to go on.");
+  }
   switch (code) {
-    case TOO_LONG[0]:
-    case TOO_LONG[1]:
-      return isFirst
-        ? words("This question is too long for the model. Shorten it and ask again.")
-        : words("This conversation has grown too long for the model. Start a new chat to go on.");
     case "unauthorized":
       return words("Your session has ended. Reload the page and sign in again.");
     case "forbidden":

@@ -13,7 +13,7 @@ import { useWords, words } from "./words.js";
 const NEAR_BOTTOM_PX = 64;
 const NO_BAR = ["failed", "paused", "draining"]; // states without progress
 const PARTS = [
-  "log", "scroll", "empty", "jump", "form", "input", "send", "stop", "new", "status", "loading", "loading-words",
+  "log", "scroll", "empty", "jump", "form", "input", "send", "stop", "new", "back", "status", "loading", "loading-words",
   "loading-bar", "banner", "banner-words", "banner-now", "model", "turn", "sign-in",
 ];
 
@@ -57,6 +57,7 @@ class Chat {
     void this.share();
     for (const name of this.conversation.oldOnes()) void this.forget(name);
     if (this.parts.form.hidden) return; // the visitor has to sign in first
+    this.resize(); // for what was typed before this script had loaded
     void this.readiness.wait();
     if (isFirst && this.root.closest(".ss-page") !== null) this.focus(); // in another page the focus is that page's
   }
@@ -116,6 +117,8 @@ class Chat {
     if (text === "") return;
     this.merge();
     if (this.isAnswering) return;
+    const { left } = this.conversation;
+    if (left !== null && this.conversation.turns.length === 0) void this.forget(this.conversation.nameFor(left));
     const turn = this.conversation.add(text);
     this.draw(turn);
     this.parts.input.value = "";
@@ -154,20 +157,31 @@ class Chat {
     return { ...this.config.request, model: this.model, messages: this.conversation.messagesFor(turn) };
   }
 
-  /** Begin another conversation. Another tab that shows the old one keeps it. */
-  async newChat() {
+  /** Begin another conversation. The old one is forgotten with the first question of the new one, unless a tab shows it. */
+  newChat() {
     for (const answering of this.answers.values()) {
       if (answering.isOurs) answering.giveUp();
       else answering.detach();
     }
     this.answers.clear();
-    const before = this.conversation.renew();
+    this.conversation.renew();
     this.drawAll();
     this.showAnswering();
-    this.announce(words("New chat"));
+    this.announce(words("New chat. The last one can be brought back."));
     this.focus();
-    await this.share();
-    await this.forget(before);
+    void this.share();
+  }
+
+  /** Undo "New chat". */
+  back() {
+    const { left } = this.conversation;
+    if (left === null) return this.showEmpty(); // another tab has removed it
+    this.conversation.open(left);
+    this.merge();
+    this.drawAll();
+    this.announce(words("The last chat is back."));
+    this.focus();
+    return void this.share();
   }
 
   // --- callbacks of an Answering ---------------------------------------------------------------------------------------
@@ -255,6 +269,7 @@ class Chat {
     this.parts.empty.hidden = !isEmpty;
     this.parts.log.hidden = isEmpty;
     this.parts.new.hidden = isEmpty;
+    this.parts.back.hidden = !isEmpty || this.conversation.left === null;
     this.root.classList.toggle("is-empty", isEmpty);
   }
 
@@ -309,7 +324,8 @@ class Chat {
     this.root.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && !event.isComposing) this.stop();
     });
-    this.parts.new.addEventListener("click", () => void this.newChat());
+    this.parts.new.addEventListener("click", () => this.newChat());
+    this.parts.back.addEventListener("click", () => this.back());
     this.parts["banner-now"].addEventListener("click", () => {
       this.onLost();
       this.nudge();

@@ -1,6 +1,7 @@
 // The conversation in the browser's storage, shared by the tabs of one browser. No DOM, no network.
 //
 //   KEY                 the id of the conversation that a new tab opens
+//   KEY/left            of one tab: the id of the conversation that "New chat" has left
 //   KEY/ID/TURN         one question and its answer; TURN sorts by time
 //
 // Invariant: a record is written by one tab only, the one that holds the lock of its name (locks.js). So tabs that ask at
@@ -51,13 +52,16 @@ export class Conversation {
 
   /** The conversation of this tab; before it has one, the one that another tab has begun last. */
   pointed() {
-    const id = this.get(this.own, this.key) ?? this.get(this.storage, this.key) ?? "";
-    return /^[0-9]+-[0-9]+$/.test(id) ? id : null;
+    return idIn(this.get(this.own, this.key) ?? this.get(this.storage, this.key));
   }
 
   /** The name of this conversation, for a lock. */
   get name() {
-    return `${this.key}/${this.id}`;
+    return this.nameFor(this.id);
+  }
+
+  nameFor(id) {
+    return `${this.key}/${id}`;
   }
 
   /** The name of a turn's record and of its lock. */
@@ -65,13 +69,23 @@ export class Conversation {
     return `${this.name}/${turn.id}`;
   }
 
-  /** Begin another conversation. Returns the name of the one before. */
+  /** Begin another conversation. The one before can be opened again until it is forgotten. */
   renew() {
-    const before = this.name;
-    this.id = newId();
+    this.set(this.own, `${this.key}/left`, this.id);
+    this.open(newId());
+  }
+
+  /** The id of the conversation that `renew` has left; null when there is none, or nothing of it. */
+  get left() {
+    const id = idIn(this.get(this.own, `${this.key}/left`));
+    return id !== null && namesIn(this.storage, `${this.nameFor(id)}/`).length > 0 ? id : null;
+  }
+
+  /** Open a conversation: `merge` brings its turns. */
+  open(id) {
+    this.id = id;
     this.turns = [];
     this.point();
-    return before;
   }
 
   /** Add a question at the end. */
@@ -187,6 +201,12 @@ export class Conversation {
     return messages;
   }
 
+  /** Whether the question of `turn` is the larger part of its request. */
+  isMostly(turn) {
+    const chars = this.messagesFor(turn).reduce((sum, { content }) => sum + content.length, 0);
+    return 2 * turn.question.length > chars;
+  }
+
   get(storage, name) {
     try {
       return storage.getItem(name);
@@ -233,6 +253,10 @@ export function forgetOtherUsers(key) {
       if (!["", user].includes(name.split("/")[1])) storage.removeItem(name);
     }
   }
+}
+
+function idIn(text) {
+  return /^[0-9]+-[0-9]+$/.test(text ?? "") ? text : null;
 }
 
 export function newId() {

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Request, expect
+from playwright.sync_api import Browser, Request, Route, expect
 
 from tests.support.servers.browser import (
     Watched,
@@ -162,6 +162,61 @@ def test_turns_build_on_each_other_until_a_new_chat(watched: Watched) -> None:
     assert bodies[2]["messages"] == [{"role": "user", "content": "Hello"}]
 
 
+def test_a_new_chat_can_be_undone(watched: Watched) -> None:
+    """Also after a reload, until the new chat has a question; by then the old one is gone from the browser."""
+    page = watched.page
+    page.route("**/streams", lambda route: route.fulfill(**fake_answer("In settings.")))
+    new, back = (page.get_by_role("button", name=name) for name in ("New chat", "Back to the last chat"))
+    expect(back).to_be_hidden()
+    ask(page, "The old one")
+    wait_for_status(page, "Answer complete")
+    new.click()
+    wait_for_status(page, "New chat. The last one can be brought back.")
+    expect(page.locator(".ss-turn")).to_have_count(0)
+    page.reload()
+    back.click()
+    expect(page.locator(".ss-question p")).to_have_text(["The old one"])
+    assert answer_text(page) == "In settings."
+    expect(back).to_be_hidden()
+    expect(page.get_by_label("Your question")).to_be_focused()
+    new.click()
+    ask(page, "The new one")
+    wait_for_status(page, "Answer complete")
+    expect(page.locator(".ss-question p")).to_have_text(["The new one"])
+    page.wait_for_function("() => !Object.values(localStorage).some((text) => text.includes('The old one'))")
+    new.click()
+    back.click()
+    expect(page.locator(".ss-question p")).to_have_text(["The new one"])
+
+
+def test_text_typed_before_the_scripts_have_loaded_can_be_sent(browser: Browser, site: str) -> None:
+    """The button that sends it works as soon as there are scripts."""
+    with watching(browser, site) as visit:
+        page = visit.page
+        held: list[Route] = []
+        page.route("**/chat.js", lambda route: held.append(route))
+        page.goto(site, wait_until="commit")
+        page.get_by_label("Your question").fill("Typed early")
+        expect(page.get_by_role("button", name="Send")).to_be_disabled()
+        held[0].continue_()
+        page.get_by_role("button", name="Send").click()
+        wait_for_text(page, 20)
+        page.keyboard.press("Escape")
+        wait_for_status(page, "Stopped")
+
+
+def test_a_page_comes_to_rest(watched: Watched) -> None:
+    """Every request of a page that is left open comes to its end, the questions whether the server is there too."""
+    page = watched.page
+    failed: list[str] = []
+    page.on("requestfailed", lambda request: failed.append(f"{request.url} {request.failure}"))
+    page.goto(watched.origin, wait_until="networkidle")
+    for _ in range(3):
+        page.wait_for_event("requestfinished", lambda request: request.url.endswith("/livez"))
+    page.wait_for_load_state("networkidle")
+    assert failed == []
+
+
 # --- not now, not at all ---------------------------------------------------------------------------------------------
 
 
@@ -268,6 +323,33 @@ def test_a_first_question_that_is_too_long_can_be_edited(watched: Watched) -> No
     expect(page.get_by_label("Your question")).to_have_value("Very long")
     expect(page.get_by_label("Your question")).to_be_focused()
     expect(page.locator(".ss-turn")).to_have_count(0)
+
+
+@pytest.mark.parametrize("code", ["context_length_exceeded", "body_too_large"])
+@pytest.mark.parametrize(("question", "words"), [("Q" * 900, "This question is too long"), ("Q", "This conversation")])
+def test_what_is_too_long_is_named(watched: Watched, question: str, words: str, code: str) -> None:
+    """After an answer of 400 characters: a question of 900 is itself too long, one of a single letter is not."""
+    page = watched.page
+    watched.expect_complaint("400")
+    page.route("**/streams", lambda route: route.fulfill(**fake_answer("A" * 400)), times=1)
+    ask(page, "First")
+    wait_for_status(page, "Answer complete")
+    refusal = refused(400, code, "prompt has 9,120 tokens; this model takes 8,192.")
+    page.route("**/streams", lambda route: route.fulfill(**refusal), times=1)
+    ask(page, question)
+    expect(notice(page)).to_contain_text(words)
+
+
+def test_a_question_beyond_every_bound_is_not_cut(watched: Watched) -> None:
+    """Nothing of a long text is dropped silently: the server refuses it, and it can be shortened."""
+    page = watched.page
+    watched.expect_complaint("400")
+    question = "long " * 100_000
+    page.get_by_label("Your question").fill(question)
+    page.get_by_role("button", name="Send").click()
+    expect(notice(page)).to_contain_text("This question is too long for the model.")
+    page.get_by_role("button", name="Edit the question").click()
+    assert page.get_by_label("Your question").input_value() == question.strip()
 
 
 def test_a_question_that_reaches_no_server_is_kept(watched: Watched) -> None:

@@ -210,9 +210,11 @@ def test_a_new_chat_in_one_tab_leaves_the_other_its_conversation(tabs: tuple[Pag
     assert questions(second) == ["The old one"]
     assert questions(first) == ["The new one"]
     second.get_by_role("button", name="New chat").click()
+    ask(second, "Another one")
     second.wait_for_function("() => !Object.values(localStorage).some((text) => text.includes('The old one'))")
-    first.keyboard.press("Escape")
-    wait_for_status(first, "Stopped")
+    for page in tabs:
+        page.keyboard.press("Escape")
+        wait_for_status(page, "Stopped")
 
 
 def owners(page: Page) -> set[str]:
