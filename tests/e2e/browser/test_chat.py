@@ -166,7 +166,7 @@ def test_a_new_chat_can_be_undone(watched: Watched) -> None:
     """Also after a reload, until the new chat has a question; by then the old one is gone from the browser."""
     page = watched.page
     page.route("**/streams", lambda route: route.fulfill(**fake_answer("In settings.")))
-    new, back = (page.get_by_role("button", name=name) for name in ("New chat", "Back to the last chat"))
+    new, back = (page.get_by_role("button", name=name) for name in ("New chat", "Last chat"))
     expect(back).to_be_hidden()
     ask(page, "The old one")
     wait_for_status(page, "Answer complete")
