@@ -24,6 +24,7 @@ from streamserve.dialects.openai.batches import ENDED, BatchRecord
 from streamserve.protocol.errors import BadRequest, ErrorBody, StreamserveError, UnsupportedMedia
 from streamserve.protocol.json_body import decode_json, too_many_containers
 from streamserve.protocol.requests import Limits
+from streamserve.protocol.sse import one_line_json
 
 ENDPOINT = "/v1/messages"  # of every request
 _JSON = "application/json"
@@ -84,8 +85,10 @@ def _line_of(raw: bytes, param: str, seen: set[bytes], limits: Limits) -> bytes:
         message = f"{where}: a batch collects whole messages. Leave it out."
         raise BadRequest(message, code="stream_not_supported", param=where)
     seen.add(digest)
-    line = {"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": params}
-    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    line = one_line_json({"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": params}).encode() + b"\n"
+    if len(line) > most:  # a line break that is no ASCII is longer escaped
+        raise _too_large(param, limits)
+    return line
 
 
 def _too_large(param: str, limits: Limits) -> BadRequest:
@@ -265,4 +268,4 @@ def unrun_line(request_id: str, custom_id: str, why: Unrun) -> bytes:
 
 def _result(custom_id: str, result: dict[str, Any]) -> bytes:
     line = {"custom_id": custom_id, "result": result}
-    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    return one_line_json(line).encode() + b"\n"

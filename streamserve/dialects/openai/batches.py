@@ -16,6 +16,7 @@ from streamserve.dialects.fields import Reader, integer, one_of, plain_text, rea
 from streamserve.dialects.generate import metadata
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import Limits
+from streamserve.protocol.sse import one_line_json
 
 PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"
 # The bounds of `expires_after` of that API: an hour, 30 days.
@@ -236,4 +237,4 @@ def unrun_line(request_id: str, custom_id: str, why: Unrun) -> bytes:
 
 def _line(request_id: str, custom_id: str, response: Any, error: Any) -> bytes:
     line = {"id": f"batch_{request_id}", "custom_id": custom_id, "response": response, "error": error}
-    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    return one_line_json(line).encode() + b"\n"
