@@ -28,6 +28,7 @@ from streamserve.engine.plan import RawLogprobs, SampleSpec
 
 MAX_CUTS = 16  # after that many refusals a row is sorted instead
 _TINY = 1e-9
+_LEAST_TEMPERATURE = 1e-30  # as good as greedy, and above what float32 rounds to 0
 # What a grammar allows has at least this logit: more than what it forbids, and finite whatever is done to it later.
 _LEAST_ALLOWED = -1e20
 _MASK64 = (1 << 64) - 1
@@ -133,8 +134,9 @@ def _mask(logits: torch.Tensor, rows: list[int], specs: Sequence[SampleSpec]) ->
 def _draw(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
     """Draw from each row; temperatures are positive. (num_rows, vocab_size) -> (num_rows,)."""
     device = logits.device
-    scaled = logits / _column([spec.temperature for spec in specs], device)
-    weights = scaled.sub_(scaled.amax(dim=-1, keepdim=True)).exp_()  # p up to a factor; the likeliest has 1
+    # The difference first: a quotient by a small temperature overflows, and inf - inf is no number.
+    temperatures = _column([max(spec.temperature, _LEAST_TEMPERATURE) for spec in specs], device)
+    weights = (logits - logits.amax(dim=-1, keepdim=True)).div_(temperatures).exp_()  # p up to a factor; at most 1
     weights = _keep_top_k(weights, [spec.top_k for spec in specs])
     keys = on_device([row_key(spec.seed, spec.position) for spec in specs], torch.int32, device)
     noise = exponential(keys, logits.shape[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from streamserve.engine.model import sampler
 from streamserve.engine.model.sampler import exponential, raw_logprobs, row_key
 from streamserve.engine.model.token_rules import PenaltyCounts, RuleTensors
 from streamserve.engine.plan import SampleSpec, TokenRules
+from streamserve.protocol.requests import SamplingParams, check_sampling
 
 VOCAB = 40
 NUM_DRAWS = 6000
+SAMPLED = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
 def spec(position: int = 0, seed: int = 0, **fields: Any) -> SampleSpec:
@@ -56,7 +59,8 @@ def reference(logits: np.ndarray, one: SampleSpec) -> np.ndarray:
         z[token] = z[token] / one.repetition_penalty if z[token] > 0 else z[token] * one.repetition_penalty
     for token in set(one.output_token_ids):
         z[token] -= one.presence_penalty + one.frequency_penalty * list(one.output_token_ids).count(token)
-    p = np.exp((z - z.max()) / one.temperature)
+    with np.errstate(over="ignore"):  # of the smallest temperatures: -inf, as it should be
+        p = np.exp((z - z.max()) / one.temperature)
     p /= p.sum()
     if one.top_k:
         p[p < np.sort(p)[-one.top_k]] = 0
@@ -318,3 +322,42 @@ def test_a_bad_row_is_bad_alone(bad: float, temperature: float) -> None:
     spoiled = sample(logits, specs)
     assert spoiled.finite.tolist() == [True, False, True]
     assert spoiled.token_ids[[0, 2]].tolist() == healthy.token_ids[[0, 2]].tolist()
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-45, 1e-38, 1e-30, 1e-6, 1.0, 100.0, 1e6])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+def test_the_ends_of_every_range_give_a_token(temperature: float, scale: float) -> None:
+    """Whatever `check_sampling` lets through: the draw is finite, and a token that the definition allows."""
+    logits = some_logits(seed=3) * scale
+    corners = product((1e-6, 0.5, 1 - 1e-12, 1.0), (0.0, 1e-45, 1.0), (-1e3, 1e3), (-1e3, 1e3), (1e-3, 1e3))
+    specs = [
+        spec(
+            position,
+            temperature=temperature,
+            top_p=top_p,
+            min_p=min_p,
+            presence_penalty=presence,
+            frequency_penalty=frequency,
+            repetition_penalty=repetition,
+            prompt_token_ids=(1, 2),
+            output_token_ids=(3, 4, 4),
+        )
+        for position, (top_p, min_p, presence, frequency, repetition) in enumerate(corners)
+    ]
+    for one in specs:
+        check_sampling(SamplingParams(**{name: getattr(one, name) for name in SAMPLED}))
+    draws = sample(logits.expand(len(specs), -1), specs)
+    assert draws.finite.all()
+    for one, token in zip(specs, draws.token_ids.tolist(), strict=True) if temperature < 1e6 else ():
+        # The highest makes all tokens equally likely in float32; at the edge of a nucleus it may differ too.
+        allowed = reference(logits[0].numpy(), replace(one, top_p=min(1.0, one.top_p + 1e-6)))
+        assert allowed[token] > 0, one
+
+
+def test_the_smallest_temperature_is_greedy() -> None:
+    """A temperature that float32 cannot hold chooses the likeliest token, also beside rows of other temperatures."""
+    logits = some_logits(4, seed=5)
+    specs = [spec(row, temperature=temperature) for row, temperature in enumerate((5e-324, 1e-45, 1.0, 1e-40))]
+    token_ids = sample(logits, specs).token_ids.tolist()
+    likeliest = logits.argmax(dim=-1).tolist()
+    assert [token_ids[row] for row in (0, 1, 3)] == [likeliest[row] for row in (0, 1, 3)]
