@@ -198,7 +198,7 @@ class _Reader(Reader):
         )
 
     def _streams(self, raw: object, process: ProcessConfig) -> StreamConfig:
-        wait_seconds = process.drain_seconds + _ENGINE_START_SECONDS
+        wait_seconds = max(StreamConfig().engine_wait_seconds, process.drain_seconds + _ENGINE_START_SECONDS)
         return self.dataclass(StreamConfig, raw, "STREAMS", defaults={"ENGINE_WAIT_SECONDS": wait_seconds})
 
     def _origins(self, raw: object) -> tuple[str, ...]:

@@ -233,8 +233,8 @@ def test_tests_are_served_in_their_own_process() -> None:
 
 
 def test_a_request_waits_for_a_whole_drain() -> None:
-    """By default a request waits longer than an engine drains; a site's own value counts as it is."""
-    assert read(ECHO)[0].streams.engine_wait_seconds == 30
+    """By default a request waits a minute, and longer than an engine drains; a site's own value counts as it is."""
+    assert read(ECHO)[0].streams.engine_wait_seconds == 60
     assert read({**ECHO, "ENGINE_PROCESS": {"DRAIN_SECONDS": 90}})[0].streams.engine_wait_seconds == 100
     assert read({**ECHO, "STREAMS": {"ENGINE_WAIT_SECONDS": 3}})[0].streams.engine_wait_seconds == 3
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from streamserve.api.call import Call, Reply, Site, json_reply, with_class
 from streamserve.api.idempotency import once_of
+from streamserve.clients.base import until_loaded
 from streamserve.dialects.anthropic import message, request
 from streamserve.dialects.anthropic.request import MessagesRequest
 from streamserve.protocol.errors import BadRequest, no_model
@@ -45,7 +46,7 @@ async def count_tokens(call: Call, site: Site) -> Reply:
     if asked.model not in site.clients:
         raise no_model(asked.model, site.clients)
     client = site.clients[asked.model]
-    client.start()
+    await call.wait(until_loaded(client, site.streams.settings.engine_wait_seconds))
     try:
         token_ids = await call.wait(client.tokenize(asked))
     except BadRequest as error:
@@ -60,7 +61,8 @@ async def _start(call: Call, site: Site, asked: MessagesRequest, once: Once | No
     generate = with_class(asked.generate, asked.latency_class, call.caller, site, CLASS_ROUTE)
     while True:
         try:
-            return await site.start(call.caller, generate, on_disconnect, received_at=call.received_at, once=once)
+            start = site.start(call.caller, generate, on_disconnect, received_at=call.received_at, once=once)
+            return await call.wait(start)
         except BadRequest as error:
             if error.param == "chat_template_kwargs" and not asked.asks_for_thinking and generate.chat_template_kwargs:
                 generate = replace(generate, chat_template_kwargs={})

@@ -254,10 +254,12 @@ class Site(Protocol):
         *,
         received_at: float | None = None,
         once: Once | None = None,
+        begins_unloaded: bool = False,
     ) -> Stream:
         """Start an answer for `caller`, within its limits; its times count from `received_at`.
 
-        With `once` return the answer that its key has started before. Raises StreamserveError.
+        With `once` return the answer that its key has started before. While the model loads this waits, or returns an
+        answer that `begins_unloaded`. Raises StreamserveError.
         """
 
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:

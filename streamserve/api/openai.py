@@ -46,7 +46,8 @@ async def chat_completions(call: Call, site: Site) -> Reply:
     on_disconnect = asked.on_disconnect or ("abort" if once is None else "park")
     request = with_class(asked.generate, asked.latency_class, call.caller, site, "chat_completions")
     try:
-        stream = await site.start(call.caller, request, on_disconnect, received_at=call.received_at, once=once)
+        start = site.start(call.caller, request, on_disconnect, received_at=call.received_at, once=once)
+        stream = await call.wait(start)
     except BadRequest as error:
         if error.param == "grammar":  # the engine's word for what stood in one of this API's fields
             error.param = "tools" if request.grammar is None else asked.grammar_field
@@ -213,7 +214,8 @@ async def _start_all(call: Call, site: Site, asked: CompletionRequest, once: Onc
         for index, generate in enumerate(asked.generates):
             request = with_class(generate, asked.latency_class, call.caller, site, CLASS_ROUTE)
             key = None if once is None else part_of(once, index)
-            stream = await site.start(call.caller, request, on_disconnect, received_at=call.received_at, once=key)
+            start = site.start(call.caller, request, on_disconnect, received_at=call.received_at, once=key)
+            stream = await call.wait(start)
             streams.append(stream)
     except BaseException as error:
         for stream in streams:
@@ -287,7 +289,8 @@ async def _get_plain(call: Call, site: Site) -> Reply:
 
 async def _start_plain(call: Call, site: Site, asked: PlainRequest, once: Once | None = None) -> Reply:
     request = with_class(asked.generate, asked.latency_class, call.caller, site, CLASS_ROUTE)
-    stream = await site.start(call.caller, request, asked.on_disconnect, received_at=call.received_at, once=once)
+    start = site.start(call.caller, request, asked.on_disconnect, received_at=call.received_at, once=once)
+    stream = await call.wait(start)
     return Reply(body=_plain_delivery(site, stream, asked.pace, 0))
 
 

@@ -80,7 +80,8 @@ async def _start(call: Call, site: Site, body: Mapping[str, Any], once: Once | N
     asked = native.parse(body, site.limits, default_model=site.default_model)
     on_disconnect = asked.on_disconnect if wants_stream or "on_disconnect" in body else "abort"
     request = with_class(asked.generate, asked.latency_class, call.caller, site, "pipelines")
-    stream = await site.start(call.caller, request, on_disconnect, received_at=call.received_at, once=once)
+    start = site.start(call.caller, request, on_disconnect, received_at=call.received_at, once=once)
+    stream = await call.wait(start)
     if wants_stream:
         return Reply(body=Delivery(site.streams, stream, encoder_for(asked.format, stream)))
     events = await call.wait(collect(site.streams, stream))

@@ -95,6 +95,7 @@ class LocalSite:
         *,
         received_at: float | None = None,
         once: Once | None = None,
+        begins_unloaded: bool = False,
     ) -> Stream:
         """Start an answer for `caller`, within its limits. Raises StreamserveError."""
         # The tenant's prefix-cache salt: blocks of two tenants never match, and a salt cannot be guessed.
@@ -107,6 +108,7 @@ class LocalSite:
             on_disconnect=on_disconnect,
             received_at=received_at,
             once=once,
+            begins_unloaded=begins_unloaded,
         )
         if request.model in self.clients:
             self.clients[request.model].start()

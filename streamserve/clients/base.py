@@ -6,6 +6,7 @@ asyncio; every method is called on the event loop. Implementations: thread (this
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, Self
@@ -100,6 +101,17 @@ class EngineClient(Protocol):
 
     async def aclose(self) -> None:
         """End every generation with an `error` event and free the engine."""
+
+
+_LOADED_SECONDS = 0.05  # how often `until_loaded` looks
+
+
+async def until_loaded(client: EngineClient, seconds: float) -> None:
+    """Start loading, and return when the model is loaded, has failed to load, or after `seconds`."""
+    client.start()
+    until = time.monotonic() + seconds
+    while client.describe().is_loading and time.monotonic() < until:  # noqa: ASYNC110  (loading has no event)
+        await asyncio.sleep(_LOADED_SECONDS)
 
 
 class EventQueue:

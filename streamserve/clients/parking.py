@@ -9,6 +9,7 @@ waited for as a park is, unless it is final. Pure: the caller passes the time an
     ahead    the engine: other answers need the blocks   its time is over, or all is read     none
     paused   the engine: the operator pauses it          at once, then with backoff           waiting, resumed
     lost     the client: the engine has ended            at once, then with backoff           waiting, loading, resumed
+    loading  the stream: it began before its engine      the engine is loaded                 loading
              the engine or its client refuses it         as the refusal says                  waiting, loading, resumed
 """
 
@@ -22,6 +23,7 @@ from streamserve.protocol.events import Status
 
 # A reader that returns to a long answer replays it first; a prefill is worth its cost when so few tokens are unread.
 NO_READER = Park(reason="reader", resume_at_lead=128)
+_UNLOADED = Park(reason="loading")
 
 # Of parks that their readers notice, by the reason.
 MESSAGES = {
@@ -29,11 +31,14 @@ MESSAGES = {
     "lost": "The engine is being restarted. The answer continues in a moment.",
 }
 # Of refusals, by their code; any other has its own message.
+LOADING = "The model is being loaded. The answer continues by itself."
 _MESSAGES_OF_CODES = {
-    "engine_loading": "The model is being loaded. The answer continues by itself.",
+    "engine_loading": LOADING,
     "engine_paused": MESSAGES["paused"],
 }
 
+# How often a stream looks whether its first engine is loaded: at a value in this process.
+_LOADED_SECONDS = 0.05
 # The first delay before an engine that starts is asked again. It doubles up to the engine's own `retry_after`.
 _BACKOFF_SECONDS = 0.1
 _MAX_DOUBLINGS = 10
@@ -52,6 +57,7 @@ class Parking:
     losses: Losses = field(default_factory=Losses)
     park: Park | None = None
     num_parks: int = 0
+    unloaded_at: float | None = None  # since when its first engine is waited for; None once that has accepted it
     shown: set[str] = field(default_factory=set)  # statuses shown to readers during this park: "resumed" follows
     _ask_at: float = 0.0
     _refused_at: float | None = None
@@ -70,6 +76,12 @@ class Parking:
         self._ask_at = now + (min(self._backoff(), _MOST_PARK_SECONDS) if is_shown else park.resume_seconds)
         self._num_tries += 1
 
+    def await_engine(self, now: float) -> None:
+        """Note that the answer's first engine is being loaded. That is no park in its figures."""
+        self.park, self._ask_at = _UNLOADED, now + _LOADED_SECONDS
+        if self.unloaded_at is None:
+            self.unloaded_at = now
+
     @property
     def reason(self) -> str | None:
         """Why the answer is parked; None while it is not."""
@@ -85,7 +97,8 @@ class Parking:
         self._num_tries += 1
         if self._refused_at is None:
             self._refused_at = now
-        is_final = isinstance(refused, CannotContinue) or refused.code == "engine_died"
+        has_not_loaded = is_coming_up and self.unloaded_at is not None
+        is_final = isinstance(refused, CannotContinue) or refused.code == "engine_died" or has_not_loaded
         return not is_final and now - self._refused_at < patience_seconds
 
     def news(self, refused: Refused | None = None) -> list[Status]:
@@ -117,7 +130,7 @@ class Parking:
     def end(self) -> bool:
         """Note that the engine has resumed it; return whether readers are shown "resumed"."""
         is_shown = bool(self.shown) or self.park is NO_READER
-        self.park, self._refused_at, self.shown = None, None, set()
+        self.park, self._refused_at, self.unloaded_at, self.shown = None, None, None, set()
         return is_shown
 
     def _backoff(self) -> float:

@@ -103,6 +103,11 @@ class ModelDescription:
     created: int = 0
     was_ready: bool = False
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether its engine is being loaded, or begins to be when it is asked."""
+        return self.state in ("idle", "loading")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreStats:

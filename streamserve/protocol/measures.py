@@ -38,7 +38,7 @@ HISTOGRAMS = (*_OF_BREAKDOWN, ITL, E2E)
 
 
 # Phases of an answer (protocol/metrics.py has the others): what the stream itself can tell apart.
-FIRST_TOKEN, PARKED, OTHER = "first_token", "parked", "other"
+LOADING, FIRST_TOKEN, PARKED, OTHER = "loading", "first_token", "parked", "other"
 _GENERATION = "generation"
 # A client's clock that differs by more than this is not believed.
 _MAX_NETWORK_SECONDS = 60.0
@@ -152,6 +152,7 @@ class Timings:
     """
 
     started_at: float
+    loading_seconds: float = 0.0  # before acceptance, while its engine was not there
     accepted_at: float | None = None
     first_byte_at: float | None = None
     first_at: float | None = None
@@ -213,7 +214,8 @@ class Timings:
             admitted_at = arrival.admitted_at if isinstance(arrival, Arrival) else None
             if admitted_at is not None:
                 out["auth"] = max(0.0, admitted_at - arrival)
-            out["intake"] = max(0.0, self.accepted_at - (admitted_at or arrival))
+            out["intake"] = max(0.0, self.accepted_at - (admitted_at or arrival) - self.loading_seconds)
+        out[LOADING] = self.loading_seconds
         known = sum(out.values()) - out.get("network_in", 0.0) + sum(spans.values())
         out |= spans
         out[OTHER] = max(0.0, out.get(OTHER, 0.0) + now - arrival - known)
@@ -232,7 +234,7 @@ class Timings:
         """Return the known times that count from the request's arrival, under their names in the `done` event."""
         out: dict[str, float] = {}
         if self.accepted_at is not None:
-            out["intake"] = max(0.0, self.accepted_at - self.started_at)
+            out["intake"] = max(0.0, self.accepted_at - self.started_at - self.loading_seconds)
         if self.first_byte_at is not None and self.accepted_at is not None:
             out["ttfb"] = max(0.0, self.first_byte_at - self.started_at)
         if self.ttft is not None:

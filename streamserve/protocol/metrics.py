@@ -149,6 +149,7 @@ PHASES: Mapping[str, str] = {
     "network_in": "The client's sending until the request's arrival, where the client says when it sent it.",
     "auth": "Request's arrival until its caller is known, and may make it.",
     "intake": "From then until the engine, or the pipeline, accepts it: the body, the quota, tokenising.",
+    "loading": "The engine was loaded, or replaced, before it could accept.",
     "retrieval": "A step of a pipeline with that phase: passages are looked up.",
     "rerank": "A step with that phase: they are put in order.",
     "context": "A step with that phase, and `trim`: the prompt is made of them.",

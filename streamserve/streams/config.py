@@ -27,7 +27,7 @@ class StreamConfig:
 
     resume_window_seconds: float = 600.0
     first_reader_seconds: float = 5.0
-    engine_wait_seconds: float = 30.0  # of a site: ENGINE_PROCESS["DRAIN_SECONDS"] and ten more
+    engine_wait_seconds: float = 60.0  # for an engine that loads or is replaced
     keepalive_seconds: float = 15.0
     coalesce_tokens: int = 5
     coalesce_seconds: float = 0.05

@@ -194,6 +194,8 @@ class Producer(Replica):
     async def _readmit(self) -> None:
         """Ask the engine to continue after the tokens in the log. A refusal keeps the stream: it asks again."""
         self._news.clear()  # what changes from here on cuts a wait short
+        if self._awaits_engine(time.monotonic()):
+            return
         shown = self.shown_prompt
         request = replace(
             self.request,
@@ -202,7 +204,7 @@ class Producer(Replica):
             first_token_at=self.transcript.timings.first_at,
             reader_tokens=self.lag.reader_tokens,
             num_losses=self.parking.losses.num_losses,
-            was_admitted=self.on_disconnect != JOB,  # a job's run is begun anew
+            was_admitted=self.on_disconnect != JOB and self.parking.unloaded_at is None,  # a job's run is begun anew
             num_prompt_chars=() if shown is None else shown.num_chars(self.request.n),
             num_prompt_logprobs=0 if shown is None else shown.num_logprobs,
         )
@@ -225,10 +227,31 @@ class Producer(Replica):
             return
         self._continue(generation, request.reader_tokens)
 
+    def _awaits_engine(self, now: float) -> bool:
+        """Return whether an answer that began unloaded still waits for its engine; its time in the queue begins then.
+
+        After `engine_wait_seconds` the engine's refusal ends it.
+        """
+        since, timings = self.parking.unloaded_at, self.transcript.timings
+        if since is None:
+            return False
+        timings.loading_seconds = now - since
+        self.request = replace(self.request, arrived_at=now)
+        if not self._client.describe().is_loading or now >= since + self._config.engine_wait_seconds:
+            return False
+        self.parking.await_engine(now)
+        return True
+
     def _continue(self, generation: Generation, reader_tokens: tuple[int, ...] | None) -> None:
         """Take the events of the generation that the engine has resumed."""
         self.lag.begin(reader_tokens)
-        self.transcript.timings.enter(FIRST_TOKEN, time.monotonic())
+        now = time.monotonic()
+        if self.parking.unloaded_at is not None:
+            self.request = _as_accepted(self.request, generation)
+            self.transcript.accept(generation.accepted)
+            self.transcript.timings.accept(now)
+        else:
+            self.transcript.timings.enter(FIRST_TOKEN, now)
         if self.parking.end() and (self.on_disconnect != JOB or self.last_seq > 1):  # a job's first attempt is none
             self._own.append(Status(status="resumed"))
         self._generation, self._has_resumed = generation, self.on_disconnect != JOB  # a job's run repeats nothing
@@ -281,6 +304,10 @@ class Producer(Replica):
         self._own.clear()
         self._in_flight, self._is_cut = None, False
         self._timers.disarm_all()
+
+    def drop_generation(self) -> None:
+        """Cancel the generation of a stream that does not begin."""
+        self._cancel()
 
     def _cancel(self) -> None:
         """Once this returns, no StepPlan built later holds the sequence."""

@@ -19,7 +19,7 @@ from contextvars import Context
 from dataclasses import replace
 from typing import Any
 
-from streamserve.clients.base import EngineClient, Generation
+from streamserve.clients.base import EngineClient, until_loaded
 from streamserve.protocol.engine import HOPELESS, Losses, ModelDescription
 from streamserve.protocol.errors import EngineUnavailable, StreamserveError, no_model
 from streamserve.protocol.events import Error
@@ -39,6 +39,7 @@ logger = logging.getLogger("streamserve.streams")
 
 _CLOSE_SECONDS = 5.0  # `aclose` waits so long for ends to be committed and recorded, then cancels
 _ENGINE_POLL_SECONDS = 0.05
+_MAX_LOAD_POLL_SECONDS = 1.0  # an engine that is said to load is asked again so often: what is known may be out of date
 # The delays between attempts to write a stream's end. The longest allows one more attempt while the process closes.
 _RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 4.0
 # About what a finished stream takes: its objects, a token in its transcript, and an event as objects to one encoded.
@@ -97,15 +98,15 @@ class Streams:
             reader_tokens=None if admission.on_disconnect == "finish" else (0,) * request.n,
         )
         async with self._quota.reserve(admission.place_of) as make_room:
-            stream, generation = await self._accepted(client, request, admission)
+            stream = await self._accepted(client, request, admission)
             try:
                 make_room()
             except BaseException:
-                generation.cancel()
+                stream.drop_generation()
                 raise
             stream.transcript.timings.started_at = admission.received_at or now
             begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._add(stream, self._begin(stream, generation, begun))
+            self._add(stream, self._begin(stream, begun))
         try:
             await begun
         except asyncio.CancelledError:
@@ -196,12 +197,14 @@ class Streams:
         await self._quota.aclose()
         await self.writer.aclose()
 
-    async def _accepted(
-        self, client: EngineClient, request: GenerateRequest, admission: Admission
-    ) -> tuple[Stream, Generation]:
-        """Return the accepted stream. While the engine is being replaced, wait and restart the arrival time."""
-        wait_until, losses = time.monotonic() + self.settings.engine_wait_seconds, Losses()
-        while True:
+    async def _accepted(self, client: EngineClient, request: GenerateRequest, admission: Admission) -> Stream:
+        """Return the accepted stream. While the engine loads or is replaced, wait and restart the arrival time.
+
+        A stream that `begins_unloaded` is returned without a generation while its model loads.
+        """
+        began, losses = time.monotonic(), Losses()
+        wait_until, loaded_at, generation = began + self.settings.engine_wait_seconds, None, None
+        while generation is None:
             try:
                 generation = await client.generate(request)
                 break
@@ -210,16 +213,28 @@ class Streams:
                     losses.note(refused.lost, 0)
                     if losses.is_hopeless:
                         raise EngineUnavailable(HOPELESS, code="engine_died") from refused
-                if self._is_closing or not _is_starting(client.describe()) or time.monotonic() >= wait_until:
+                is_loading = refused.code == "engine_loading" or client.describe().is_loading
+                if is_loading and admission.begins_unloaded and not self._is_closing:
+                    break
+                is_coming = is_loading or _is_replaced(client.describe())
+                if self._is_closing or not is_coming or time.monotonic() >= wait_until:
                     raise
+            await until_loaded(client, min(wait_until - time.monotonic(), _MAX_LOAD_POLL_SECONDS))
             await asyncio.sleep(_ENGINE_POLL_SECONDS)
-            request = replace(request, arrived_at=time.monotonic(), num_losses=losses.num_losses)
+            loaded_at = time.monotonic()
+            request = replace(request, arrived_at=loaded_at, num_losses=losses.num_losses)
         if self._is_closing:
-            generation.cancel()
+            if generation is not None:
+                generation.cancel()
             raise EngineUnavailable("The server is shutting down.")
         lease = Lease(self.store, request.stream_id)
+        request = request if generation is not None else _with_seed(request)
         stream = Stream(client, self.writer, self.settings, request, generation, admission=admission, lease=lease)
-        return stream, generation
+        if generation is None:
+            stream.parking.await_engine(time.monotonic())
+        elif loaded_at is not None:
+            stream.transcript.timings.loading_seconds = loaded_at - began
+        return stream
 
     def _add(
         self, stream: Stream, beginning: Coroutine[Any, Any, bool] | None = None, *, is_recorded: bool = False
@@ -234,7 +249,7 @@ class Streams:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _begin(self, stream: Stream, generation: Generation, begun: asyncio.Future[None]) -> bool:
+    async def _begin(self, stream: Stream, begun: asyncio.Future[None]) -> bool:
         """Insert the record, commit `meta` and set `begun`. Return False on failure; `begun` has the exception."""
         failure: Exception | None = None
         is_inserted = False
@@ -245,7 +260,7 @@ class Streams:
         except Exception as error:
             failure = error
         except asyncio.CancelledError:
-            generation.cancel()
+            stream.drop_generation()
             if not begun.done():
                 begun.set_exception(EngineUnavailable("The server is shutting down."))
             raise
@@ -253,7 +268,7 @@ class Streams:
             if not begun.done():
                 begun.set_result(None)
             return True
-        generation.cancel()
+        stream.drop_generation()
         stream.ended.set()
         self._remove(stream)
         if not begun.done():
@@ -378,9 +393,14 @@ class Streams:
             del self._streams[stream.id], self._by_log[stream.log_id]
 
 
-def _is_starting(model: ModelDescription) -> bool:
-    """Return whether an engine may accept soon: there was one before, or this process is still connecting.
+def _is_replaced(model: ModelDescription) -> bool:
+    """Return whether another engine may accept soon. A draining one may be replaced; "ready" may be out of date."""
+    return (model.was_ready and model.state in ("ready", "draining")) or model.stage == "connecting"
 
-    A draining engine may be replaced; the state "ready" may be out of date.
-    """
-    return (model.was_ready and model.state in ("ready", "draining", "loading")) or model.stage == "connecting"
+
+def _with_seed(request: GenerateRequest) -> GenerateRequest:
+    """Return the request with the seed that acceptance would have drawn: another process may continue the answer."""
+    if request.sampling.seed is not None:
+        return request
+    sampling = replace(request.sampling, seed=secrets.randbits(63))
+    return replace(request, sampling=sampling, unset=(*request.unset, "seed"))

@@ -46,6 +46,7 @@ class Admission:
     counting, where callers share it ("": they do not). `salt` keeps prefix-cache blocks apart between tenants.
     `on_disconnect` is what becomes of the answer without a reader (`ON_DISCONNECT` in stream.py). The
     times of the answer count from `received_at` (None: from its start). With `once` there is one stream of that key.
+    `begins_unloaded`: while its model loads the answer begins and shows `status: loading`; else its start waits.
     """
 
     owner: str
@@ -55,6 +56,7 @@ class Admission:
     on_disconnect: str = "park"
     received_at: float | None = None
     once: Once | None = None
+    begins_unloaded: bool = False
 
     @property
     def place_of(self) -> str:

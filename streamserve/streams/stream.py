@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from streamserve.clients.base import EngineClient, Generation
-from streamserve.clients.parking import NO_READER, Parking
+from streamserve.clients.parking import LOADING, NO_READER, Parking
 from streamserve.protocol.errors import Refused
 from streamserve.protocol.events import Citation, Done, Error, Meta, Status, Usage
 from streamserve.protocol.requests import GenerateRequest
@@ -278,6 +278,8 @@ class Stream(Producer):
             has_token_ids=self.has_token_ids,
         )
         self._own.append(meta)
+        if self.parking.unloaded_at is not None:
+            self._own.append(Status(status="loading", message=LOADING))
         self._writer.mark(self)
         while self.last_seq == 0:
             await self._change()
@@ -328,6 +330,8 @@ class Stream(Producer):
             await self._readmit()
         elif self._is_wanted or not self.lease.is_shared:
             await self._change(seconds)
+        elif "first_reader" in self._timers:
+            await self._change(self._config.first_reader_seconds)
         else:
             await self.lease.release()
             if self.lease.is_held:

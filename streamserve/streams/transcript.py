@@ -199,6 +199,10 @@ class Transcript:
         self._choices = [_ChoiceTokens() for _ in range(n)]
         self._blocks: dict[int, _ChoiceBlocks] | None = None if accepted.has_token_ids else {}
 
+    def accept(self, accepted: Accepted) -> None:
+        """Take the prompt's length from the first acceptance, if the answer began without."""
+        self._num_prompt_tokens = self._num_prompt_tokens or accepted.num_prompt_tokens
+
     def is_repeated(self, event: Event) -> bool:
         """Return whether a resumed generation repeats an event that the log has.
 

@@ -200,6 +200,7 @@ class DjangoSite:
         *,
         received_at: float | None = None,
         once: Once | None = None,
+        begins_unloaded: bool = False,
     ) -> Stream:
         """Start an answer for `principal`, within its quota. Raises StreamserveError."""
         admission = Admission(
@@ -210,6 +211,7 @@ class DjangoSite:
             on_disconnect=on_disconnect,
             received_at=received_at,
             once=once,
+            begins_unloaded=begins_unloaded,
         )
         start = self.streams.start if once is None else self._start_once
         stream = await start(self.prepared(request), admission)

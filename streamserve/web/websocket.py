@@ -251,7 +251,11 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
 
     async def _begin(self, asked: native.NativeRequest, message: Mapping[str, Any]) -> None:
         stream = await get_site().start(
-            self._principal, asked.generate, asked.on_disconnect, received_at=message["arrival"]
+            self._principal,
+            asked.generate,
+            asked.on_disconnect,
+            received_at=message["arrival"],
+            begins_unloaded=True,
         )
         await self._send(started(stream, message))
         self._shown.show(get_site().streams, stream, 0, message.get("credit"))

@@ -85,8 +85,9 @@ class RowSite:
         *,
         received_at: float | None = None,
         once: Once | None = None,
+        begins_unloaded: bool = False,
     ) -> Stream:
-        """Start the answer of a row. Raises StreamserveError."""
+        """Start the answer of a row, which waits while its model loads. Raises StreamserveError."""
         request = replace(self._site.prepared(request), latency_class=CLASS)
         admission = Admission(
             owner=caller.owner,

@@ -8,8 +8,6 @@ key. The async forms run on the caller's event loop, the others on the loop of c
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -44,8 +42,6 @@ from streamserve.web.site import get_site
 
 Messages = Sequence[Mapping[str, Any]]
 _MAX_TENANT_CHARS = 59  # what the column of owners takes after "site:"
-_POLL_SECONDS = 0.05
-_LOADING_SECONDS = 60.0  # how long a call waits for an engine that is loading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +189,6 @@ class Answer:
         site = get_site()
         for body in self.bodies:
             asked = native.parse(body, site.limits, default_model=site.default_model)
-            await _wait_for_engine(asked.generate.model)
             try:
                 self._stream = await site.start(caller, asked.generate, on_disconnect)
                 return self._stream
@@ -260,17 +255,6 @@ def _bodies(question: str | Messages, system: str, fields: dict[str, Any]) -> It
             yield {**fields, "prompt": question}
     else:
         yield {**fields, "messages": [*first, *question]}
-
-
-async def _wait_for_engine(alias: str) -> None:
-    """Wait while the model is loading. A process that has just begun must find its engine first."""
-    client = get_site().clients.get(alias)
-    if client is None:
-        return  # `start` names the models
-    client.start()
-    until = time.monotonic() + _LOADING_SECONDS
-    while client.describe().state in ("idle", "loading") and time.monotonic() < until:  # noqa: ASYNC110  (no event)
-        await asyncio.sleep(_POLL_SECONDS)
 
 
 def _completion(started: Stream, events: list[LoggedEvent]) -> Completion:

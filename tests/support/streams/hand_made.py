@@ -128,6 +128,9 @@ class ScriptedClient:
         self.hold: asyncio.Event | None = None
         self.description = ModelDescription(alias=self.alias, state="ready")
 
+    def start(self) -> None:
+        """Nothing is loaded here."""
+
     def describe(self) -> ModelDescription:
         return self.description
 
