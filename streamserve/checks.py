@@ -14,6 +14,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.files.storage import InvalidStorageError, storages
 from django.db import DatabaseError
+from django.urls import NoReverseMatch, reverse
 from django.utils.module_loading import import_string
 
 from streamserve.clients.remote.config import read_key
@@ -48,8 +49,15 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 
 @register()
 def check_site(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    """Check the site around streamserve: ASGI application, server, middleware."""
-    return [*_check_asgi(), *_check_daphne(), *_check_flow_server(), *_check_uvicorn(), *_check_middleware()]
+    """Check the site around streamserve: ASGI application, routes, server, middleware."""
+    return [
+        *_check_asgi(),
+        *_check_urls(),
+        *_check_daphne(),
+        *_check_flow_server(),
+        *_check_uvicorn(),
+        *_check_middleware(),
+    ]
 
 
 @register()
@@ -278,6 +286,21 @@ def _check_asgi() -> Iterator[CheckMessage]:
             )
 
 
+def _check_urls() -> Iterator[CheckMessage]:
+    """W014: the routes are not included, so that the site answers no request and a chat element has no address."""
+    try:
+        reverse("streamserve:streams")
+    except NoReverseMatch:
+        yield Warning(
+            "The site's urls do not include streamserve's: it serves no answers, and the chat element has no address.",
+            hint='In urls.py: urlpatterns += [path("", include("streamserve.urls"))]. A site that only calls '
+            "streamserve from Python can silence this.",
+            id="streamserve.W014",
+        )
+    except Exception:  # a urls.py that cannot be imported: Django's own checks name it
+        return
+
+
 def _asgi_files() -> Iterator[str]:
     """Yield the `application` of every asgi.py beside the site's settings, urls.py and wsgi.py."""
     modules = [getattr(settings, name, None) or "" for name in ("SETTINGS_MODULE", "ROOT_URLCONF", "WSGI_APPLICATION")]
@@ -317,7 +340,7 @@ def _check_flow_server() -> Iterator[CheckMessage]:
     """W008: stock daphne would serve; it has no back-pressure."""
     from streamserve.asgi.flow.install import missing, serves_stock
 
-    if not serves_stock():
+    if get_problems() or not serves_stock():  # with wrong settings FLOW_SERVER is not known yet
         return
     lacks = missing()
     yield Warning(

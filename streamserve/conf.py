@@ -254,6 +254,10 @@ class _Reader(Reader):
             )
         if not isinstance(alias, str) or not alias or not isinstance(options.get("PATH"), str) or not options["PATH"]:
             self.wrong(f"{where} needs a PATH.", "Give a folder, a hub id such as org/name, or 'echo'.")
+            known = [
+                name.upper() for cls in (ModelConfig, RemoteConfig) for name in field_names(cls) if name != "alias"
+            ]
+            self.refuse_unknown(options, known, where)  # one of them may be meant to be PATH or URL
             return None
         answers = self._answers(options.pop("ANSWERS", {}), where) if options["PATH"] == ECHO_PATH else None
         model = self.dataclass(ModelConfig, options, where, fixed={"alias": alias, "answers": answers})

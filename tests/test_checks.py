@@ -15,6 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test.utils import modify_settings, override_settings
 
 from streamserve import checks
+from streamserve.asgi.flow import install
 from streamserve.models import Stream as StreamRow
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.web import site
@@ -49,6 +50,33 @@ def test_wrong_settings_are_found(raw: Any, id_: str) -> None:
     """E001 unknown key, E002 wrong value, E003 no model, E005 no folder, W005 anonymous outside DEBUG."""
     with override_settings(STREAMSERVE=raw):
         assert id_ in ids()
+
+
+@pytest.mark.parametrize("raw", [{"TESTING": True, "ANONYMUS": True}, {"TESTING": True, "ANONYMOUS": 1}, {}])
+def test_a_typo_has_no_other_findings(raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong settings are named alone: what they would have set up is no finding of its own."""
+    monkeypatch.setattr(install, "serves_stock", lambda: True)  # as after a start with these settings
+    with override_settings(STREAMSERVE=raw):
+        assert not {id_ for id_ in ids() if id_.startswith("streamserve.W")}
+
+
+def test_a_misspelt_path_is_named(settings: Any) -> None:
+    """A model without PATH and URL has its unknown keys named, with the nearest known one."""
+    settings.STREAMSERVE = {"TESTING": True, "MODELS": {"a": {"PTH": "echo"}, "b": {"ULR": "http://127.0.0.1:1"}}}
+    hints = {str(one.hint) for one in run_checks() if one.id == "streamserve.E001"}
+    assert hints == {"Did you mean 'PATH'?", "Did you mean 'URL'?"}
+
+
+@override_settings(ROOT_URLCONF="tests.support.apps.no_routes")
+def test_a_site_without_the_routes_is_found() -> None:
+    """W014: the include is missing from urls.py."""
+    assert ids() == {"streamserve.W014"}
+
+
+@override_settings(ROOT_URLCONF="tests.support.apps.no_such_module")
+def test_urls_that_cannot_be_imported_are_not_ours_to_report() -> None:
+    """Django names a broken urls.py; W014 says nothing of it."""
+    assert list(checks._check_urls()) == []
 
 
 def test_a_hub_id_is_not_looked_for_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:

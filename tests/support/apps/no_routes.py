@@ -1,0 +1,3 @@
+"""The urls of a site that forgot to include those of streamserve."""
+
+urlpatterns: list[object] = []
