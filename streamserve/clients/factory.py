@@ -14,9 +14,11 @@ park, a preemption or a cached prefix as in a real model. No torch, no clock, no
 
 from __future__ import annotations
 
+import threading
 import time
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -138,8 +140,10 @@ def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> Lo
     try:
         progress("files", 0.0)
         folder = str(resolve(model.path, progress=progress))
-        tokenizer = HFTokenizer(folder, model.chat_template)
-        runner: Any = load_runner(replace(model, path=folder), config, progress)
+        with _loading_alone(progress):
+            tokenizer = HFTokenizer(folder, model.chat_template)
+            runner: Any = load_runner(replace(model, path=folder), config, progress)
+            format_ = choose_format(tokenizer, model.format)
     except ModelLoadError as error:  # its message is written for operators
         raise EngineUnavailable(str(error), code="load_failed") from error
     facts = EngineFacts(
@@ -151,8 +155,24 @@ def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> Lo
         revision=runner.revision,
         sampling_defaults=sampling_defaults(Path(folder)),
     )
-    format_ = choose_format(tokenizer, model.format)
     return LoadedEngine(runner=cast(Runner, runner), tokenizer=tokenizer, facts=facts, format=format_)
+
+
+# While transformers loads a model it changes what the whole process has: torch's default dtype, whether weights are
+# tied, and its own modules, which it imports when they are used. So a process loads its models one after another.
+_LOADING = threading.Lock()
+_REPORT_SECONDS = 0.2  # a report is a chance to give up
+
+
+@contextmanager
+def _loading_alone(progress: Progress) -> Iterator[None]:
+    """Hold the lock around a load; the stage is "waiting" until it is free."""
+    while not _LOADING.acquire(timeout=_REPORT_SECONDS):
+        progress("waiting", 0.0)
+    try:
+        yield
+    finally:
+        _LOADING.release()
 
 
 _NUM_BYTES = 256

@@ -65,7 +65,7 @@ class RuleTensors:
         bad = [(row, one.bad_ids) for row, one in found if len(one.bad_ids)]
         if bad:
             places = self._places(bad, vocab_size)
-            flat.index_add_(0, places, torch.full((len(places),), BAD_WORD, device=self._device))
+            flat.index_add_(0, places, logits.new_full((len(places),), BAD_WORD))
         self._end_words(flat, specs, last_token_ids, vocab_size)
 
     def _end_words(
@@ -77,7 +77,7 @@ class RuleTensors:
             return
         rows, newest, following = on_device(endings, torch.int64, self._device).unbind(dim=1)
         is_begun = last_token_ids.index_select(0, rows) == newest
-        flat.index_add_(0, rows * vocab_size + following, torch.where(is_begun, BAD_WORD, 0.0))
+        flat.index_add_(0, rows * vocab_size + following, is_begun.to(flat.dtype) * BAD_WORD)
 
     def _places(self, ids: list[tuple[int, torch.Tensor]], vocab_size: int) -> torch.Tensor:
         """Return where these ids of these rows are in the flat logits."""

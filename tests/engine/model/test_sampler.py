@@ -361,3 +361,24 @@ def test_the_smallest_temperature_is_greedy() -> None:
     token_ids = sample(logits, specs).token_ids.tolist()
     likeliest = logits.argmax(dim=-1).tolist()
     assert [token_ids[row] for row in (0, 1, 3)] == [likeliest[row] for row in (0, 1, 3)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_model_that_loads_beside_changes_no_draw(temperature: float) -> None:
+    """transformers sets the process's default dtype while it loads; a step of another model does not use it."""
+    logits = some_logits(seed=7)
+    rules = TokenRules(logit_bias=((4, 1.5),), allowed_token_ids=tuple(range(30)), bad_words=((5,), (6, 7)))
+    one = spec(
+        temperature=temperature, top_p=0.9, min_p=0.01, presence_penalty=0.5, rules=rules, bad_endings=((6, 7),),
+        prompt_token_ids=(1, 2), output_token_ids=(3, 6), logprobs=2,
+    )  # fmt: skip
+    wanted = sample(logits, [one], [6])
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = sample(logits, [one], [6])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.token_ids.tolist() == wanted.token_ids.tolist()
+    assert found.chosen_logprobs is not None
+    assert wanted.chosen_logprobs is not None
+    assert found.chosen_logprobs.tolist() == wanted.chosen_logprobs.tolist()
