@@ -29,7 +29,11 @@ def not_warned() -> Iterator[None]:
 
 async def test_a_bare_application_is_warned_of_once(alice_key: str) -> None:
     """Two streams of it make one line with the remedy."""
-    headers = [(b"authorization", f"Bearer {alice_key}".encode()), (b"content-type", b"application/json")]
+    headers = [
+        (b"host", b"testserver"),
+        (b"authorization", f"Bearer {alice_key}".encode()),
+        (b"content-type", b"application/json"),
+    ]
     with captured_events() as lines:
         for _ in range(2):
             await Client(
