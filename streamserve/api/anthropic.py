@@ -32,7 +32,7 @@ async def messages(call: Call, site: Site) -> Reply:
     asked = request.parse(fields, site.limits, default_model=site.default_model)
     stream = await _start(call, site, asked, once_of(call, "messages", fields))
     if asked.stream:
-        body = Delivery(site.streams, stream, message.encoder_for(stream))
+        body = Delivery(site.streams, stream, message.encoder_for(stream), pace=asked.pace)
         return Reply(body=body, headers=id_header(call.request_id))
     events = await call.wait(collect(site.streams, stream))
     whole = message.collect(events, **message.identity(stream))

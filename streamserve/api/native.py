@@ -51,7 +51,7 @@ async def _start(call: Call, site: Site, asked: NativeRequest, once: Once | None
         begins_unloaded=asked.format == "native",  # the other formats cannot show what the answer waits for
     )
     stream = await call.wait(start)
-    return Reply(body=Delivery(site.streams, stream, encoder_for(asked.format, stream)))
+    return Reply(body=Delivery(site.streams, stream, encoder_for(asked.format, stream), pace=asked.pace))
 
 
 async def stream_state(call: Call, site: Site) -> Reply:

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from streamserve.api import native
+from streamserve.api import native as native_api
 from streamserve.api.anthropic import id_header
 from streamserve.api.call import Call, Reply, Site, StoredChats, json_reply, with_class
 from streamserve.api.idempotency import once_of, part_of
 from streamserve.api.resume import ANTHROPIC, OPENAI, gone, gone_reply, stream_of_event
+from streamserve.dialects import native
 from streamserve.dialects.anthropic import message as anthropic_message
 from streamserve.dialects.openai import chat as openai_chat
 from streamserve.dialects.openai import completions as openai_completions
 from streamserve.dialects.openai import plain_tokens, stored_chat
 from streamserve.dialects.openai.completions import CompletionEncoder, CompletionRequest, Joined
-from streamserve.dialects.openai.plain_tokens import Pace, PlainRequest
+from streamserve.dialects.openai.plain_tokens import PlainRequest
+from streamserve.dialects.pace import Pace, pace_of_query
 from streamserve.protocol.errors import BadRequest, Forbidden, NotFinished, NotFound, StreamserveError, no_model
 from streamserve.protocol.events import SUCCESS_REASONS, LoggedEvent, Usage
 from streamserve.protocol.measures import RESPONSES
@@ -65,7 +66,7 @@ async def chat_completions(call: Call, site: Site) -> Reply:
             include_obfuscation=asked.include_obfuscation,
             reasoning_field=site.reasoning_field,
         )
-        return Reply(body=Delivery(site.streams, stream, encoder))
+        return Reply(body=Delivery(site.streams, stream, encoder, pace=asked.pace))
     events = await call.wait(collect(site.streams, stream))
     whole = openai_chat.collect(events, reasoning_field=site.reasoning_field, **openai_chat.identity(stream))
     if asked.store and site.stored_chats is not None:
@@ -153,7 +154,7 @@ def _stored_text(record: Record) -> dict[str, Any]:
 async def stream_events(call: Call, site: Site) -> Reply:
     """GET /v1/streams/{id}/events: the chunks, or events of a message, that the reader lacks, and those that follow."""
     default_format = ANTHROPIC if anthropic_message.VERSION_HEADER in call.headers else OPENAI
-    return await native.stream_events(call, site, default_format=default_format)
+    return await native_api.stream_events(call, site, default_format=default_format)
 
 
 async def models(call: Call, site: Site) -> Reply:
@@ -190,8 +191,6 @@ _PROMPT_IN_URL = (
     "Answers are not started by GET here, because the prompt would be in the access logs. POST it to "
     "/v1/completions/stream, or turn PROMPT_IN_URL on in STREAMSERVE."
 )
-# Tokens of one frame where the reader has chosen how often frames come.
-_MOST_TOKENS = 10_000
 
 
 async def completions(call: Call, site: Site) -> Reply:
@@ -229,7 +228,7 @@ async def _start_all(call: Call, site: Site, asked: CompletionRequest, once: Onc
 def _delivery(site: Site, streams: list[Stream], asked: CompletionRequest) -> Delivery | JoinedDelivery:
     if len(streams) == 1:
         encoder = CompletionEncoder(streams[0], include_usage=asked.include_usage)
-        return Delivery(site.streams, streams[0], encoder)
+        return Delivery(site.streams, streams[0], encoder, pace=asked.pace)
     joined = Joined(len(streams), include_usage=asked.include_usage)
     parts: list[tuple[Stream, CompletionEncoder]] = []
     for stream in streams:
@@ -241,7 +240,7 @@ def _delivery(site: Site, streams: list[Stream], asked: CompletionRequest) -> De
             first_index=sum(one.request.n for one, _ in parts),
         )
         parts.append((stream, encoder))
-    return JoinedDelivery(site.streams, parts, joined.last_bytes)
+    return JoinedDelivery(site.streams, parts, joined.last_bytes, pace=asked.pace)
 
 
 async def _collect_all(site: Site, streams: list[Stream]) -> list[list[LoggedEvent]]:
@@ -284,7 +283,7 @@ async def _get_plain(call: Call, site: Site) -> Reply:
         return gone_reply(call)
     if stream.terminal is not None and after >= stream.last_seq:
         return Reply(status=204)
-    return Reply(body=_plain_delivery(site, stream, plain_tokens.pace_of_query(query), after))
+    return Reply(body=_plain_delivery(site, stream, pace_of_query(native.query_values(query)), after))
 
 
 async def _start_plain(call: Call, site: Site, asked: PlainRequest, once: Once | None = None) -> Reply:
@@ -295,11 +294,5 @@ async def _start_plain(call: Call, site: Site, asked: PlainRequest, once: Once |
 
 
 def _plain_delivery(site: Site, stream: Stream, pace: Pace, after: int) -> Delivery:
-    """Return the delivery at the reader's own pace, where it has chosen one."""
-    config = site.streams.settings
-    if pace.keepalive_seconds is not None:
-        config = replace(config, keepalive_seconds=pace.keepalive_seconds)
-    if pace.interval_seconds is not None:
-        config = replace(config, coalesce_seconds=pace.interval_seconds, coalesce_tokens=_MOST_TOKENS)
     encoder = plain_tokens.PlainEncoder(stream.log_id)
-    return Delivery(site.streams, stream, encoder, after=after, config=config)
+    return Delivery(site.streams, stream, encoder, after=after, pace=pace)

@@ -21,6 +21,7 @@ from streamserve.api.resume import encoder_for, gone_reply, resume
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects import native
 from streamserve.dialects.base import run_json
+from streamserve.dialects.pace import PACE
 from streamserve.protocol.errors import BadRequest, Forbidden, NotFound
 from streamserve.protocol.ids import parse_event_id
 from streamserve.protocol.requests import GenerateRequest
@@ -33,7 +34,7 @@ _EVENT_STREAM = "text/event-stream"
 STATUSES = ("queued", "running", "done", "failed", "cancelled")
 MAX_PAGE = 100
 _PAGE = 20
-_OF_READERS = ("on_disconnect", "format", "stream", "model")
+_OF_READERS = ("on_disconnect", "format", "stream", "model", *PACE)
 _CLASS = "document"  # a job has no reader who waits for its first token
 
 
@@ -64,16 +65,19 @@ async def _post_run(call: Call, site: Site) -> Reply:
 async def _get_run(call: Call, site: Site) -> Reply:
     """GET /pipelines/{name}?question=...: the query is the `input`. For a bare EventSource, and for a link.
 
+    The fields of a reader's pace (dialects/pace.py) are no input.
     With a Last-Event-ID it resumes, and never starts another run.
     """
     name = _known(call, site)
-    event_id = call.headers.get("last-event-id")
+    query, event_id = call.query(), call.headers.get("last-event-id")
+    pace = {name: query.pop(name) for name in PACE if name in query}
     if event_id:
-        return await _resume(call, site, event_id)
+        return await _resume(call, site, event_id, pace)
     if not site.takes_prompt_in_url:
         raise Forbidden(PROMPT_IN_URL.replace("/streams,", f"/pipelines/{name},"), code="prompt_in_url_off")
     wants_stream = _EVENT_STREAM in call.headers.get("accept", "")
-    return await _start(call, site, {"model": name, "input": dict(call.query())}, None, wants_stream=wants_stream)
+    body = {**native.query_values(pace), "model": name, "input": query}
+    return await _start(call, site, body, None, wants_stream=wants_stream)
 
 
 async def _start(call: Call, site: Site, body: Mapping[str, Any], once: Once | None, *, wants_stream: bool) -> Reply:
@@ -83,13 +87,13 @@ async def _start(call: Call, site: Site, body: Mapping[str, Any], once: Once | N
     start = site.start(call.caller, request, on_disconnect, received_at=call.received_at, once=once)
     stream = await call.wait(start)
     if wants_stream:
-        return Reply(body=Delivery(site.streams, stream, encoder_for(asked.format, stream)))
+        return Reply(body=Delivery(site.streams, stream, encoder_for(asked.format, stream), pace=asked.pace))
     events = await call.wait(collect(site.streams, stream))
     whole = run_json(events, stream_id=stream.id, pipeline=stream.model, created=stream.created)
     return json_reply(whole, headers={"X-Stream-Id": stream.id})
 
 
-async def _resume(call: Call, site: Site, event_id: str) -> Reply:
+async def _resume(call: Call, site: Site, event_id: str, pace: Mapping[str, str]) -> Reply:
     parsed = parse_event_id(event_id)
     if parsed is None:
         return gone_reply(call)
@@ -98,7 +102,7 @@ async def _resume(call: Call, site: Site, event_id: str) -> Reply:
         found = await site.find(call.caller, log_id=log_id)
     except NotFound:
         return gone_reply(call)
-    return gone_reply(call) if found.stream is None else resume(call, site, found.stream, after, {})
+    return gone_reply(call) if found.stream is None else resume(call, site, found.stream, after, pace)
 
 
 def _known(call: Call, site: Site) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from streamserve.api.call import Call, Reply, Site
 from streamserve.dialects.anthropic import message
 from streamserve.dialects.base import Encoder
-from streamserve.dialects.native import FORMATS, NativeEncoder, TextEncoder, TokensEncoder
+from streamserve.dialects.native import FORMATS, NativeEncoder, TextEncoder, TokensEncoder, query_values
 from streamserve.dialects.openai import chat as openai_chat
 from streamserve.dialects.openai.completions import CompletionEncoder
+from streamserve.dialects.pace import pace_of_query, refuse_silent
 from streamserve.protocol.errors import BadRequest, Gone, NotFound
 from streamserve.protocol.ids import parse_event_id
 from streamserve.streams.reader.delivery import Delivery
@@ -62,12 +63,13 @@ def resume(
     default_format: str = "native",
 ) -> Reply:
     """Return the events after `after`; 204 to a reader that has all of them."""
-    encoder = _chosen_encoder(site, stream, query, default_format)
+    encoder, pace = _chosen_encoder(site, stream, query, default_format), pace_of_query(query_values(query))
+    refuse_silent(query, query.get("format", default_format))
     if after is None or not 0 <= after <= stream.last_seq:
         return gone_reply(call, not_there(stream, after))
     if stream.terminal is not None and after >= stream.last_seq:
         return Reply(status=204)
-    return Reply(body=Delivery(site.streams, stream, encoder, after=after))
+    return Reply(body=Delivery(site.streams, stream, encoder, after=after, pace=pace))
 
 
 def _chosen_encoder(site: Site, stream: Stream, query: Mapping[str, str], default_format: str) -> Encoder:

@@ -32,15 +32,20 @@ class Encoder(Protocol):
     """One reader's fold over the log.
 
     `first_bytes` are sent at once, before any event; `keepalive` after silence, only between events; b"" means the
-    dialect has none. `encode` returns the frames of one event, b"" for an event this dialect does not show; the SSE
-    `id:` line stands on the last frame of the event only. One that `takes_snapshots` can begin anywhere: it is given a
-    `Snapshot` for what a reader far behind lacks, and not fed what its reader has. `going_away` returns the last bytes
-    for a reader whose stream is not over when its server stops; b"" where the missing end is enough.
+    dialect has none. `keepalive_event` is a keepalive that page scripts can see. `encode` returns the frames of one
+    event, b"" for an event this dialect does not show; the SSE `id:` line stands on the last frame of the event only.
+    One that `takes_snapshots` can begin anywhere: it is given a `Snapshot` for what a reader far behind lacks, and not
+    fed what its reader has. `going_away` returns the last bytes for a reader whose stream is not over when its server
+    stops; b"" where the missing end is enough.
     """
 
     content_type: str
     first_bytes: bytes
     keepalive: bytes
+
+    @property
+    def keepalive_event(self) -> bytes: ...
+
     takes_snapshots: bool
 
     def going_away(self, notice: GoingAway) -> bytes: ...

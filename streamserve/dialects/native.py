@@ -16,8 +16,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, cast
 
 from streamserve.dialects.base import GOING_DOWN, Ending, TextBlocks, ending, trimmed_of
-from streamserve.dialects.fields import Reader, boolean, conflict, integer, one_of, read, required, text
+from streamserve.dialects.fields import Reader, Table, boolean, conflict, integer, one_of, read, required, text
 from streamserve.dialects.generate import build, prompt_logprobs, request_fields, sampling_fields
+from streamserve.dialects.pace import PACE, SITES_OWN, Pace, pace_of, refuse_silent
 from streamserve.dialects.tools import tool_fields, with_tools
 from streamserve.protocol.errors import BadRequest, ErrorBody
 from streamserve.protocol.events import (
@@ -45,6 +46,7 @@ from streamserve.protocol.sse import (
 )
 
 FORMATS = ("native", "tokens", "text")
+NO_TEXT = frame(one_line_json({"token": ""}))  # in format tokens
 ON_DISCONNECT = ("park", "abort")
 MAX_SEQ = 2**53  # what JavaScript counts exactly
 _MAX_SEALED_CHARS = 100_000
@@ -52,12 +54,12 @@ _STOP_FIELDS = {"seen_seq": integer(0, MAX_SEQ)}
 _ACK_FIELDS = {"reader": text(1, 32), "seq": integer(0, MAX_SEQ), "away": boolean}
 
 on_disconnect = one_of(*ON_DISCONNECT)
-_OWN_FIELDS = {"format": one_of(*FORMATS), "on_disconnect": on_disconnect}
+_OWN_FIELDS: Table = {"format": one_of(*FORMATS), "on_disconnect": on_disconnect, **PACE}
 
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _DECIMAL = re.compile(r"-?[0-9]{1,20}\.[0-9]{1,20}")
 # Fields of a query that are text whatever they look like: `?prompt=42` asks "42".
-_TEXT_FIELDS = frozenset({"prompt", "model", "stop", "bad_words", "format", "on_disconnect"})
+_TEXT_FIELDS = frozenset({"prompt", "model", "stop", "bad_words", "format", "on_disconnect", "keepalive"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,7 @@ class NativeRequest:
     latency_class: str | None = None
     format: str = "native"
     on_disconnect: str = "park"
+    pace: Pace = SITES_OWN
 
 
 def parse(
@@ -87,6 +90,7 @@ def parse(
     for name in ("logprobs", "prompt_logprobs"):
         if format != "native" and name in values:
             raise conflict(f"format {format} does not show {name}; use native.", name)
+    refuse_silent(values, format)
     if "prompt_logprobs" in values and "prompt" not in values:
         raise conflict("prompt_logprobs are of a bare prompt; send prompt, or leave it out.", "prompt_logprobs")
     generate = build(values, limits, default_model=default_model)
@@ -99,6 +103,7 @@ def parse(
         latency_class=values.get("latency_class"),
         format=format,
         on_disconnect=values.get("on_disconnect", "park"),
+        pace=pace_of(values),
     )
 
 
@@ -210,7 +215,7 @@ class NativeEncoder:
 
     content_type = CONTENT_TYPE
     first_bytes = FIRST_BYTES
-    keepalive = KEEPALIVE
+    keepalive, keepalive_event = KEEPALIVE, frame("{}", event="keepalive")
     takes_snapshots = True
 
     def __init__(self, log_id: str, stream: IsStream | None = None) -> None:
@@ -277,7 +282,7 @@ class TextEncoder:
 
     content_type = "text/plain; charset=utf-8"
     first_bytes = b""
-    keepalive = b""
+    keepalive = keepalive_event = b""
     takes_snapshots = False
 
     def __init__(self) -> None:
@@ -309,7 +314,7 @@ class TokensEncoder:
 
     content_type = CONTENT_TYPE
     first_bytes = FIRST_BYTES
-    keepalive = KEEPALIVE
+    keepalive, keepalive_event = KEEPALIVE, NO_TEXT
     takes_snapshots = False
 
     def __init__(self, log_id: str) -> None:

@@ -14,10 +14,22 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 from streamserve.dialects import native
-from streamserve.dialects.fields import Table, any_list, any_object, boolean, conflict, integer, read, text, wrong_type
+from streamserve.dialects.fields import (
+    Table,
+    any_list,
+    any_object,
+    boolean,
+    conflict,
+    integer,
+    one_of,
+    read,
+    text,
+    wrong_type,
+)
 from streamserve.dialects.generate import build, request_fields, sampling_fields
 from streamserve.dialects.messages import messages, refuse_too_long
 from streamserve.dialects.native import ON_DISCONNECT, NativeRequest, on_disconnect
+from streamserve.dialects.pace import EVENT, PACE, Pace, pace_of
 from streamserve.protocol.errors import BadRequest, Gone, StreamserveError, no_stream, to_body
 from streamserve.protocol.ids import event_id, is_stream_id
 from streamserve.protocol.requests import GenerateRequest, Limits, Message
@@ -72,10 +84,11 @@ _TYPE = {"type": text(1, 16)}
 _ID = {"id": _stream_id}
 _REF = {"ref": text(1, _SHORT)}
 _CREDIT = {"credit": integer(1, MAX_CREDIT)}
+_PACE: Table = {**PACE, "keepalive": one_of(EVENT)}  # its keepalive is a message, `ping`
 
 FIELDS: Mapping[str, Table] = {
     "start": {**_TYPE, "request": any_object, "sent_at": integer(0, _MAX_SEQ), **_CREDIT, **_REF},
-    "resume": {**_TYPE, **_ID, "after": integer(0, _MAX_SEQ), **_CREDIT, **_REF},
+    "resume": {**_TYPE, **_ID, "after": integer(0, _MAX_SEQ), **_CREDIT, **_PACE, **_REF},
     "ack": {**_TYPE, **_ID, "seq": integer(0, _MAX_SEQ), "away": boolean},
     "stop": {**_TYPE, **_ID, "seen_seq": integer(0, _MAX_SEQ), **_REF},
     "input": {
@@ -91,6 +104,12 @@ FIELDS: Mapping[str, Table] = {
     "ping": {**_TYPE, "t": _note},
     "pong": {**_TYPE, "t": _note},
 }
+
+
+def check_pace(pace: Pace) -> None:
+    """Raise BadRequest for a keepalive that a socket does not have."""
+    if pace.keepalive is not None:
+        _PACE["keepalive"](pace.keepalive, "keepalive")
 
 
 def about(values: Mapping[str, Any]) -> dict[str, str]:
@@ -133,7 +152,7 @@ class NextTurn:
         has_text = "text" in message
         self._turns = _user_turn(message["text"]) if has_text else messages(limits)(message["messages"], "messages")
         self._limits = limits
-        table = {**sampling_fields(limits), **request_fields(limits), "on_disconnect": on_disconnect}
+        table = {**sampling_fields(limits), **request_fields(limits), "on_disconnect": on_disconnect, **_PACE}
         changeable = {name: reader for name, reader in table.items() if name not in _FIXED}
         self._changed = read(message.get("request", {}), changeable)
 
@@ -157,6 +176,7 @@ class NextTurn:
                 parallel_tool_calls=before.parallel_tool_calls,
             ),
             on_disconnect=kept if kept in ON_DISCONNECT else ON_DISCONNECT[0],
+            pace=pace_of(self._changed),
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from streamserve.api.call import Caller
 from streamserve.api.logs import get_logger
 from streamserve.dialects.native import NativeEncoder
+from streamserve.dialects.pace import SITES_OWN, Pace
 from streamserve.models import Watch
 from streamserve.protocol.errors import DatabaseUnavailable
 from streamserve.streams.reader.delivery import NO_FLOW, Delivery, Flow
@@ -28,9 +29,9 @@ log = get_logger(__name__)
 class WatchDelivery(Delivery):
     """A delivery to a watcher."""
 
-    def __init__(self, streams: Streams, stream: Stream, after: int) -> None:
+    def __init__(self, streams: Streams, stream: Stream, after: int, pace: Pace) -> None:
         self._task: asyncio.Task[Any] | None = None
-        super().__init__(streams, stream, NativeEncoder(stream.log_id, stream), after=after, watcher=True)
+        super().__init__(streams, stream, NativeEncoder(stream.log_id, stream), after=after, watcher=True, pace=pace)
 
     @property
     def sent_seq(self) -> int:
@@ -61,9 +62,11 @@ class WatchAudit:
         """The owners (`Caller.owner`) of the running watches."""
         return {row.watcher for row in self._live.values()}
 
-    async def begin(self, caller: Caller, username: str, stream: Stream, *, after: int, address: str) -> WatchDelivery:
+    async def begin(
+        self, caller: Caller, username: str, stream: Stream, *, after: int, address: str, pace: Pace = SITES_OWN
+    ) -> WatchDelivery:
         """Insert the row of a watch and return its delivery. Raises what `Delivery` or the database raises."""
-        delivery = WatchDelivery(self._streams, stream, after)
+        delivery = WatchDelivery(self._streams, stream, after, pace)
         row = self._live[delivery] = Watch(
             stream_id=stream.id,
             stream_owner=stream.owner,

@@ -24,6 +24,8 @@ from streamserve.clients.factory import make_client, remote_client
 from streamserve.clients.pipeline.journal import Memo
 from streamserve.clients.process.client import ProcessClient
 from streamserve.conf import LOG_SCHEMES, SiteConfig, get_settings
+from streamserve.dialects.native import query_values
+from streamserve.dialects.pace import pace_of_query
 from streamserve.protocol.errors import NotFound, no_stream
 from streamserve.protocol.requests import LATENCY_CLASSES, GenerateRequest, with_system
 from streamserve.streams.lease.liveness import Liveness
@@ -259,7 +261,8 @@ class DjangoSite:
 
     async def watch(self, call: Call, username: str, stream: Stream, after: int) -> Body:
         """Record the watch and return its delivery."""
-        delivery = await self.audit.begin(call.caller, username, stream, after=after, address=call.address[:45])
+        pace, address = pace_of_query(query_values(call.query())), call.address[:45]
+        delivery = await self.audit.begin(call.caller, username, stream, after=after, address=address, pace=pace)
         self.permissions.ensure_running()
         return delivery
 

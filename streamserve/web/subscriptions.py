@@ -13,6 +13,7 @@ from typing import Any
 
 from streamserve.api.logs import get_logger
 from streamserve.dialects.native import closing_message, websocket_message
+from streamserve.dialects.pace import SITES_OWN, Pace
 from streamserve.dialects.websocket import failure, going_away, internal_error
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import Done
@@ -32,8 +33,8 @@ class SocketGone(Exception):
 class _Subscription:
     """One stream on its way to the socket."""
 
-    def __init__(self, stream: Stream, events: Follow) -> None:
-        self.stream, self.events = stream, events
+    def __init__(self, stream: Stream, events: Follow, pace: Pace) -> None:
+        self.stream, self.events, self.pace = stream, events, pace
         self.task: asyncio.Task[None] | None = None
 
     def end(self) -> None:
@@ -57,7 +58,12 @@ class Subscriptions:
     def __contains__(self, stream_id: str) -> bool:
         return stream_id in self._shown
 
-    def show(self, streams: Streams, stream: Stream, after: int, credit: int | None) -> None:
+    def pace_of(self, stream_id: str) -> Pace:
+        """Return the pace at which a stream is shown; the site's own for one that is not."""
+        one = self._shown.get(stream_id)
+        return SITES_OWN if one is None else one.pace
+
+    def show(self, streams: Streams, stream: Stream, after: int, credit: int | None, pace: Pace) -> None:
         """Send the events of `stream` after seq `after`; this replaces the subscription that the socket has to it.
 
         Raises Gone if `after` is past the last event, QuotaExceeded if the stream has too many readers.
@@ -65,7 +71,8 @@ class Subscriptions:
         before = self._shown.pop(stream.id, None)
         if before is not None:
             before.end()
-        one = self._shown[stream.id] = _Subscription(stream, follow(streams, stream, after, credit=credit))
+        one = _Subscription(stream, follow(streams, stream, after, credit=credit, pace=pace), pace)
+        self._shown[stream.id] = one
         # An empty context: the task outlives the message that started it.
         one.task = asyncio.get_running_loop().create_task(self._run(one), name="subscription", context=Context())
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,7 +29,18 @@ from streamserve.asgi.types import App, Receive, Scope, Send
 from streamserve.conf import get_settings
 from streamserve.dialects import native
 from streamserve.dialects.fields import read, required
-from streamserve.dialects.websocket import CLOSES, FIELDS, CloseCode, NextTurn, about, failure, internal_error, started
+from streamserve.dialects.pace import SITES_OWN, Pace, pace_of
+from streamserve.dialects.websocket import (
+    CLOSES,
+    FIELDS,
+    CloseCode,
+    NextTurn,
+    about,
+    check_pace,
+    failure,
+    internal_error,
+    started,
+)
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, Gone, StreamserveError
 from streamserve.protocol.json_body import decode_json
 from streamserve.streams.store import answer_turn
@@ -63,6 +75,8 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         self._num_starting = 0
         self._has_closed = False
         self._sent_at = time.monotonic()
+        self._ping_seconds = math.inf
+        self._pinging: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one socket. When this returns, its reader is detached from every stream."""
@@ -93,9 +107,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         self._permissions = get_site().permissions
         self._permissions.hold(self, self._principal, StreamConsumer._lose_permission)
         self._join_drain()
-        seconds = get_settings().streams.ping_seconds
-        if seconds:
-            self._spawn(self._ping(seconds))
+        self._keep_alive(get_settings().streams.ping_seconds)
 
     async def websocket_receive(self, message: Mapping[str, Any]) -> None:
         """Handle one message. A wrong one gets an error, and the socket stays open."""
@@ -129,9 +141,10 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         self._shown.is_leaving = True
         self._spawn(self._leave())
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work` as a task in an empty context, until the socket ends."""
         self._tasks.append(asyncio.get_running_loop().create_task(work, context=Context()))
+        return self._tasks[-1]
 
     async def websocket_disconnect(self, message: Mapping[str, Any]) -> None:
         """End the consumer: the client has left."""
@@ -208,6 +221,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         with self._place():
             body = required(message, "request")
             asked = native.parse(body, settings.limits, default_model=settings.default_model, unseal=unseal)
+            check_pace(asked.pace)
             request = with_class(asked.generate, asked.latency_class, self._principal, get_site(), "websocket")
             await self._begin(replace(asked, generate=request), message)
 
@@ -218,7 +232,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         after = message.get("after", 0)
         if after > stream.last_seq:
             raise not_there(stream, after)
-        self._shown.show(get_site().streams, stream, after, message.get("credit"))
+        self._show(stream, after, message, pace_of(message))
 
     async def _on_ack(self, message: Mapping[str, Any]) -> None:
         is_away = message.get("away", False)
@@ -235,13 +249,14 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         stream_id = required(message, "id")
         turn = NextTurn(message, get_settings().limits)
         with self._place(beside=stream_id):
-            stream = await self._own_stream(stream_id)
+            stream, pace = await self._own_stream(stream_id), self._shown.pace_of(stream_id)
             turn.after(stream.request, "", stream.on_disconnect)
             await stream.stop(message.get("seen_seq"))
             if stream.terminal is None:
                 raise EngineUnavailable("The server is shutting down.")
             answer = await answer_turn(get_site().log, stream.log_id)
-            await self._begin(turn.after(stream.request, answer, stream.on_disconnect), message)
+            asked = turn.after(stream.request, answer, stream.on_disconnect)
+            await self._begin(replace(asked, pace=pace) if asked.pace == SITES_OWN else asked, message)
 
     async def _on_ping(self, message: Mapping[str, Any]) -> None:
         await self._send({**message, "type": "pong"})
@@ -258,7 +273,11 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             begins_unloaded=True,
         )
         await self._send(started(stream, message))
-        self._shown.show(get_site().streams, stream, 0, message.get("credit"))
+        self._show(stream, 0, message, asked.pace)
+
+    def _show(self, stream: Stream, after: int, message: Mapping[str, Any], pace: Pace) -> None:
+        self._shown.show(get_site().streams, stream, after, message.get("credit"), pace)
+        self._keep_alive(pace.keepalive_seconds)
 
     ### Checks
 
@@ -302,6 +321,14 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             raise BadRequest("This socket shows as many streams as it may. Open another.", code="too_many_on_socket")
 
     ### Messages to the client
+
+    def _keep_alive(self, seconds: float | None) -> None:
+        """Send pings; of what the site and the streams want, the shortest silence counts. None and 0 want none."""
+        if seconds and seconds < self._ping_seconds:
+            self._ping_seconds = seconds
+            if self._pinging is not None:
+                self._pinging.cancel()
+            self._pinging = self._spawn(self._ping(seconds))
 
     async def _ping(self, seconds: float) -> None:
         """Send a ping whenever nothing was sent for `seconds`."""

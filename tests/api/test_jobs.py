@@ -104,6 +104,21 @@ async def test_a_job_is_the_run_that_a_pipeline_gives(caller: Caller, author: Au
     assert text_of(events) == whole["text"]
 
 
+async def test_who_reads_a_jobs_events_chooses_the_pace(caller: Caller, author: Author) -> None:
+    """The job itself has none."""
+    refused = await caller.post("/jobs", {**ASKED, "interval_ms": 5})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "interval_ms")
+    job = await ended(caller, (await caller.post("/jobs", ASKED)).json()["job_id"])
+    events = f"/jobs/{job['job_id']}/events"
+    alone, joined = [
+        check_native(await body_of(await caller.get(f"{events}?interval_tokens={number}"))) for number in (1, 1000)
+    ]
+    assert text_of(alone) == text_of(joined)
+    assert len(alone) > len(joined)
+    wrong = await caller.get(f"{events}?interval_ms=9999")
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "interval_ms")
+
+
 async def test_readers_follow_a_job_and_resume(caller: Caller, author: Author) -> None:
     """A reader that comes while the job waits gets the rest when it comes; one with an id starts after that."""
     author.may_end.clear()

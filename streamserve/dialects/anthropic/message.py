@@ -241,7 +241,7 @@ class MessageEncoder:
 
     content_type = CONTENT_TYPE
     first_bytes = FIRST_BYTES
-    keepalive = PING
+    keepalive = keepalive_event = PING
     takes_snapshots = False
 
     def __init__(self, log_id: str, *, message_id: str, model: str) -> None:

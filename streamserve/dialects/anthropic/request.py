@@ -32,6 +32,7 @@ from streamserve.dialects.generate import build, request_fields, sampling_fields
 from streamserve.dialects.grammar_fields import schema_grammar
 from streamserve.dialects.messages import refuse_too_long
 from streamserve.dialects.native import ON_DISCONNECT
+from streamserve.dialects.pace import PACE, SITES_OWN, Pace, pace_of
 from streamserve.dialects.tools import schema_of_arguments, several_tools, tool_name, with_tools
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import GenerateRequest, Grammar, Limits, Message, Tool, ToolChoice
@@ -70,6 +71,7 @@ class MessagesRequest:
     latency_class: str | None = None
     stream: bool = False
     on_disconnect: str = ""
+    pace: Pace = SITES_OWN
     asks_for_thinking: bool = False
 
 
@@ -104,6 +106,7 @@ def parse(
         latency_class=_latency_class(values),
         stream=values.get("stream", False),
         on_disconnect=values.get("on_disconnect", ""),
+        pace=pace_of(values),
         asks_for_thinking=asks_for_thinking,
     )
 
@@ -125,6 +128,7 @@ def _table(limits: Limits) -> Table:
         "stop_sequences": strings(limits.max_stop_chars, limits.max_stop),
         "stream": boolean,
         "on_disconnect": one_of(*ON_DISCONNECT),
+        **PACE,
         "thinking": _thinking,
         "tools": several_tools(lambda value, param: _tool(value, param, limits), limits),
         "tool_choice": _tool_choice,

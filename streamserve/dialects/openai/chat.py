@@ -111,6 +111,11 @@ class ChatEncoder:
     keepalive = KEEPALIVE
     takes_snapshots = False
 
+    @property
+    def keepalive_event(self) -> bytes:
+        """A chunk without choices, as the one with the usage is."""
+        return frame(self._chunk([]))
+
     def __init__(
         self,
         log_id: str,

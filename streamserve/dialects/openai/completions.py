@@ -35,6 +35,7 @@ from streamserve.dialects.openai.parts import (
     refuse_streamed,
     without_prompt,
 )
+from streamserve.dialects.pace import PACE, SITES_OWN, Pace, pace_of
 from streamserve.protocol.errors import BadRequest, to_body
 from streamserve.protocol.events import (
     BlockStart,
@@ -75,6 +76,7 @@ class CompletionRequest:
     stream: bool = False
     include_usage: bool = False
     on_disconnect: str = ""
+    pace: Pace = SITES_OWN
     shows_prompt: bool = False
     grammar_field: str = "grammar"
 
@@ -109,6 +111,7 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Com
         stream=values.get("stream", False),
         include_usage=values.get("stream_options", {}).get("include_usage", False),
         on_disconnect=values.get("on_disconnect", ""),
+        pace=pace_of(values),
         shows_prompt=shows_prompt,
         grammar_field=grammar_field,
     )
@@ -135,6 +138,7 @@ def _table(limits: Limits) -> Mapping[str, Reader]:
         "stream": boolean,
         "stream_options": object_of(_STREAM_OPTIONS),
         "on_disconnect": one_of(*ON_DISCONNECT),
+        **PACE,
         "user": _WORD,
         **{name: _refused(way_out) for name, way_out in _ELSEWHERE.items()},
     }
@@ -189,6 +193,11 @@ class CompletionEncoder:
     first_bytes = FIRST_BYTES
     keepalive = KEEPALIVE
     takes_snapshots = False
+
+    @property
+    def keepalive_event(self) -> bytes:
+        """A chunk without choices, as the one with the usage is."""
+        return frame(one_line_json({**self._head, "choices": []}))
 
     def __init__(
         self,

@@ -29,6 +29,7 @@ from streamserve.dialects.generate import build, prompt_logprobs, request_fields
 from streamserve.dialects.grammar_fields import format_fields, take_format
 from streamserve.dialects.native import ON_DISCONNECT
 from streamserve.dialects.openai.parts import refuse_streamed
+from streamserve.dialects.pace import PACE, SITES_OWN, Pace, pace_of
 from streamserve.dialects.tools import tool_fields, with_tools
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import GenerateRequest, Limits
@@ -107,6 +108,7 @@ class ChatRequest:
     include_usage: bool = False
     include_obfuscation: bool = False
     on_disconnect: str = ""
+    pace: Pace = SITES_OWN
     grammar_field: str = "grammar"
     store: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -128,6 +130,7 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Cha
         include_usage=options.get("include_usage", False),
         include_obfuscation=options.get("include_obfuscation", False),
         on_disconnect=values.get("on_disconnect", ""),
+        pace=pace_of(values),
         grammar_field=grammar_field,
         store=values.get("store", False),
         metadata=values.get("metadata", {}),
@@ -145,6 +148,7 @@ def _own_fields(limits: Limits) -> dict[str, Reader]:
         "stream": boolean,
         "store": boolean,
         "on_disconnect": one_of(*ON_DISCONNECT),
+        **PACE,
         "stream_options": object_of(_STREAM_OPTIONS),
         "max_completion_tokens": integer(1, limits.max_tokens),
         "seed": integer(-(2**63), 2**63 - 1),

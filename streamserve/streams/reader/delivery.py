@@ -15,7 +15,7 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 from streamserve.dialects.base import Encoder
-from streamserve.streams.config import StreamConfig
+from streamserve.dialects.pace import SITES_OWN, Pace
 from streamserve.streams.reader.channel import Channel, DirectChannel, PullChannel, nothing
 from streamserve.streams.reader.reader import Reader
 from streamserve.streams.registry import Streams
@@ -60,7 +60,7 @@ class Closing:
 class Delivery(Closing):
     """`first_bytes`, then the frames of every event after `after`, to the terminal one.
 
-    `config` is the reader's own in place of the site's.
+    `pace`: how often the reader wants frames.
     `after` is the last seq the reader has: 0 is from the start; past the stream's last event raises Gone, one reader
     too many QuotaExceeded ("too_many_readers"). A reader that already has the terminal event: see `is_over` (answer
     204).
@@ -74,7 +74,7 @@ class Delivery(Closing):
         *,
         after: int = 0,
         watcher: bool = False,
-        config: StreamConfig | None = None,
+        pace: Pace = SITES_OWN,
     ) -> None:
         content_type = encoder.content_type.partition(";")[0]
         self.reader = Reader(
@@ -85,7 +85,7 @@ class Delivery(Closing):
             transport=_TRANSPORTS.get(content_type, content_type),
             is_watcher=watcher,
             takes_snapshots=encoder.takes_snapshots,
-            config=config,
+            pace=pace,
         )
         self.stream = stream
         self._encoder = encoder
@@ -169,12 +169,19 @@ class JoinedDelivery(Closing):
     """
 
     def __init__(
-        self, streams: Streams, parts: Sequence[tuple[Stream, Encoder]], last_bytes: Callable[[], bytes]
+        self,
+        streams: Streams,
+        parts: Sequence[tuple[Stream, Encoder]],
+        last_bytes: Callable[[], bytes],
+        *,
+        pace: Pace = SITES_OWN,
     ) -> None:
         self.stream = parts[0][0]
         self._ids = [stream.id for stream, _ in parts]
         self._encoder = parts[0][1]
-        self._readers = [Reader(streams, stream, encoder, after=0, transport="sse") for stream, encoder in parts]
+        self._readers = [
+            Reader(streams, stream, encoder, after=0, transport="sse", pace=pace) for stream, encoder in parts
+        ]
         self._channels: list[PullChannel] = []
         self._last_bytes = last_bytes
 

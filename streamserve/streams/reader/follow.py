@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from streamserve.dialects.pace import SITES_OWN, Pace
 from streamserve.protocol.errors import Gone
 from streamserve.protocol.events import LoggedEvent
 from streamserve.streams.reader.channel import PullChannel, check_sent
@@ -68,6 +69,7 @@ def follow(
     watcher: bool = False,
     transport: str = "websocket",
     credit: int | None = None,
+    pace: Pace = SITES_OWN,
 ) -> Follow:
     """Return an iterator over the events after `after`, which ends after the terminal one.
 
@@ -84,6 +86,7 @@ def follow(
         is_watcher=watcher,
         takes_snapshots=transport == "websocket",
         credit=credit,
+        pace=pace,
     )
     return Follow(reader)
 

@@ -23,9 +23,9 @@ from contextvars import Context
 from typing import Any
 
 from streamserve.dialects.base import Encoder, coalesce
+from streamserve.dialects.pace import SITES_OWN, Pace
 from streamserve.protocol.errors import Gone
 from streamserve.protocol.events import Error, GoingAway, LoggedEvent, Status, Token, is_terminal
-from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import LogUnavailable
 from streamserve.streams.producer import LOG_AWAY
 from streamserve.streams.reader.channel import Channel, Received, check_sent
@@ -66,11 +66,12 @@ class Reader(Attachment):
         is_watcher: bool = False,
         takes_snapshots: bool = False,
         credit: int | None = None,
-        config: StreamConfig | None = None,
+        pace: Pace = SITES_OWN,
     ) -> None:
         stream.readers.check_place(after, stream.last_seq, streams.settings.max_readers, is_watcher=is_watcher)
         super().__init__(is_watcher=is_watcher, transport=transport, received_seq=after)
-        config, self.stream, self.sent_seq = config or streams.settings, stream, after
+        config, self.stream, self.sent_seq = streams.settings, stream, after
+        self._coalesce_seconds, self._coalesce_tokens = pace.frames or (config.coalesce_seconds, config.coalesce_tokens)
         self.id = f"{random.getrandbits(64):016x}"  # no secret: acknowledgements are checked by their tenant
         self._accepted_seq = after  # by the transport: a frame may still be on its way to it
         self.is_over = False  # nothing more is written
@@ -78,14 +79,16 @@ class Reader(Attachment):
         self._config, self._encoder, self._read_seq = config, encoder, after
         self._takes_snapshots = takes_snapshots and config.snapshot_events > 0
         self._must_fold = encoder is not None and after > 0 and not encoder.takes_snapshots
-        self._silence_seconds = config.keepalive_seconds if encoder is not None and encoder.keepalive else math.inf
+        self._pace, self._silence_seconds = pace, math.inf
+        if encoder is not None and encoder.keepalive:
+            self._silence_seconds = pace.keepalive_seconds or config.keepalive_seconds
         self._channel: Channel | None = None
         self._credit, self._unacked = credit, deque[int]()
         self._held: list[LoggedEvent] = []
         self._num_tokens = 0  # of those held
         self._holds_more = self._holds_large = False  # than tokens; tokens with other candidates, now or before
         self._notice: Status | None = None  # to be shown
-        self._wait_seconds = config.coalesce_seconds - _SOON_SECONDS
+        self._wait_seconds = self._coalesce_seconds - _SOON_SECONDS
         self._token_due_at = self._written_at = -math.inf  # until it is due tokens wait to be joined: not the first one
         self._unconfirmed: tuple[int, int] | None = None  # bytes and last seq of a frame the channel still has
         self._received: Received | None = None
@@ -169,7 +172,7 @@ class Reader(Attachment):
                 else:
                     assert self._encoder is not None
                     self._written_at = now
-                    channel.write(self._encoder.keepalive)
+                    channel.write(self._pace.keepalive_of(self._encoder))
             else:
                 due_at = math.inf
             if not self._is_closed:
@@ -240,7 +243,7 @@ class Reader(Attachment):
         if self._credit is not None and len(self._unacked) >= self._credit:
             has_left = stream.has_left and stream.ended.is_set()  # then it waits for no acknowledgement
             return -math.inf if has_left else math.inf
-        if self._holds_more or self._num_tokens >= self._config.coalesce_tokens or is_over:
+        if self._holds_more or self._num_tokens >= self._coalesce_tokens or is_over:
             return -math.inf
         return self._token_due_at
 
@@ -250,9 +253,8 @@ class Reader(Attachment):
         if self._num_tokens:
             self._token_due_at = now + self._wait_seconds
         self._num_tokens, self._holds_more = 0, False
-        config = self._config
-        if len(held) > 1 and config.coalesce_tokens > 1 and config.coalesce_seconds > 0:
-            held = coalesce(held, max_tokens=config.coalesce_tokens)
+        if len(held) > 1 and self._coalesce_tokens > 1 and self._coalesce_seconds > 0:
+            held = coalesce(held, max_tokens=self._coalesce_tokens)
         if self._credit is not None:
             num_allowed = self._credit - len(self._unacked)
             if len(held) > num_allowed:

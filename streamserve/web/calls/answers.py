@@ -25,6 +25,7 @@ from streamserve.api.resume import encoder_for
 from streamserve.asgi.handover import MORE_HEADERS
 from streamserve.dialects import native
 from streamserve.dialects.base import TextBlocks, run_json
+from streamserve.dialects.pace import SITES_OWN
 from streamserve.protocol.errors import (
     BadRequest,
     NoChatTemplate,
@@ -103,6 +104,7 @@ class Answer:
         self._request, self._user, self._tenant = request, user, tenant
         self.bodies = list(_bodies(question, system, fields))
         self._stream: Stream | None = None
+        self._pace = SITES_OWN
 
     @property
     def id(self) -> str:
@@ -189,6 +191,7 @@ class Answer:
         site = get_site()
         for body in self.bodies:
             asked = native.parse(body, site.limits, default_model=site.default_model)
+            self._pace = asked.pace
             try:
                 self._stream = await site.start(caller, asked.generate, on_disconnect)
                 return self._stream
@@ -209,7 +212,7 @@ class Answer:
         if not hasattr(self._request, "scope"):
             raise needs_asgi()
         started = await self._start(caller, "park")
-        delivery = Delivery(get_site().streams, started, encoder_for(format, started))
+        delivery = Delivery(get_site().streams, started, encoder_for(format, started), pace=self._pace)
         response = to_django(self._request, Reply(body=delivery))
         if MORE_HEADERS not in self._request.scope:  # no StreamMiddleware, which sets the cookie
             give_cookie(response, caller)

@@ -103,6 +103,8 @@ _SHARED: dict[str, Sequence[Any]] = {
     "grammar": _GRAMMARS,
     "echo": (True, False),
     "on_disconnect": ("park", "abort"),
+    "interval_ms": (0, 5),
+    "interval_tokens": (1, 20),
 }
 _TURNS: dict[str, Sequence[Any]] = {
     "chat_template_kwargs": ({"enable_thinking": True}, {"thinking": False, "reasoning_effort": "low"}),
@@ -136,7 +138,7 @@ _FIELDS: dict[str, dict[str, Sequence[Any]]] = {
         "suffix": ("",),
         "stream_options": ({"include_usage": True},),
     },
-    PLAIN: {**_SHARED, **_TURNS, "keepalive_seconds": (1, 20), "interval_ms": (0, 5)},
+    PLAIN: {**_SHARED, **_TURNS},
     PIPELINE: {**_SHARED, **_TURNS, "stream": (True, False)},
 }
 _FIELDS[SOCKET] = _FIELDS[NATIVE]

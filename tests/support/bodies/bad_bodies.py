@@ -120,6 +120,7 @@ def _texts() -> Iterator[BadBody]:
     yield one_field("metadata of numbers", "metadata", {"k": 1}, code="invalid_type")
     yield one_field("format unknown", "format", "xml", dialect=NATIVE)
     yield one_field("on_disconnect unknown", "on_disconnect", "finish")
+    yield one_field("keepalive unknown", "keepalive", "both")
     template = "chat_template_kwargs"
     for kwargs, code in (
         ({"tokenize": True}, "unknown_field"),

@@ -71,6 +71,9 @@ class Frame:
         return match[1], match[2]
 
 
+_KEEPALIVE = Frame("keepalive", "{}", "")
+
+
 def parse_sse(data: bytes) -> list[Frame]:
     """Return the whole events in `data` (WHATWG HTML 9.2.6); bytes that are not UTF-8 fail."""
     frames: list[Frame] = []
@@ -112,11 +115,12 @@ def check_native(data: bytes, *, after: int = 0) -> list[Frame]:
 def check_native_part(data: bytes, *, after: int = 0) -> list[Frame]:
     """Check a native stream that may have been cut off: its events must be in order and without a gap.
 
-    Notices (a going-away event, a status without an id, the second `meta`) are checked and left out: they are no events
-    of the log.
+    Notices (a going-away event, a status without an id, the second `meta`, a keepalive) are checked and left out: they
+    are no events of the log.
     """
     frames, farewell = parse_sse(data), going_away_of(data)
     assert not any(frame.event in {*_TERMINAL, _FAREWELL} for frame in frames[:-1]), "something follows the end"
+    frames = [frame for frame in frames if frame != _KEEPALIVE]
     frames = [frame for frame in _without_closing_meta(frames) if frame.id or frame.event not in ("status", _FAREWELL)]
     if farewell is not None:
         assert frames[-1].event not in _TERMINAL, "a farewell after the end"
