@@ -61,8 +61,7 @@ async def _start(call: Call, site: Site, asked: MessagesRequest, once: Once | No
     generate = with_class(asked.generate, asked.latency_class, call.caller, site, CLASS_ROUTE)
     while True:
         try:
-            start = site.start(call.caller, generate, on_disconnect, received_at=call.received_at, once=once)
-            return await call.wait(start)
+            return await call.start(site, generate, on_disconnect, once=once)
         except BadRequest as error:
             if error.param == "chat_template_kwargs" and not asked.asks_for_thinking and generate.chat_template_kwargs:
                 generate = replace(generate, chat_template_kwargs={})

@@ -19,6 +19,7 @@ from streamserve.protocol.errors import BadRequest, UnsupportedMedia
 from streamserve.protocol.json_body import check_head, decode_json, too_large
 from streamserve.protocol.measures import Arrival, network_seconds
 from streamserve.protocol.requests import GenerateRequest, Limits
+from streamserve.streams.quota import Places
 from streamserve.streams.reader.delivery import NO_FLOW, Flow
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Once, Record
@@ -113,6 +114,28 @@ class Call:
         if self.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise UnsupportedMedia("Send JSON, with 'Content-Type: application/json'.", param="Content-Type")
         return decode_json(body, limits)
+
+    async def start(
+        self,
+        site: Site,
+        request: GenerateRequest,
+        on_disconnect: str,
+        *,
+        once: Once | None = None,
+        begins_unloaded: bool = False,
+        places: Places | None = None,
+    ) -> Stream:
+        """Do what `Site.start` does for the caller, for as long as the client stays: it may wait for a place."""
+        starting = site.start(
+            self.caller,
+            request,
+            on_disconnect,
+            received_at=self.received_at,
+            once=once,
+            begins_unloaded=begins_unloaded,
+            places=places,
+        )
+        return await self.wait(starting)
 
 
 class Named(Protocol):
@@ -255,11 +278,13 @@ class Site(Protocol):
         received_at: float | None = None,
         once: Once | None = None,
         begins_unloaded: bool = False,
+        places: Places | None = None,
     ) -> Stream:
         """Start an answer for `caller`, within its limits; its times count from `received_at`.
 
-        With `once` return the answer that its key has started before. While the model loads this waits, or returns an
-        answer that `begins_unloaded`. Raises StreamserveError.
+        With `once` return the answer that its key has started before, without a wait. Beyond the caller's places this
+        waits, and while the model loads, but for an answer that `begins_unloaded`: endpoints call it through
+        `Call.start`. `places`: of several answers that begin together. Raises StreamserveError.
         """
 
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:

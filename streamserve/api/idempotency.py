@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 from streamserve.api.call import Call, Caller
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, KeyReused, QuotaExceeded
 from streamserve.protocol.requests import GenerateRequest
+from streamserve.streams.quota import Places
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission, KeyTaken, Once
 from streamserve.streams.stream import Stream
@@ -63,7 +64,7 @@ class StartOnce:
         self._streams = streams
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def __call__(self, request: GenerateRequest, admission: Admission) -> Stream:
+    async def __call__(self, request: GenerateRequest, admission: Admission, places: Places | None = None) -> Stream:
         """Return the stream of the admission's key, or start it. Raises KeyReused, and as `Streams.start`."""
         once = admission.once
         assert once is not None
@@ -75,7 +76,7 @@ class StartOnce:
             if earlier is not None:
                 return earlier
             try:
-                return await self._streams.start(request, admission)
+                return await self._streams.start(request, admission, places)
             except (KeyTaken, QuotaExceeded):  # another worker was faster, and may have the caller's last place
                 earlier = await self._find(once)
                 if earlier is None:

@@ -42,15 +42,9 @@ async def new_stream(call: Call, site: Site) -> Reply:
 
 async def _start(call: Call, site: Site, asked: NativeRequest, once: Once | None = None) -> Reply:
     request = with_class(asked.generate, asked.latency_class, call.caller, site, "streams")
-    start = site.start(
-        call.caller,
-        request,
-        asked.on_disconnect,
-        received_at=call.received_at,
-        once=once,
-        begins_unloaded=asked.format == "native",  # the other formats cannot show what the answer waits for
-    )
-    stream = await call.wait(start)
+    # The other formats cannot show what the answer waits for.
+    begins_unloaded = asked.format == "native"
+    stream = await call.start(site, request, asked.on_disconnect, once=once, begins_unloaded=begins_unloaded)
     return Reply(body=Delivery(site.streams, stream, encoder_for(asked.format, stream), pace=asked.pace))
 
 

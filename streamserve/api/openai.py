@@ -29,6 +29,7 @@ from streamserve.dialects.pace import Pace, pace_of_query
 from streamserve.protocol.errors import BadRequest, Forbidden, NotFinished, NotFound, StreamserveError, no_model
 from streamserve.protocol.events import SUCCESS_REASONS, LoggedEvent, Usage
 from streamserve.protocol.measures import RESPONSES
+from streamserve.streams.quota import Places
 from streamserve.streams.reader.delivery import Delivery, JoinedDelivery
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.store import Once, Record
@@ -47,8 +48,7 @@ async def chat_completions(call: Call, site: Site) -> Reply:
     on_disconnect = asked.on_disconnect or ("abort" if once is None else "park")
     request = with_class(asked.generate, asked.latency_class, call.caller, site, "chat_completions")
     try:
-        start = site.start(call.caller, request, on_disconnect, received_at=call.received_at, once=once)
-        stream = await call.wait(start)
+        stream = await call.start(site, request, on_disconnect, once=once)
     except BadRequest as error:
         if error.param == "grammar":  # the engine's word for what stood in one of this API's fields
             error.param = "tools" if request.grammar is None else asked.grammar_field
@@ -206,22 +206,26 @@ async def completions(call: Call, site: Site) -> Reply:
 
 
 async def _start_all(call: Call, site: Site, asked: CompletionRequest, once: Once | None) -> list[Stream]:
-    """Start a stream for each prompt. Where one is refused, those before it end, and the refusal is the response."""
+    """Start a stream for each prompt. Where one is refused, those before it end, and the refusal is the response.
+
+    They take their places together: those that have begun would wait for their reader.
+    """
     on_disconnect = asked.on_disconnect or ("abort" if once is None else "park")
     streams: list[Stream] = []
+    places = Places(len(asked.generates))
     try:
         for index, generate in enumerate(asked.generates):
             request = with_class(generate, asked.latency_class, call.caller, site, CLASS_ROUTE)
             key = None if once is None else part_of(once, index)
-            start = site.start(call.caller, request, on_disconnect, received_at=call.received_at, once=key)
-            stream = await call.wait(start)
-            streams.append(stream)
+            streams.append(await call.start(site, request, on_disconnect, once=key, places=places))
     except BaseException as error:
         for stream in streams:
             stream.abandon()
         if isinstance(error, BadRequest) and error.param == "grammar":
             error.param = asked.grammar_field
         raise
+    finally:
+        places.close()
     return streams
 
 
@@ -288,8 +292,7 @@ async def _get_plain(call: Call, site: Site) -> Reply:
 
 async def _start_plain(call: Call, site: Site, asked: PlainRequest, once: Once | None = None) -> Reply:
     request = with_class(asked.generate, asked.latency_class, call.caller, site, CLASS_ROUTE)
-    start = site.start(call.caller, request, asked.on_disconnect, received_at=call.received_at, once=once)
-    stream = await call.wait(start)
+    stream = await call.start(site, request, asked.on_disconnect, once=once)
     return Reply(body=_plain_delivery(site, stream, asked.pace, 0))
 
 

@@ -84,8 +84,7 @@ async def _start(call: Call, site: Site, body: Mapping[str, Any], once: Once | N
     asked = native.parse(body, site.limits, default_model=site.default_model)
     on_disconnect = asked.on_disconnect if wants_stream or "on_disconnect" in body else "abort"
     request = with_class(asked.generate, asked.latency_class, call.caller, site, "pipelines")
-    start = site.start(call.caller, request, on_disconnect, received_at=call.received_at, once=once)
-    stream = await call.wait(start)
+    stream = await call.start(site, request, on_disconnect, once=once)
     if wants_stream:
         return Reply(body=Delivery(site.streams, stream, encoder_for(asked.format, stream), pace=asked.pace))
     events = await call.wait(collect(site.streams, stream))

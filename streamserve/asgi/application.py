@@ -188,6 +188,7 @@ class StreamApp:
                 self._settings,
                 self._limits,
                 self._default_model,
+                {name: one.queue_seconds for name, one in self._engine.classes.items()},
                 takes_prompt_in_url=self._prompt_in_url,
                 reasoning_field=self._reasoning_field,
                 defaults=self._defaults,
@@ -217,6 +218,7 @@ class StreamApp:
         self._is_draining = True
         if self._site is not None:
             self._site.is_draining = True
+            self._site.streams.begin_to_drain()
 
     def _shut_down_streams(self) -> None:
         if self._site is not None:

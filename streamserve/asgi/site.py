@@ -22,6 +22,7 @@ from streamserve.protocol.errors import no_stream
 from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES, GenerateRequest, Limits, with_system
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import EventLog
+from streamserve.streams.quota import Places
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission, Once
 from streamserve.streams.stream import Stream
@@ -68,6 +69,7 @@ class LocalSite:
         settings: StreamConfig,
         limits: Limits,
         default_model: str,
+        patience: Mapping[str, float],
         *,
         takes_prompt_in_url: bool = False,
         reasoning_field: str = REASONING_FIELDS[0],
@@ -78,7 +80,7 @@ class LocalSite:
         self.takes_prompt_in_url, self.reasoning_field = takes_prompt_in_url, reasoning_field
         self.is_draining = False
         self._defaults = defaults
-        self.streams = Streams(clients, log, settings, limits=limits)
+        self.streams = Streams(clients, log, settings, limits=limits, patience=patience)
         self._start_once = StartOnce(self.streams)
         self._secret = secrets.token_bytes(32)
 
@@ -96,6 +98,7 @@ class LocalSite:
         received_at: float | None = None,
         once: Once | None = None,
         begins_unloaded: bool = False,
+        places: Places | None = None,
     ) -> Stream:
         """Start an answer for `caller`, within its limits. Raises StreamserveError."""
         # The tenant's prefix-cache salt: blocks of two tenants never match, and a salt cannot be guessed.
@@ -113,7 +116,7 @@ class LocalSite:
         if request.model in self.clients:
             self.clients[request.model].start()
         start = self.streams.start if once is None else self._start_once
-        return await start(self.with_own_system(request), admission)
+        return await start(self.with_own_system(request), admission, places)
 
     def default_class(self, route: str, model: str) -> str:
         """Return the latency class of requests that name none: the route's, the model's, or that of chats."""

@@ -64,6 +64,8 @@ class Limits:
     max_streams_per_principal: int = 16
     max_streams_per_visitor: int = 4  # without a login; requests without a cookie: of one client address
     max_streams_anonymous: int = 64  # of all those together
+    max_queued_per_principal: int = 64  # requests that wait for one of these places, in a process
+    max_queued_anonymous: int = 256  # of all visitors together
     max_jobs_per_principal: int = 100  # that have not ended
     max_jobs_per_visitor: int = 4
     max_jobs_anonymous: int = 32
@@ -197,6 +199,7 @@ class GenerateRequest:
     `replay`: the events of `output_token_ids` come again, before the new ones.
     `has_public_system`: the first message is the server's own (`with_system`), and its blocks need no salt; no body
     sets it. `counted_as`: whose share of the engine it takes, where that is not its tenant's alone.
+    `waited_seconds`: of the patience of its class, what it has spent before it was asked for here.
     """
 
     model: str
@@ -232,6 +235,7 @@ class GenerateRequest:
     num_prompt_logprobs: int = 0
     replay: bool = False
     counted_as: str = ""
+    waited_seconds: float = 0.0
 
     @property
     def share_of(self) -> str:
@@ -325,8 +329,10 @@ def encode_request(request: GenerateRequest) -> dict[str, Any]:
     It names the needs that its own fields imply, beside those that it has already.
     """
     kept: dict[str, Any] = msgspec.to_builtins(request, enc_hook=dict)
-    # Counted by the process that has the stream; in the log; so is every stream that has a row; in a column of the row.
-    del kept["num_losses"], kept["shown"], kept["was_admitted"], kept["counted_as"]
+    # Counted by the process that has the stream; in the log; so is every stream that has a row; in a column of the row;
+    # before it was accepted.
+    for name in ("num_losses", "shown", "was_admitted", "counted_as", "waited_seconds"):
+        del kept[name]
     sampling, needs = kept["sampling"], set(request.needs)
     for name in _ADDED_SAMPLING:
         if sampling[name] == _PLAIN["sampling"][name]:

@@ -1,22 +1,27 @@
-"""`StreamQuota`: the bounds on a caller's concurrent streams, in all processes of the site.
+"""`StreamQuota`: the bounds on a caller's concurrent streams, in all processes of the site, and the queue before them.
 
 Counts the streams that run or start in this process, without a gap between check and start. The streams of other
 processes are read from the store, so two processes that start one at the same moment may exceed a bound by one.
-asyncio. Callers are the `owner` strings of streams; those that begin with "anon:" are visitors without a login.
+A request beyond its caller's places waits in the caller's own queue in this process, in order of arrival; callers take
+turns, the one with the fewest streams first. asyncio. Callers are the `place_of` of admissions; those that begin with
+"anon:" are visitors without a login.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import math
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import Context
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from streamserve.protocol.errors import Overloaded, QuotaExceeded, StreamserveError
+from streamserve.protocol.errors import BadRequest, EngineUnavailable, Overloaded, QuotaExceeded, Refused
 from streamserve.protocol.requests import Limits
 from streamserve.streams.config import JOB
 from streamserve.streams.store import ANONYMOUS, Group, groups_of
@@ -27,9 +32,65 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("streamserve.streams")
 
-RETRY_AFTER = 5  # seconds: about one short answer
+# How long an answer takes, before one has ended.
+_FIRST_GUESS = 5.0
+# Weight of the answer that ended last in how long one takes: about the last ten count.
+_NEWEST = 0.1
+# While a request waits, places that other processes free, and streams that lose their readers, are looked for so often;
+# less often where the look itself takes long.
+_POLL_SECONDS, _POLL_FACTOR = 0.25, 10.0
 
 _Rows = Sequence[tuple[str, str]]
+
+
+@dataclass(slots=True)
+class Places:
+    """The places of streams that one request begins, all or none: the first of them takes all. Close it afterwards."""
+
+    num: int = 1  # of the streams that have not begun
+    num_held: int = 0
+    bounds: tuple[_Bound, ...] = ()
+    give_back: Callable[[int], None] = lambda num: None
+
+    def close(self) -> None:
+        """Give back what no stream has taken. Idempotent."""
+        num, self.num_held = self.num_held, 0
+        self.give_back(num)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """How many streams a group may have. `rows`: its streams that other processes produce, or none does."""
+
+    group: Group
+    limit: int
+    rows: _Rows
+
+
+def _future() -> asyncio.Future[tuple[_Bound, ...]]:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """A request that waits for `num` places."""
+
+    num: int
+    since: float
+    bounds: asyncio.Future[tuple[_Bound, ...]] = field(default_factory=_future)
+
+    @property
+    def has_places(self) -> bool:
+        """Whether they are counted for it."""
+        return self.bounds.done() and not self.bounds.cancelled() and self.bounds.exception() is None
+
+
+class _Full(Exception):
+    """Ending every idle stream is not enough to keep this bound."""
+
+    def __init__(self, bound: _Bound) -> None:
+        super().__init__(bound)
+        self.bound = bound
 
 
 class StreamQuota:
@@ -45,53 +106,133 @@ class StreamQuota:
         self._starting: Counter[str] = Counter()  # owners of streams being started
         self._evicted: WeakSet[Stream] = WeakSet()  # asked to end; during an outage of the log they still run
         self._evicting: dict[str, asyncio.Task[None]] = {}  # for streams that no process runs, by id
+        self._waiting: dict[str, deque[_Waiter]] = {}  # of callers that have some, in order of arrival
+        self._serving: asyncio.Task[None] | None = None  # while some wait
+        self._news = asyncio.Event()  # a place may be free, or one more waits
+        self._is_closed = False
+        self._answer_seconds: float | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a place."""
+        return sum(map(len, self._waiting.values()))
 
     @asynccontextmanager
-    async def reserve(self, owner: str) -> AsyncIterator[Callable[[], None]]:
-        """Count a stream while it starts. Raises QuotaExceeded (429) or Overloaded (503).
+    async def reserve(
+        self, owner: str, seconds: float = 0.0, places: Places | None = None
+    ) -> AsyncIterator[Callable[[], None]]:
+        """Count a stream while it starts; wait for its place so long. Raises QuotaExceeded (429) or Overloaded (503).
 
-        Call the yielded function once the engine has accepted: it ends the streams that must make room, without waiting
-        for their ends. It raises the same errors if readers have returned to those meanwhile.
+        `places`: of several streams that begin together. Call the yielded function once the engine has accepted: it
+        ends the streams that must make room, without waiting for their ends. It raises the same errors if readers have
+        returned to those meanwhile.
         """
-        bounds: list[tuple[Group, int, _Rows]] = []
-        if self._limits is not None:
-            bounds = [(group, limit_of(group, self._limits), ()) for group in groups_of(owner)]
-        if self._streams.store.is_shared:
-            bounds = [(group, limit, await self._streams.store.running(group)) for group, limit, _ in bounds]
-        for group, limit, rows in bounds:
-            self._in_excess(group, limit, rows, num_more=1)
-        self._starting[owner] += 1
+        places = places or Places()
+        if not places.num_held:
+            places.bounds = await self._take(owner, places.num, seconds)
+            places.num_held, places.give_back = places.num, lambda num: self._give_back(owner, num)
 
         def make_room() -> None:
-            for group, limit, rows in bounds:
-                for stream in self._in_excess(group, limit, rows):
-                    self._evict(stream)
+            with self._refusing(owner):
+                for bound in places.bounds:
+                    for stream in self._in_excess(bound):
+                        self._evict(stream)
 
         try:
             yield make_room
         finally:
-            self._starting -= Counter([owner])  # also drops zeros, so that former callers take no memory
+            places.num -= 1
+            if places.num_held:
+                places.num_held -= 1
+                self._give_back(owner, 1)
+
+    def note_end(self, stream: Stream) -> None:
+        """A stream has ended, or has left this process."""
+        accepted_at, ended_at = stream.transcript.timings.accepted_at, stream.ended_at
+        if accepted_at is not None and ended_at is not None and stream.on_disconnect != JOB:
+            seconds, known = ended_at - accepted_at, self._answer_seconds
+            self._answer_seconds = seconds if known is None else known + _NEWEST * (seconds - known)
+        self._news.set()
+
+    def close_queue(self) -> None:
+        """Refuse the requests that wait, and let no more wait: the server shuts down, and another worker takes them."""
+        self._is_closed = True
+        for queue in self._waiting.values():
+            for waiter in queue:
+                if not waiter.bounds.done():
+                    waiter.bounds.set_exception(EngineUnavailable("The server is restarting. Send it again."))
 
     async def aclose(self) -> None:
-        """Cancel the evictions that run."""
-        evicting = list(self._evicting.values())
-        for task in evicting:
+        """Refuse what waits, and cancel the evictions that run."""
+        self.close_queue()
+        ending = [*self._evicting.values(), *([] if self._serving is None else [self._serving])]
+        for task in ending:
             task.cancel()
-        await asyncio.gather(*evicting, return_exceptions=True)
+        await asyncio.gather(*ending, return_exceptions=True)
 
-    def _in_excess(self, group: Group, limit: int, rows: _Rows, *, num_more: int = 0) -> list[Stream | str]:
-        """Return what must end to keep the group's `limit`: streams of this process, ids of streams that none runs.
+    # Places
 
-        `rows` are the group's unfinished streams that other processes produce, or none does. Raises if ending every
-        idle stream is not enough. Takes time by the streams that run, not by those that have finished.
+    async def _take(self, owner: str, num: int, seconds: float) -> tuple[_Bound, ...]:
+        """Count `num` streams that start, once there is room for all; return the bounds that were kept."""
+        if self._limits is None:
+            self._starting[owner] += num
+            return ()
+        limit = min(limit_of(group, self._limits) for group in groups_of(owner))
+        if num > 1 and limit < num:
+            message = f"This request begins {num} answers, and you may have {limit} at a time. Send fewer prompts."
+            raise BadRequest(message, code="too_many_prompts", param="prompt")
+        with self._refusing(owner):
+            bounds = await self._bounds(owner, {})
+            is_behind = any(name in bound.group for bound in bounds for name in self._waiting)
+            try:
+                if not is_behind:
+                    return self._enter(owner, num, bounds)
+                self._check(num, bounds)
+                full = bounds[-1]
+            except _Full as reason:
+                full = reason.bound
+            if seconds <= 0 or self._is_closed or not self._may_wait(owner):
+                raise _Full(full)
+            return await self._wait(owner, num, seconds)
+
+    async def _bounds(self, owner: str, known: dict[Group, _Rows]) -> tuple[_Bound, ...]:
+        """Return the caller's bounds. `known` are rows that have just been read, and gets what is read here."""
+        assert self._limits is not None
+        out = []
+        for group in groups_of(owner):
+            if group not in known:
+                known[group] = await self._streams.store.running(group) if self._streams.store.is_shared else ()
+            out.append(_Bound(group, limit_of(group, self._limits), known[group]))
+        return tuple(out)
+
+    def _enter(self, owner: str, num: int, bounds: tuple[_Bound, ...]) -> tuple[_Bound, ...]:
+        """Count `num` streams that start, or raise _Full."""
+        self._check(num, bounds)
+        self._starting[owner] += num
+        return bounds
+
+    def _check(self, num: int, bounds: tuple[_Bound, ...]) -> None:
+        """Raise _Full unless there is room for `num` more."""
+        for bound in bounds:
+            self._in_excess(bound, num_more=num)
+
+    def _give_back(self, owner: str, num: int) -> None:
+        self._starting -= Counter({owner: num})  # also drops zeros, so that former callers take no memory
+        self._news.set()
+
+    def _in_excess(self, bound: _Bound, *, num_more: int = 0) -> list[Stream | str]:
+        """Return what must end to keep the bound: streams of this process, ids of streams that none runs.
+
+        Raises _Full if ending every idle stream is not enough. Takes time by the streams that run, not by those that
+        have finished.
         """
-        excess = num_more - limit
+        excess = num_more - bound.limit
         for owner, num_starting in self._starting.items():
-            if owner in group:
+            if owner in bound.group:
                 excess += num_starting
         idle: list[Stream | str] = []
         ours = set(self._evicting)
-        for stream in self._streams.unfinished.get(group, {}).values():
+        for stream in self._streams.unfinished.get(bound.group, {}).values():
             if stream.on_disconnect == JOB:
                 continue  # jobs have a limit of their own
             is_held = stream.readers.num_holding > 0 or stream.on_disconnect == "finish"
@@ -101,13 +242,13 @@ class StreamQuota:
                 excess += 1
                 if stream.state == "parked" and not is_held:
                     idle.append(stream)
-        for stream_id, producer in rows:
+        for stream_id, producer in bound.rows:
             if stream_id not in ours:
                 excess += 1
                 if not producer:
                     idle.append(stream_id)
         if excess > len(idle):
-            raise _refusal(group, limit)
+            raise _Full(bound)
         return idle[: max(0, excess)]
 
     def _evict(self, stream: Stream | str) -> None:
@@ -130,23 +271,133 @@ class StreamQuota:
         except Exception:
             logger.exception("stream %s: ending it to make room failed", stream_id)
 
+    # The queue
+
+    async def _wait(self, owner: str, num: int, seconds: float) -> tuple[_Bound, ...]:
+        """Wait in the caller's queue for `num` places; raise _Full after `seconds`."""
+        waiter = _Waiter(num, time.monotonic())
+        self._waiting.setdefault(owner, deque()).append(waiter)
+        if self._serving is None:
+            self._serving = asyncio.get_running_loop().create_task(self._serve(), name="quota", context=Context())
+        self._news.set()
+        try:
+            async with asyncio.timeout(None if math.isinf(seconds) else seconds):
+                return await waiter.bounds
+        except BaseException as error:
+            if waiter.has_places:  # they came at the same moment
+                if isinstance(error, TimeoutError):
+                    return waiter.bounds.result()
+                self._give_back(owner, num)
+            elif isinstance(error, TimeoutError):
+                return self._enter(owner, num, await self._bounds(owner, {}))
+            raise
+        finally:
+            self._leave(owner, waiter)
+
+    def _leave(self, owner: str, waiter: _Waiter) -> None:
+        queue = self._waiting.get(owner, deque())
+        with suppress(ValueError):
+            queue.remove(waiter)
+        if not queue:
+            self._waiting.pop(owner, None)
+        self._news.set()
+
+    def _may_wait(self, owner: str) -> bool:
+        """Whether one more may. A full queue of visitors has a share for each of them, which no other can fill."""
+        assert self._limits is not None
+        most, limits = self._limits.max_queued_per_principal, self._limits
+        if owner in ANONYMOUS:
+            visitors = {name: len(queue) for name, queue in self._waiting.items() if name in ANONYMOUS}
+            if sum(visitors.values()) >= limits.max_queued_anonymous:
+                most = min(most, limits.max_queued_anonymous // len(visitors.keys() | {owner}))
+        return len(self._waiting.get(owner, ())) < most
+
+    async def _serve(self) -> None:
+        """Give out places while requests wait."""
+        try:
+            while self._waiting:
+                self._news.clear()
+                began_at = time.monotonic()
+                try:
+                    await self._give_out()
+                except Exception:  # the edge of the task
+                    logger.exception("giving out places failed")
+                pause = max(_POLL_SECONDS, _POLL_FACTOR * (time.monotonic() - began_at))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._news.wait()
+        finally:
+            self._serving = None
+
+    async def _give_out(self) -> None:
+        """Give free places to the first of each queue, as long as there are some; the caller with the fewest first."""
+        full: list[Group] = []
+        known: dict[Group, _Rows] = {}
+        while names := [name for name in self._waiting if not any(name in group for group in full)]:
+            owner = min(names, key=lambda name: (self._num_of(name), self._waiting[name][0].since))
+            waiter = self._waiting[owner][0]
+            try:
+                bounds = await self._bounds(owner, known)
+                if not waiter.bounds.done():
+                    waiter.bounds.set_result(self._enter(owner, waiter.num, bounds))
+            except _Full as reason:
+                full.append(reason.bound.group)
+                continue
+            except Exception as error:  # of the store: it is the request's own
+                if not waiter.bounds.done():
+                    waiter.bounds.set_exception(error)
+            queue = self._waiting.get(owner)
+            if queue and queue[0] is waiter:
+                queue.popleft()
+                if not queue:
+                    del self._waiting[owner]
+
+    def _num_of(self, owner: str) -> int:
+        return len(self._streams.unfinished.get(Group(owner), ())) + self._starting[owner]
+
+    # Refusals
+
+    @contextmanager
+    def _refusing(self, owner: str) -> Iterator[None]:
+        """Raise the caller's refusal for _Full."""
+        try:
+            yield
+        except _Full as reason:
+            raise self._refusal(owner, reason.bound) from None
+
+    def _refusal(self, owner: str, bound: _Bound) -> Refused:
+        retry_after = math.ceil(self._seconds_until(bound, 1 + len(self._waiting.get(owner, ()))))
+        if bound.group == ANONYMOUS:
+            return Overloaded(
+                "All places for visitors without a login are taken. Sign in, or try again shortly.",
+                code="anonymous_places_taken",
+                retry_after=retry_after,
+            )
+        return QuotaExceeded(
+            f"You have {bound.limit} answers running, which is the limit. Stop one, or wait until one ends.",
+            code="too_many_streams",
+            retry_after=retry_after,
+        )
+
+    def _seconds_until(self, bound: _Bound, number: int) -> float:
+        """Return when so many places have come free: each when its answer has run for as long as recent ones did.
+
+        One that has run for longer is taken to need a quarter of that again.
+        """
+        now = time.monotonic()
+        mine = self._streams.unfinished.get(bound.group, {})
+        ran = [now - (one.transcript.timings.accepted_at or now) for one in mine.values() if one.is_live]
+        seconds = self._answer_seconds
+        if seconds is None:
+            seconds = max(ran, default=0.0) or _FIRST_GUESS
+        left = sorted(max(seconds - one, seconds / 4) for one in ran)
+        left += [seconds] * (max(1, bound.limit) - len(left))
+        rounds, index = divmod(number - 1, len(left))
+        return left[index] + rounds * seconds
+
 
 def limit_of(group: Group, limits: Limits) -> int:
     """Return how many concurrent streams a group may have."""
     if group == ANONYMOUS:
         return limits.max_streams_anonymous
     return limits.max_streams_per_visitor if group.name in ANONYMOUS else limits.max_streams_per_principal
-
-
-def _refusal(group: Group, limit: int) -> StreamserveError:
-    if group == ANONYMOUS:
-        return Overloaded(
-            "All places for visitors without a login are taken. Sign in, or try again shortly.",
-            code="anonymous_places_taken",
-            retry_after=RETRY_AFTER,
-        )
-    return QuotaExceeded(
-        f"You have {limit} answers running, which is the limit. Stop one, or wait until one ends.",
-        code="too_many_streams",
-        retry_after=RETRY_AFTER,
-    )

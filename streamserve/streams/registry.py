@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Mapping
 from contextvars import Context
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from streamserve.clients.base import EngineClient, until_loaded
@@ -29,7 +30,7 @@ from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease
 from streamserve.streams.lease.restore import record_of, restore
 from streamserve.streams.log.base import EventLog, LogUnavailable
-from streamserve.streams.quota import StreamQuota
+from streamserve.streams.quota import Places, StreamQuota
 from streamserve.streams.store import Admission, Group, NullStore, Record, StreamStore, answer_text, groups_of
 from streamserve.streams.stream import Stream
 from streamserve.streams.transcript import StreamSummary
@@ -47,7 +48,10 @@ _STREAM_BYTES, _TOKEN_BYTES, _OBJECT_FACTOR = 8 * 1024, 4, 5
 
 
 class Streams:
-    """The registry. `limits` bounds the concurrent streams of an owner; None is no bound."""
+    """The registry. `limits` bounds the concurrent streams of an owner; None is no bound.
+
+    `patience`: how many seconds a request of each latency class may wait for its place; a class without any does not.
+    """
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class Streams:
         *,
         store: StreamStore | None = None,
         limits: Limits | None = None,
+        patience: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self.clients = clients
         self.log = log
@@ -64,7 +69,7 @@ class Streams:
         self.store = store or NullStore()
         self.writer = LogWriter(log, outage_seconds=self.settings.log_outage_seconds)
         self.measures = Measures(tuple(clients))
-        self._quota = StreamQuota(limits, self)
+        self._quota, self._patience = StreamQuota(limits, self), patience
         self._streams: dict[str, Stream] = {}
         self._by_log: dict[str, Stream] = {}
         # The streams whose tasks run, by group and id, oldest first; some may just have ended.
@@ -76,35 +81,39 @@ class Streams:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
-    async def start(self, request: GenerateRequest, admission: Admission) -> Stream:
+    async def start(self, request: GenerateRequest, admission: Admission, places: Places | None = None) -> Stream:
         """Start an answer: the quota, the engine's acceptance, the record, `meta`; then its task runs.
 
-        Raises KeyTaken where there is a record of the admission's key, NotFound for an unknown model, QuotaExceeded,
-        Overloaded, LogUnavailable, what the store raises, and what the client raises: BadRequest, Refused. Then no
-        stream runs.
+        Beyond its caller's places it waits for one, for as long as its class may. `places`: of several streams that
+        begin together. Raises KeyTaken where there is a record of the admission's key, NotFound for an unknown model,
+        QuotaExceeded, Overloaded, LogUnavailable, what the store raises, and what the client raises: BadRequest,
+        Refused. Then no stream runs.
         """
-        now = time.monotonic()
+        asked_at = time.monotonic()
         self.writer.refuse_if_down()
         client = self.clients.get(request.model)
         if client is None:
             raise no_model(request.model, self.clients)
-        request = replace(
-            request,
-            tenant=admission.tenant,
-            counted_as=admission.counted_as,
-            salt=admission.salt,
-            stream_id=secrets.token_hex(16),
-            arrived_at=now if request.arrived_at is None else request.arrived_at,
-            reader_tokens=None if admission.on_disconnect == "finish" else (0,) * request.n,
-        )
-        async with self._quota.reserve(admission.place_of) as make_room:
+        patience = self._patience.get(request.latency_class, 0.0)
+        async with self._quota.reserve(admission.place_of, patience, places) as make_room:
+            now = time.monotonic()
+            request = replace(
+                request,
+                tenant=admission.tenant,
+                counted_as=admission.counted_as,
+                salt=admission.salt,
+                stream_id=secrets.token_hex(16),
+                arrived_at=now if request.arrived_at is None else request.arrived_at,
+                waited_seconds=now - asked_at,
+                reader_tokens=None if admission.on_disconnect == "finish" else (0,) * request.n,
+            )
             stream = await self._accepted(client, request, admission)
             try:
                 make_room()
             except BaseException:
                 stream.drop_generation()
                 raise
-            stream.transcript.timings.started_at = admission.received_at or now
+            stream.transcript.timings.started_at = admission.received_at or asked_at
             begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._add(stream, self._begin(stream, begun))
         try:
@@ -177,9 +186,14 @@ class Streams:
         """Return every stream, oldest first, with the finished ones that are kept."""
         return list(self._streams.values())
 
+    def begin_to_drain(self) -> None:
+        """Refuse the requests that wait for a place, so that another process may take them."""
+        self._quota.close_queue()
+
     def shut_down(self) -> None:
         """Start no more streams, and end those of this process; with a shared log another worker can resume them."""
         self._is_closing = True
+        self._quota.close_queue()
         for stream in self.all():
             if stream.last_seq:  # else it still starts, and `aclose` gives it some seconds
                 stream.shut_down()
@@ -285,6 +299,7 @@ class Streams:
                 return
             await stream.run()
             self._note_end(stream)
+            self._quota.note_end(stream)
             is_ended = stream.terminal is not None and not stream.lease.is_elsewhere
             # The end of a replica is recorded by the process that wrote it, if that is alive.
             if (stream.lease.is_held or is_ended) and not is_recorded:

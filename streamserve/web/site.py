@@ -31,6 +31,7 @@ from streamserve.protocol.requests import LATENCY_CLASSES, GenerateRequest, with
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.log.base import EventLog, LogUnavailable, MemoryLog
 from streamserve.streams.log.file_log import FileLog
+from streamserve.streams.quota import Places
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission, Once
 from streamserve.streams.stream import Stream
@@ -154,7 +155,14 @@ class DjangoSite:
         self.clients = {**models, **pipeline_clients(settings, models, self.memos)}
         self.stored_chats = CompletionRows(self.log, keeps=settings.store, reasoning_field=settings.reasoning_field)
         store = RowStore(self.liveness, keeps_text=settings.store, chats=self.stored_chats)
-        self.streams = Streams(self.clients, self.log, settings.streams, store=store, limits=settings.limits)
+        self.streams = Streams(
+            self.clients,
+            self.log,
+            settings.streams,
+            store=store,
+            limits=settings.limits,
+            patience={name: one.queue_seconds for name, one in settings.classes.items()},
+        )
         self._start_once = StartOnce(self.streams)
         self.files = SiteFiles(settings)
         self.batches = SiteBatches(settings, self.wake_worker)
@@ -203,6 +211,7 @@ class DjangoSite:
         received_at: float | None = None,
         once: Once | None = None,
         begins_unloaded: bool = False,
+        places: Places | None = None,
     ) -> Stream:
         """Start an answer for `principal`, within its quota. Raises StreamserveError."""
         admission = Admission(
@@ -216,7 +225,7 @@ class DjangoSite:
             begins_unloaded=begins_unloaded,
         )
         start = self.streams.start if once is None else self._start_once
-        stream = await start(self.prepared(request), admission)
+        stream = await start(self.prepared(request), admission, places)
         self.permissions.note_start(stream, principal)
         return stream
 
@@ -372,10 +381,14 @@ async def begin_to_serve() -> None:
 
 
 def begin_to_drain() -> None:
-    """Fail the probes, and close each WebSocket once it shows no stream. For servers that begin to shut down."""
+    """Fail the probes, refuse what waits for a place, and close each WebSocket once it shows no stream.
+
+    For servers that begin to shut down.
+    """
     global _is_draining
     _is_draining = True
     if _site is not None:
+        _site.streams.begin_to_drain()
         for begin_to_leave in list(_site.on_drain):
             begin_to_leave()
         if _site.worker is not None:

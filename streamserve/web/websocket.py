@@ -56,7 +56,8 @@ log = get_logger(__name__)
 
 _WITHOUT_PERMISSION = ("ack", "ping", "pong")  # they start and read nothing
 _MAY_WAIT = ("start", "input", "stop")
-_MAX_WAITING = 64  # of those; then the socket is not read until one ends
+# Of those, beside the starts that wait for a place: then the socket is not read until one ends.
+_MAX_WAITING = 64
 _LAST_STOPS_SECONDS = 2.0  # how long a stop may take that its client does not wait for
 
 
@@ -211,7 +212,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
 
         task = asyncio.get_running_loop().create_task(run(), name=f"websocket {kind}", context=Context())
         self._waiting[task] = kind
-        if len(self._waiting) >= _MAX_WAITING:
+        if len(self._waiting) >= _MAX_WAITING + _most_starts():
             await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
 
     ### Messages of the client
@@ -317,7 +318,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         if self._shown.is_leaving:
             raise EngineUnavailable("The server is restarting. Connect again.", retry_after=1)
         num_shown = len(self._shown) + self._num_starting - (beside in self._shown)
-        if num_shown >= get_settings().limits.max_streams_per_principal:
+        if num_shown >= _most_starts():
             raise BadRequest("This socket shows as many streams as it may. Open another.", code="too_many_on_socket")
 
     ### Messages to the client
@@ -363,6 +364,12 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             await self.send(message)
         except OSError:  # raised by uvicorn (ASGI 3, "Disconnected client")
             raise SocketGone from None
+
+
+def _most_starts() -> int:
+    """Return how many streams a socket may show or start: as many as one caller may have and have wait."""
+    limits = get_settings().limits
+    return limits.max_streams_per_principal + limits.max_queued_per_principal
 
 
 class SocketRouter:

@@ -37,7 +37,7 @@ def key(transactional_db: Any) -> str:
 def server(django_db_setup: None) -> Iterator[DaphneServer]:
     """A site with narrow limits and a long ping interval."""
     site = {
-        "LIMITS": {"MAX_STREAMS_PER_PRINCIPAL": 2},
+        "LIMITS": {"MAX_STREAMS_PER_PRINCIPAL": 2, "MAX_QUEUED_PER_PRINCIPAL": 1},
         "STREAMS": {"PING_SECONDS": 0.05},
         "FLOW": {"CONNECTION_BYTES": 16384},
     }
@@ -226,16 +226,38 @@ def test_a_lost_permission_ends_the_socket(socket: Socket) -> None:
     assert socket.close_code() == 4401
 
 
-def test_too_many_streams_end_the_socket(server: DaphneServer, key: str) -> None:
-    """A third stream over a limit of two closes with 4429; the waiting answers can be read on another socket."""
+def test_a_start_beyond_the_places_waits(server: DaphneServer, key: str) -> None:
+    """Other messages are handled meanwhile; it begins when one of the socket's answers ends."""
     with open_socket(server.websocket_url, key) as socket:
         until_ready(socket)
         ids = []
         for _ in range(2):
             ids.append(socket.ask("start", request=ASK, credit=1)["id"])
             socket.events(ids[-1], last=1)
-        socket.send("start", request=ASK)
-        assert socket.error_code() == "too_many_on_socket"
+        socket.send("start", request=ASK, ref="third")
+        assert socket.ask("ping")["type"] == "pong"
+        socket.send("stop", id=ids[0])
+        third = socket.answer()
+        assert (third["type"], third["ref"]) == ("started", "third")
+        assert socket.events(third["id"])[-1]["event"] == "done"
+
+
+def test_too_many_streams_end_the_socket(server: DaphneServer, key: str) -> None:
+    """Of two places and one in the queue, a third stream waits, and a fourth closes with 4429.
+
+    The answers that are there can be read on another socket.
+    """
+    with open_socket(server.websocket_url, key) as socket:
+        until_ready(socket)
+        ids = []
+        for _ in range(2):
+            ids.append(socket.ask("start", request=ASK, credit=1)["id"])
+            socket.events(ids[-1], last=1)
+        for _ in range(2):
+            socket.send("start", request={**ASK, "max_tokens": 4000}, credit=1)
+        while (answer := socket.answer())["type"] == "started":  # an answer that is ahead of its reader may have ended
+            pass
+        assert answer["error"]["code"] == "too_many_on_socket"
         assert socket.close_code() == 4429
     with open_socket(server.websocket_url, key) as socket:
         for stream_id in ids:

@@ -212,13 +212,16 @@ class AdmissionControl:
         *,
         tenant: str = "",
         num_tokens: int = 0,
+        waited_seconds: float = 0.0,
         may_refuse: bool = True,
     ) -> tuple[int, float]:
         """Refuse a request that would wait longer for its first step than it may; `stats` are the core's.
 
+        `waited_seconds` of its patience it has spent before.
         Returns the queue position, which is how many sequences wait for their first step, and how long it may wait.
         """
         seconds, most = self.predict(latency_class, stats, tenant=tenant, num_tokens=num_tokens)
+        most = max(0.0, most - waited_seconds)
         if may_refuse and seconds > most:
             self._patience.note_refusal(self._clock())
             self._timings.note_refused(latency_class, has_waited=False)
@@ -226,7 +229,8 @@ class AdmissionControl:
                 f"this request would wait {seconds:,.1f} s, and may wait {most:,.1f} s. Try again later.",
                 retry_after=max(1, math.ceil(seconds - most)),
             )
-        return len(self._waiting), self._patience.seconds(latency_class, self._clock())
+        patience = self._patience.seconds(latency_class, self._clock())
+        return len(self._waiting), max(0.0, patience - waited_seconds)
 
     def predict(
         self, latency_class: str, stats: CoreStats, *, tenant: str = "", num_tokens: int = 0

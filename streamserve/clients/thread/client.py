@@ -93,6 +93,7 @@ class ThreadClient:
             core.stats,
             tenant=request.share_of,
             num_tokens=len(prepared.prompt.token_ids),
+            waited_seconds=request.waited_seconds,
             may_refuse=may_refuse,
         )
         choices = {next(self._seq_ids): choice for choice in prepared.choices}

@@ -38,6 +38,7 @@ from streamserve.durable.batches import Batch, BatchRow
 from streamserve.protocol.errors import NotFound, no_stream
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.log.base import MemoryLog
+from streamserve.streams.quota import Places
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission, Once
 from streamserve.streams.stream import Stream
@@ -86,6 +87,7 @@ class RowSite:
         received_at: float | None = None,
         once: Once | None = None,
         begins_unloaded: bool = False,
+        places: Places | None = None,
     ) -> Stream:
         """Start the answer of a row, which waits while its model loads. Raises StreamserveError."""
         request = replace(self._site.prepared(request), latency_class=CLASS)
@@ -96,7 +98,7 @@ class RowSite:
             on_disconnect="abort",
             received_at=received_at,
         )
-        return await self.streams.start(request, admission)
+        return await self.streams.start(request, admission, places)
 
     def with_own_system(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request with the system prompt that the settings give its model."""

@@ -173,11 +173,12 @@ async def test_a_refused_prompt_ends_those_before_it(caller: Caller) -> None:
         await until_ready()
         site_ = site.get_site()
         long = {**ASK, "max_tokens": 1000, "ignore_eos": True}
-        refused = await caller.post(PATH, {**long, "prompt": ["a", "b", "c"]})
-        assert refused.status_code == 429
-        assert refused.json()["error"]["type"] == "rate_limit_error"
+        never = await caller.post(PATH, {**long, "prompt": ["a", "b", "c"]})
+        assert (never.status_code, never.json()["error"]["param"]) == (400, "prompt")
+        refused = await caller.post(PATH, {**long, "prompt": ["a", "b" * 100_000]})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
         await until(lambda: all(stream.ended.is_set() for stream in site_.streams.all()))
-        assert [stream.summary().finish_reason for stream in site_.streams.all()] == ["abandoned"] * 2
+        assert [stream.summary().finish_reason for stream in site_.streams.all()] == ["abandoned"]
         assert (await caller.post(PATH, {**ASK, "prompt": ["a", "b"]})).status_code == 200
         await site.reset()
 

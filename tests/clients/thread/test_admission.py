@@ -374,3 +374,14 @@ def test_rows_of_batches_keep_no_chat_waiting() -> None:
     assert bounds.predict("batch", full, num_tokens=LONG)[0] > 100.0
     bounds.add(600, 10)
     assert bounds.predict("batch", full, num_tokens=LONG)[0] > bounds.predict("chat", full, num_tokens=LONG)[0]
+
+
+def test_patience_that_is_spent_before_counts() -> None:
+    """A request that has waited elsewhere may wait the rest of its class's time, and is refused for more."""
+    bounds = bounds_of()
+    assert bounds.check_wait("chat", IDLE, waited_seconds=12.0) == (0, 18.0)
+    assert bounds.check_wait("chat", IDLE, waited_seconds=40.0) == (0, 0.0)
+    bounds.add(1, 1900)
+    assert bounds.check_wait("chat", BUSY, num_tokens=LONG) == (1, 30.0)
+    with pytest.raises(Overloaded, match=r"would wait 19\.0 s, and may wait 18\.0 s"):
+        bounds.check_wait("chat", BUSY, num_tokens=LONG, waited_seconds=12.0)

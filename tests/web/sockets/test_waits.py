@@ -9,6 +9,7 @@ import pytest
 from django.test.utils import override_settings
 
 from streamserve.asgi.drain import Drain
+from streamserve.protocol.requests import Limits
 from streamserve.web import site
 from tests.conftest import until_ready
 from tests.support.streams.hand_made import until
@@ -189,7 +190,7 @@ async def test_a_client_that_leaves_ends_its_start_and_not_its_stop(
 
 
 async def test_starts_that_wait_have_places(alice_key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start beyond the socket's places is refused while those before it still wait."""
+    """A start beyond its caller's places and queue is refused while those before it still wait."""
     client = site.get_site().clients["echo"]
 
     async def held(request: Any) -> Any:
@@ -198,9 +199,11 @@ async def test_starts_that_wait_have_places(alice_key: str, monkeypatch: pytest.
     monkeypatch.setattr(client, "generate", held)
     socket = connect(alice_key)
     await socket.connect()
-    for number in range(17):
+    limits = Limits()
+    most = limits.max_streams_per_principal + limits.max_queued_per_principal
+    for number in range(most + 1):
         await socket.send_json_to({"type": "start", "request": ASK, "ref": str(number)})
     refused = await receive(socket)
-    assert (refused["error"]["code"], refused["ref"]) == ("too_many_on_socket", "16")
+    assert (refused["error"]["code"], refused["ref"]) == ("too_many_on_socket", str(most))
     assert (await socket.receive_output(timeout=30))["code"] == 4429
     await socket.disconnect()
