@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -46,17 +48,33 @@ class PostgresServer:
         if self._user is not None:
             shutil.chown(self._folder, self._user)
         self._run("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
-        output = self._folder / "output"
         for _ in range(_MAX_STARTS):
             self.port = free_port()
-            options = f"-c listen_addresses=127.0.0.1 -p {self.port} -k '' {_QUICK}"
-            if self._run("pg_ctl", "-w", "-l", str(output), "-o", options, "start", is_required=False):
+            if self.start(is_required=False):
                 return self
-        raise AssertionError(output.read_text())
+        raise AssertionError((self._folder / "output").read_text())
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._run("pg_ctl", "-w", "-m", "immediate", "stop")
+        self._run("pg_ctl", "-w", "-m", "immediate", "stop", is_required=False)
         shutil.rmtree(self._folder)
+
+    def start(self, *, is_required: bool = True) -> bool:
+        """Start the server, at first or after `stop`; return whether it runs."""
+        options = f"-c listen_addresses=127.0.0.1 -p {self.port} -k '' {_QUICK}"
+        output = str(self._folder / "output")
+        return self._run("pg_ctl", "-w", "-l", output, "-o", options, "start", is_required=is_required)
+
+    def stop(self) -> None:
+        """Stop the server; it ends all connections. What was committed is kept, although a crash would lose it."""
+        self._run("pg_ctl", "-w", "-m", "fast", "stop")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the server and to each process of a connection."""
+        first = int((self._folder / "data" / "postmaster.pid").read_text().split()[0])
+        children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+        for pid in (first, *map(int, children)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def _run(self, program: str, *arguments: str, is_required: bool = True) -> bool:
         command = [str(self._programs / program), "-D", str(self._folder / "data"), *arguments]
