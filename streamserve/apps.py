@@ -25,8 +25,10 @@ class StreamserveConfig(AppConfig):
         # OpenMP reads this when torch is imported: also by a view of the site, before a model is loaded.
         limit_spin()
         from streamserve import checks  # noqa: F401  (importing registers the checks)
+        from streamserve.web.calls import view_errors
         from streamserve.web.pipelines import find_pipelines
 
+        view_errors.install()
         _install_flow_server()
         find_pipelines()
 

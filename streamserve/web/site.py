@@ -402,8 +402,13 @@ def shut_down_streams() -> None:
 
 
 async def reset() -> None:
-    """Close the site; the next use reads the settings again. For tests."""
+    """Close the site; the next use reads the settings again. For tests.
+
+    A site whose loop is over cannot be closed; of that, too, no connection to the database is left.
+    """
     global _site, _is_draining
     site, _site, _is_draining = _site, None, False
     if site is not None and site.loop is asyncio.get_running_loop():
         await site.aclose()
+    else:
+        await asyncio.to_thread(orm.close)

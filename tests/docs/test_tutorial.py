@@ -15,6 +15,7 @@ from tests.support.checks.stream_checks import check_native
 from tests.support.docs.doc_blocks import Block, blocks_of, is_server
 from tests.support.docs.doc_site import DocSite
 from tests.support.servers.browser import ask, browser, wait_for_status, watching
+from tests.support.servers.postgres_server import PostgresServer
 from tests.support.servers.web_servers import Server, wait_until_ready
 
 __all__ = ["browser"]
@@ -138,6 +139,21 @@ def test_5_the_sites_own_test_passes(site: DocSite) -> None:
     """`manage.py test`, without pytest."""
     assert follow(site, "5") == []
     assert re.search(r"Ran 3 tests in .*\n\nOK", site.output["python manage.py test"])
+
+
+def test_the_sites_own_test_passes_on_postgresql(site: DocSite) -> None:
+    """No connection is left that would keep the test runner from dropping its database."""
+    with PostgresServer() as server:
+        (site.project / "mysite" / "on_postgres.py").write_text(
+            f"""from mysite.settings import *
+DATABASES = {{"default": {{
+    "ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "USER": "postgres",
+    "HOST": "127.0.0.1", "PORT": {server.port},
+}}}}
+"""
+        )
+        output = site.run("python manage.py test --settings mysite.on_postgres")
+    assert re.search(r"Ran 3 tests in .*\n\nOK", output)
 
 
 def test_6_it_is_deployed(site: DocSite) -> None:
