@@ -42,7 +42,7 @@ def install() -> None:
         is_ours = isinstance(error, StreamserveError) and error.http_status != 500
         return response_of(request, error) if is_ours else respond(request, error)  # type: ignore[arg-type]
 
-    djangos.response_for_exception = with_ours
+    djangos.response_for_exception = with_ours  # type: ignore[assignment]  # mypy sees the wrapper's own type
 
 
 def response_of(request: HttpRequest, error: StreamserveError) -> HttpResponse:
