@@ -27,6 +27,7 @@ from streamserve.asgi.drain import Drain
 from streamserve.asgi.guard import client_of
 from streamserve.asgi.handover import respond
 from streamserve.asgi.middleware import StreamMiddleware
+from streamserve.asgi.receiver import RECEIVER, Receiver
 from streamserve.asgi.site import Defaults, LocalSite
 from streamserve.asgi.types import Receive, Scope, Send
 from streamserve.clients.base import EngineClient
@@ -336,17 +337,16 @@ class Request:
 
     async def wait(self, work: Coroutine[Any, Any, T], /) -> T:
         """Return the result of `work`; on a disconnect cancel it and raise ClientLeft. The body was read before."""
+        receiver: Receiver = self.scope[RECEIVER]
         working = asyncio.create_task(work, name="whole answer")
-        leaving = asyncio.create_task(self._wait_left(), name="whole answer watch")
         try:
-            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({working, receiver.watching()}, return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
                 raise ClientLeft
             return working.result()
         finally:
             working.cancel()
-            leaving.cancel()
-            await asyncio.gather(working, leaving, return_exceptions=True)
+            await asyncio.gather(working, return_exceptions=True)
 
     async def send(self, reply: Reply) -> None:
         """Send the response. Inside a StreamMiddleware a body that streams is handed over."""
@@ -359,10 +359,6 @@ class Request:
         headers = _raw({**reply.headers, **length, "x-request-id": self.id})
         await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": b"" if self.method == "HEAD" else body})
-
-    async def _wait_left(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
 
 
 def _below(path: str, root: str) -> str:

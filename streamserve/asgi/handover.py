@@ -19,6 +19,7 @@ from typing import Any
 
 from streamserve.api.call import Body
 from streamserve.asgi.flow.transport import kernel_bytes
+from streamserve.asgi.receiver import RECEIVER, Receiver
 from streamserve.asgi.types import App, Message, Receive, Scope, Send
 from streamserve.protocol.errors import StreamserveError
 from streamserve.streams.reader.channel import nothing
@@ -85,7 +86,8 @@ async def respond(
 ) -> None:
     """Stream `delivery`, or pass it to the StreamMiddleware outside, which streams when the app has returned.
 
-    Awaits `receive` for the client's disconnect, so the caller must not. The delivery is closed in every case.
+    Awaits `receive` for the client's disconnect, so the caller must not, also afterwards. The delivery is closed in
+    every case.
     """
     start: Message = {"type": "http.response.start", "status": status, "headers": list(headers)}
     if not scope.get("streamserve"):
@@ -103,33 +105,35 @@ class DeliveryFailed(Exception):
 class Exchange:
     """One HTTP request: what the inner app sees of it, what it hands over, and the stream that follows.
 
-    Runs in the server's task for the request. A stream takes two child tasks, which are ended before `serve` returns:
-    one runs the delivery, one waits for `http.disconnect`.
+    Runs in the server's task for the request. A stream takes two child tasks, which are ended with it: one runs the
+    delivery, one, the `Receiver`'s, waits for `http.disconnect`.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, stall_seconds: float = 0.0) -> None:
-        self._scope, self._receive, self._send = scope, receive, send
+        self._scope, self._send = scope, send
+        self._receiver = Receiver(receive)
         has_server_timeout = "streamserve.flow" in scope.get("extensions", {})
         self._stall_seconds = 0.0 if has_server_timeout else stall_seconds
         self._sending_since: float | None = None  # while the server does not take a frame
         self._start: Message | None = None
         self._delivery: Body | None = None
-        self._has_left = False
 
     async def serve(self, app: App) -> None:
-        """Run the inner app; when it has returned, stream what it handed over."""
+        """Run the inner app, with the `Receiver` in its scope; when it has returned, stream what it handed over."""
+        self._scope[RECEIVER] = self._receiver
         offered: list[str] = []
         token = _offered.set(offered)
         try:
             try:
-                await app(self._scope, self.receive, self.send)
+                await app(self._scope, self._receiver.receive, self.send)
             finally:
                 _offered.reset(token)
                 for offer_id in _offers.keys() & offered:  # those that were not taken
                     withdraw(offer_id)
-            if self._delivery is not None and self._start is not None and not self._has_left:
+            if self._delivery is not None and self._start is not None and not self._receiver.has_left:
                 await self._respond(self._start, self._delivery)
         finally:
+            self._receiver.close()
             if self._delivery is not None:
                 self._delivery.close()
 
@@ -138,13 +142,8 @@ class Exchange:
         try:
             await self._respond(start, delivery)
         finally:
+            self._receiver.close()
             delivery.close()
-
-    async def receive(self) -> Message:
-        """Pass the client's next message on, and remember a disconnect: some servers send it only once."""
-        message = await self._receive()
-        self._has_left = self._has_left or message["type"] == "http.disconnect"
-        return message
 
     async def send(self, message: Message) -> None:
         """Pass the inner response on. If it hands over, hold its start and drop its body."""
@@ -172,7 +171,7 @@ class Exchange:
             await self._send({**start, "headers": kept + ours})
             if self._scope["method"] != "HEAD":
                 await self._stream(delivery)
-            if not self._has_left:
+            if not self._receiver.has_left:
                 await self._send(_END)
         except OSError:  # ASGI 2.4: the client has left
             logger.debug("stream %s: the client left during a send", delivery.stream.id)
@@ -184,18 +183,17 @@ class Exchange:
         would make half an answer look whole.
         """
         running = asyncio.create_task(self._run(delivery), name="delivery")
-        watching = asyncio.create_task(self._watch(delivery), name="delivery watch")
+        self._receiver.on_left(delivery.close)  # the engine is freed before anything else runs
         last_frame: bytes | None = None
         try:
-            is_stalled = await self._wait_first({running, watching})
+            is_stalled = await self._wait_first({running, self._receiver.watching()})
         except asyncio.CancelledError:  # uvicorn, for example, when its time to shut down is over
-            last_frame = None if self._has_left else delivery.cut_off()
+            last_frame = None if self._receiver.has_left else delivery.cut_off()
             raise
         finally:
             delivery.close()
             running.cancel()
-            watching.cancel()
-            (result, _) = await asyncio.gather(running, watching, return_exceptions=True)
+            [result] = await asyncio.gather(running, return_exceptions=True)
             if last_frame is not None:
                 await self._send_frame(last_frame)
                 await self._send(_END)
@@ -230,13 +228,6 @@ class Exchange:
         is_direct = channel is not None and channel.send is self._send
         flow = Flow(channel.num_untaken, channel) if is_direct else Flow(untaken_of(self._scope, self._send))
         await delivery.run(self._send_frame, flow)
-
-    async def _watch(self, delivery: Body) -> None:
-        """Close the delivery at the client's disconnect, so that the engine is freed before anything else runs."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._has_left = True
-        delivery.close()
 
     async def _send_frame(self, data: bytes) -> None:
         self._sending_since = asyncio.get_running_loop().time()

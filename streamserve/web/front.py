@@ -7,7 +7,8 @@ packages, and the session middleware when it saves. Middleware, order, URLs, sig
 
 An upload is not received before its view knows the caller: Django would store all of it first.
 
-Other addresses, and an application that is not Django's own handler, are passed on untouched. Event loop only.
+Other addresses, and an application that is not Django's own handler, are passed on untouched. Event loop only; inside
+a StreamMiddleware, whose `Receiver` tells when a client leaves.
 Relies on, in Django 5.2: `BaseHandler.adapt_method_mode`, which `load_middleware` calls with each middleware as
 `convert_exception_to_response` has wrapped it (`__wrapped__`), and with each `process_view`; `ASGIHandler.handle`.
 """
@@ -44,6 +45,7 @@ from django.urls import Resolver404, URLResolver, get_resolver, set_script_prefi
 from django.utils.functional import SimpleLazyObject, empty
 
 from streamserve.api.routes import ROUTES, Route
+from streamserve.asgi.receiver import RECEIVER, Receiver
 from streamserve.asgi.types import App, Receive, Scope, Send
 from streamserve.conf import get_settings
 from streamserve.protocol.json_body import announced_bytes
@@ -114,26 +116,16 @@ class LateBody:
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._is_over = asyncio.Event()  # the body is whole, or the client has left
-        self._has_left = False
+        self._is_whole = False
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the pieces as they arrive. When the client leaves, the request is cancelled."""
-        while not self._is_over.is_set():
+        while not self._is_whole:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                self._has_left = True
-                self._is_over.set()
                 await asyncio.get_running_loop().create_future()
+            self._is_whole = not message.get("more_body", False)
             yield message.get("body", b"")
-            if not message.get("more_body", False):
-                self._is_over.set()
-
-    async def wait_left(self) -> None:
-        """Wait until the client leaves."""
-        await self._is_over.wait()
-        while not self._has_left:
-            self._has_left = (await self._receive())["type"] == "http.disconnect"
 
     def read(self, size: int = -1) -> bytes:
         """Refuse a middleware that reads the body: Django names it an UnreadablePostError."""
@@ -189,13 +181,11 @@ class RouteHandler(ASGIHandler):
             request, error = self.create_request(scope, body_file)
             if error is not None:
                 await self.send_response(error, send)
-            await self._close(error or await self._respond(request, late, receive, send))
+            await self._close(error or await self._respond(request, scope[RECEIVER], send))
         finally:
             body_file.close()
 
-    async def _respond(
-        self, request: Any, late: LateBody | None, receive: Receive, send: Any
-    ) -> HttpResponseBase | None:
+    async def _respond(self, request: Any, receiver: Receiver, send: Any) -> HttpResponseBase | None:
         """Send the response and return it; cancel the view, and return None, when the client leaves before.
 
         The view runs in the task of the request: a task of its own would cost four turns of the loop.
@@ -203,17 +193,12 @@ class RouteHandler(ASGIHandler):
         task, has_left = asyncio.current_task(), False
         assert task is not None
 
-        async def watch() -> None:
+        def leave() -> None:
             nonlocal has_left
-            if late is not None:
-                await late.wait_left()
-            else:
-                while (await receive())["type"] != "http.disconnect":
-                    pass
             has_left = True
             task.cancel()
 
-        watching = asyncio.create_task(watch(), name="request watch")
+        receiver.on_left(leave)
         try:
             response = await self.run_get_response(request)
             await self.send_response(response, send)
@@ -223,7 +208,7 @@ class RouteHandler(ASGIHandler):
                 raise
             return None
         finally:
-            watching.cancel()
+            receiver.off_left(leave)
 
     async def _close(self, response: HttpResponseBase | None) -> None:
         """Close the response and send `request_finished`: on the request's thread, if it has got one."""

@@ -265,10 +265,12 @@ async def test_an_app_that_reads_late_gets_its_body() -> None:
             bodies.append((await receive())["body"])
         await send({"type": "http.response.body", "body": b"data: 1\n\n"})
 
-    client = get(echo, body=b"one")
+    client = get(echo)
+    client._incoming.get_nowait()
+    client._incoming.put_nowait({"type": "http.request", "body": b"one", "more_body": True})
     await until(lambda: len(client.messages) >= 2, "the head")
-    for data in (b"two", b"three"):
-        client._incoming.put_nowait({"type": "http.request", "body": data, "more_body": True})
+    for data, has_more in ((b"two", True), (b"three", False)):
+        client._incoming.put_nowait({"type": "http.request", "body": data, "more_body": has_more})
     await client.task
     assert bodies == [b"one", b"two", b"three"]
 

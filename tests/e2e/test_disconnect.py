@@ -124,7 +124,7 @@ def test_a_leaving_reader_is_absent_from_the_next_step(
     assert all(seq_id not in plan for plan in later)
     assert (after["stats"]["blocks_used"], after["stats"]["running"], after["stats"]["waiting"]) == (0, 0, 0)
     assert [stream["state"] for stream in after["streams"] if stream["id"] == stream_id] == ["parked"]
-    assert not {"delivery", "delivery watch", "relay", "subscription"} & set(after["tasks"])
+    assert not {"delivery", "request watch", "relay", "subscription"} & set(after["tasks"])
     connection.close()
 
 
