@@ -45,6 +45,7 @@ def wrap(application: Any, *, websocket: Any = None) -> Any:
         harden=settings.harden_event_streams,
         guard=_guard(settings, is_fronted=isinstance(apps.get("http"), Front)),
         stall_seconds=settings.flow.stall_seconds,
+        drain_seconds=settings.flow.drain_seconds,
     )
     middleware.on_startup(begin_to_serve)
     middleware.on_shutdown(reset)

@@ -132,11 +132,11 @@ class StreamApp:
             await self._middleware(scope, receive, send)
             return
         outer.on_shutdown(self.shutdown)
+        outer.on_going_away(self._shut_down_streams)
         drain = scope.get("extensions", {}).get("streamserve.flow", {}).get("drain")
         if drain is not None and drain is not self._drain:
             self._drain = drain
             drain.on_drain(self._begin_to_drain)
-            drain.on_going_away(self._shut_down_streams)
             if drain.is_draining:
                 self._begin_to_drain()
         await self._serve(scope, receive, send)

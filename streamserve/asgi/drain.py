@@ -4,15 +4,22 @@
                new requests: 503      (drain_seconds)               (_GOING_AWAY_SECONDS)         then cancelled
 
 A second signal, or the autoreloader, shortens every wait. Knows neither Django nor a server, only a `DrainTarget`.
+
+Other servers do not tell their apps that they shut down, or tell it when every response has ended. `on_sigterm` makes
+the first and the third step at the signal itself; what becomes of the responses is the server's.
+
 Event loop only. Ideas: sse-starlette's shutdown_event with a grace period; Envoy's and Kubernetes' drain; uvicorn.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import signal
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Protocol
 
 logger = logging.getLogger("streamserve.asgi")
@@ -110,6 +117,28 @@ class Drain:
         since = clock()
         while holds() and clock() - since < (min(seconds, hurried) if self._is_hurried else seconds):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
+
+
+def on_sigterm(on_drain: list[Hook], on_going_away: list[Hook], drain_seconds: float) -> None:
+    """Call `on_drain` at SIGTERM, and `on_going_away` after `drain_seconds` more, beside the server's own handler.
+
+    Call it on the running loop, at startup. Does nothing where no one handles the signal, which ends the process then,
+    and outside of the main thread, which alone may handle signals.
+    """
+    previous, loop = signal.getsignal(signal.SIGTERM), asyncio.get_running_loop()
+    if threading.current_thread() is not threading.main_thread() or not callable(previous):
+        return
+
+    def begin() -> None:
+        _call(on_drain)
+        loop.call_later(drain_seconds, _call, on_going_away)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(begin)
+        previous(number, frame)
+
+    signal.signal(signal.SIGTERM, handle)
 
 
 def _call(hooks: list[Hook]) -> None:

@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 
-from streamserve.asgi.drain import Drain
+from streamserve.asgi.drain import Drain, on_sigterm
 from streamserve.asgi.guard import Guard, GuardedApp, large_body_reply
 from streamserve.asgi.handover import MORE_HEADERS, Exchange
 from streamserve.asgi.hardening import Hardened, Hardening
@@ -34,18 +34,25 @@ class StreamMiddleware:
 
     `harden`: also correct the app's own `text/event-stream` responses (hardening.py). `guard`: bounds of
     connections and bodies (guard.py). `stall_seconds`: a reader that takes nothing for so long is cut off; 0: that is
-    left to the server. `scope["streamserve.received_at"]` is `time.monotonic()` of the request;
+    left to the server. `drain_seconds`: under servers other than FlowServer, how long streams may go on after SIGTERM.
+    `scope["streamserve.received_at"]` is `time.monotonic()` of the request;
     `scope["streamserve.more_headers"]` is a list for headers of its response.
     """
 
     def __init__(
-        self, app: App, *, harden: bool | Hardening = False, guard: Guard | None = None, stall_seconds: float = 0.0
+        self,
+        app: App,
+        *,
+        harden: bool | Hardening = False,
+        guard: Guard | None = None,
+        stall_seconds: float = 0.0,
+        drain_seconds: float = 20.0,
     ) -> None:
         options = harden if isinstance(harden, Hardening) else Hardening()
         self._app = Hardened(app, options) if harden else app
         self._guard = guard
         self._guarded = self._dispatch if guard is None else GuardedApp(self._dispatch, guard)
-        self._stall_seconds = stall_seconds
+        self._stall_seconds, self._drain_seconds = stall_seconds, drain_seconds
         self._on_startup: list[Callback] = []
         self._on_shutdown: list[Callback] = []
         self._on_drain: list[Callable[[], None]] = []
@@ -54,14 +61,14 @@ class StreamMiddleware:
         self._drain: Drain | None = None  # of the server, from the first scope that has it
 
     def on_going_away(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when FlowServer shuts down and its drain time is over: end your streams."""
+        """Call `callback` when the server shuts down and its drain time is over: end your streams."""
         if callback not in self._on_going_away:
             self._on_going_away.append(callback)
             if self._drain is not None:
                 self._drain.on_going_away(callback)
 
     def on_drain(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when FlowServer begins to drain. Register it before the first request."""
+        """Call `callback` when the server begins to shut down. Register it before the first request."""
         self._on_drain.append(callback)
 
     def serve_while_draining(self, *paths: str) -> None:
@@ -82,6 +89,8 @@ class StreamMiddleware:
         if drain is not None and drain is not self._drain:
             self._join(drain, scope.get("root_path", ""))
         if scope["type"] == "lifespan":
+            if drain is None:
+                on_sigterm(self._on_drain, self._on_going_away, self._drain_seconds)
             await Lifespan(receive, send, on_startup=self._on_startup, on_shutdown=self._on_shutdown).serve(
                 self._app, scope
             )

@@ -1,6 +1,6 @@
 """A reader that disconnects, in any way, is absent from the very next step, and its blocks are free.
 
-Real daphne and uvicorn, raw sockets. A gate holds the engine in step k while the client leaves; the server is asked
+Real servers, raw sockets. A gate holds the engine in step k while the client leaves; the server is asked
 when it has seen that; then the gate opens, and the trace of plans is read.
 """
 
@@ -16,15 +16,15 @@ import pytest
 
 from tests.support.apps.control_routes import get, wait_for
 from tests.support.checks.stream_checks import check_native, check_native_part, text_of
-from tests.support.servers.web_servers import SERVERS, Server
+from tests.support.servers.web_servers import ALL_SERVERS, Server
 
 _DEADLINE_SECONDS = 20.0
 
 
-@pytest.fixture(scope="module", params=SERVERS)
+@pytest.fixture(scope="module", params=ALL_SERVERS)
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """The app of tests/support/apps/wire_app.py on a real server."""
-    with SERVERS[request.param]("tests.support.apps.wire_app:app") as server:
+    with ALL_SERVERS[request.param]("tests.support.apps.wire_app:app") as server:
         yield server
 
 

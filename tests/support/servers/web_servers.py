@@ -1,4 +1,4 @@
-"""Real servers for tests: daphne and uvicorn as subprocesses on free loopback ports, ready when entered."""
+"""Real servers for tests: daphne, uvicorn and others as subprocesses on free loopback ports, ready when entered."""
 
 from __future__ import annotations
 
@@ -81,7 +81,36 @@ def uvicorn(
         yield server
 
 
+@contextlib.contextmanager
+def hypercorn(app: str, *options: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """Serve `app` with hypercorn, the same way."""
+    port = free_port()
+    command = [sys.executable, "-m", "hypercorn", "--bind", f"127.0.0.1:{port}", "--graceful-timeout", "10"]
+    with run_server([*command, *options, app], port, cwd, environ_of(cwd, env)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def granian(app: str, *options: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """Serve `app` with granian and one worker, the same way."""
+    port = free_port()
+    command = [sys.executable, "-m", "granian", "--interface", "asgi", "--host", "127.0.0.1", "--port", str(port)]
+    with run_server([*command, *options, app], port, cwd, environ_of(cwd, env)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def gunicorn(app: str, *options: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """Serve `app` with gunicorn and one worker of its own ASGI kind, the same way."""
+    port = free_port()
+    command = [sys.executable, "-m", "gunicorn", "--worker-class", "asgi", "--bind", f"127.0.0.1:{port}"]
+    command += ["--graceful-timeout", "10", "--no-control-socket"]
+    with run_server([*command, *options, app], port, cwd, environ_of(cwd, env)) as server:
+        yield server
+
+
 SERVERS = {"daphne": daphne, "uvicorn": uvicorn}
+ALL_SERVERS = {**SERVERS, "hypercorn": hypercorn, "granian": granian, "gunicorn": gunicorn}
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Settings: the demo site with a slow echo engine, for two web processes on one state folder.
 
-The environment may name another log: LOG.
+The environment may name another log, LOG, and how long streams may go on after SIGTERM, DRAIN_SECONDS.
 """
 
 from __future__ import annotations
@@ -15,5 +15,6 @@ STREAMSERVE = {
     "ECHO_STEP_SECONDS": 0.01,
     "LIMITS": {"MAX_STREAMS_PER_PRINCIPAL": 100},
     "STREAMS": {"RESUME_WINDOW_SECONDS": 20},
+    "FLOW": {"DRAIN_SECONDS": float(os.environ.get("DRAIN_SECONDS", 2))},
     "LOG": os.environ.get("LOG", "file"),
 }
