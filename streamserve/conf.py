@@ -244,13 +244,15 @@ class _Reader(Reader):
         latency_class = options.pop("LATENCY_CLASS", "")
         self.one_of(latency_class, ("", *classes), f'{where}["LATENCY_CLASS"]')
         if "URL" in options:
-            if filters:
-                hint = "A server elsewhere continues an answer by its text, which filters change. Use a pipeline's."
-                self.wrong(f"{where} has URL and FILTERS.", hint)
             remote = self._remote(str(alias), options, where, has_engine=bool(own_engine))
             path = ModelConfig(alias=str(alias), path=remote.url)
             return ServedModel(
-                model=path, engine=EngineConfig(), system=system, latency_class=str(latency_class), remote=remote
+                model=path,
+                engine=EngineConfig(),
+                system=system,
+                latency_class=str(latency_class),
+                remote=remote,
+                filters=filters,
             )
         if not isinstance(alias, str) or not alias or not isinstance(options.get("PATH"), str) or not options["PATH"]:
             self.wrong(f"{where} needs a PATH.", "Give a folder, a hub id such as org/name, or 'echo'.")

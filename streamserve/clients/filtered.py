@@ -4,7 +4,8 @@
 
 Each token keeps its ids, so that an answer which was parked continues after what the model said, in any process. The
 filters' state is not kept: the engine repeats the events of the shown ids first (`GenerateRequest.replay`), and they go
-through new filters unseen. The filters are those of pipelines (clients/pipeline/filters.py).
+through new filters unseen. A server elsewhere gives no ids, and readers have only what the filters let through: such an
+answer is not continued once it has begun. The filters are those of pipelines (clients/pipeline/filters.py).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class FilteredClient:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(request.sampling, name) is not None:
                 raise BadRequest(_LOGPROBS, code="invalid_value", param=name)
-        generation = await self._client.generate(replace(request, replay=any(request.output_token_ids)))
+        generation = await self._client.generate(replace(request, replay=True))
         return FilteredGeneration(generation, request, self._filters)
 
     async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
@@ -77,7 +78,11 @@ class FilteredGeneration:
         self.accepted: Accepted = replace(generation.accepted, needs=needs)
         shown = (*request.output_token_ids, *[()] * (request.n - len(request.output_token_ids)))
         self._generation = generation
-        self._choices = [_Choice(filters, index, num_shown=len(ids)) for index, ids in enumerate(shown)]
+        has_ids = self.accepted.has_token_ids
+        self._choices = [
+            _Choice(filters, index, num_shown=len(ids), has_ids=has_ids) for index, ids in enumerate(shown)
+        ]
+        self._reader: tuple[Sequence[int] | None, bool] = (request.reader_tokens, False)
         self._events: deque[Event] = deque()
         self._is_over = False
 
@@ -133,9 +138,10 @@ class FilteredGeneration:
 
     def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool = False) -> None:
         """Pass on how far the reader is. It waits for nothing of a choice that was stopped."""
+        self._reader = (num_tokens, is_away)
         if num_tokens is not None:
-            pairs = zip(self._choices, num_tokens, strict=True)
-            num_tokens = [read if choice.reason != _STOPPED else choice.num_made for choice, read in pairs]
+            pairs = zip(self._choices, num_tokens, strict=False)
+            num_tokens = [choice.made_by(read) for choice, read in pairs]
         self._generation.reader_at(num_tokens, is_away)
 
     def cancel(self) -> None:
@@ -151,6 +157,8 @@ class FilteredGeneration:
         if isinstance(event, Token | BlockStart | BlockStop):
             choice = self._choices[event.choice]
             self._events.extend(choice.take(event))
+            if choice.hides_tokens:
+                self.reader_at(*self._reader)
             if choice.reason is not None and not choice.is_ended:
                 self._end_stopped(choice)
         elif isinstance(event, ChoiceDone):
@@ -190,10 +198,14 @@ class FilteredGeneration:
 
 
 class _Choice:
-    """One choice's filters. `num_shown`: so many ids are repeated, and what they give was shown before."""
+    """One choice's filters. `num_shown`: so many ids are repeated, and what they give was shown before.
 
-    def __init__(self, filters: Filters, index: int, *, num_shown: int) -> None:
-        self.index = index
+    Without ids, as of a server elsewhere, each piece of text is a token for its reader's position.
+    """
+
+    def __init__(self, filters: Filters, index: int, *, num_shown: int, has_ids: bool = True) -> None:
+        self.index, self._has_ids = index, has_ids
+        self._num_pieces = 0  # without ids: of what was shown
         self.reason: str | None = None  # the finish reason, once it has ended
         self.is_ended = False
         self.num_tokens = self.num_made = self.num_thinking = 0  # shown; by the engine; in thinking blocks
@@ -204,14 +216,32 @@ class _Choice:
 
     def take(self, event: Token | BlockStart | BlockStop) -> list[Event]:
         """Return what is shown of an event: nothing of one that was shown before, or after a stop."""
+        out = self._take(event)
+        self._num_pieces += sum(isinstance(one, Token) and bool(one.text) for one in out)
+        return out
+
+    @property
+    def hides_tokens(self) -> bool:
+        """Whether the reader's position is behind by tokens that it will never be sent."""
+        return not self._has_ids and self._num_pieces < self.num_made
+
+    def made_by(self, read: int) -> int:
+        """Return how many of the engine's tokens a reader has that has read so many of the shown ones."""
+        if self.reason == _STOPPED:
+            return self.num_made
+        return read if self._has_ids else max(0, self.num_made - max(0, self._num_pieces - read))
+
+    def _take(self, event: Token | BlockStart | BlockStop) -> list[Event]:
         is_repeated = self.num_made < self._num_shown
-        num_ids = len(event.token_ids) if isinstance(event, Token) else 0
+        num_ids = 0
+        if isinstance(event, Token):
+            num_ids = len(event.token_ids) if self._has_ids else int(bool(event.text))
         self.num_made += num_ids
         if self.reason is not None:
             return []
         self.num_tokens += num_ids
         self.num_thinking += num_ids if self._block is not None and self._block.kind == "thinking" else 0
-        if self._chain is None and isinstance(event, Token) and not num_ids and not self.num_made:
+        if self._chain is None and isinstance(event, Token) and not num_ids and not self.num_made and self._has_ids:
             return [event]  # the prompt's text, which `echo` repeats
         try:
             out = self._through(event)

@@ -196,7 +196,8 @@ class GenerateRequest:
     `continue_final_message`: the last message is the beginning of the answer, and is not closed. `echo`: the answer
     begins with the text of the prompt. `num_prompt_chars[choice]` of that text, and the log-probabilities of the first
     `num_prompt_logprobs` tokens, readers were shown before this admission.
-    `replay`: the events of `output_token_ids` come again, before the new ones.
+    `replay`: the events of `output_token_ids` come again, before the new ones; an engine that gives no ids cannot do
+    that, and continues no answer that has begun.
     `has_public_system`: the first message is the server's own (`with_system`), and its blocks need no salt; no body
     sets it. `counted_as`: whose share of the engine it takes, where that is not its tenant's alone.
     `waited_seconds`: of the patience of its class, what it has spent before it was asked for here.

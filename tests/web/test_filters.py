@@ -95,7 +95,7 @@ async def test_logprobs_are_refused(caller: Caller) -> None:
         (models("nosuch.module"), "FILTERS of the model 'echo'"),
         (models("os.path.join"), "FILTERS of the model 'echo'"),
         ({"echo": {"PATH": "echo", "FILTERS": [7]}}, "dotted paths"),
-        ({"far": {"URL": "http://127.0.0.1:1/v1", "FILTERS": ["a.b"]}}, "URL and FILTERS"),
+        ({"far": {"URL": "http://127.0.0.1:1/v1", "FILTERS": ["a.b"]}}, "FILTERS of the model 'far'"),
     ],
 )
 async def test_a_wrong_setting_is_named(entry: dict[str, Any], match: str) -> None:

@@ -27,6 +27,7 @@ from streamserve.clients.remote.exchange import Exchange, Found, probe
 from streamserve.clients.remote.generation import RemoteGeneration
 from streamserve.clients.remote.metrics import RemoteMetrics, Timings
 from streamserve.clients.remote.places import Places
+from streamserve.clients.remote.tokens import NoTokenizer, tokenize
 from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription, Park
 from streamserve.protocol.errors import (
     BadRequest,
@@ -51,6 +52,7 @@ _ACCEPT_SECONDS = 1.0
 _KEEPALIVE_SECONDS = 4.5
 _BUSY_SECONDS = 60.0  # after a request, connections are kept warm for so long
 _FAILED_POLL_SECONDS = 1.0
+_MAX_COUNTING = 8  # requests that tokenise at once
 _FAILED_RETRY_SECONDS = 2
 _ELSEWHERE = "model {} runs on a server elsewhere, which is paused, resumed and drained there."
 
@@ -68,6 +70,7 @@ class RemoteClient:
         )
         self._metrics = RemoteMetrics(clock)
         self._places = Places(config.max_concurrent, config.max_waiting)
+        self._counting = asyncio.Semaphore(_MAX_COUNTING)
         self._num_running = 0
         self._http: httpx.AsyncClient | None = None
         self._polling: asyncio.Task[None] | None = None
@@ -94,7 +97,7 @@ class RemoteClient:
         generation = RemoteGeneration(
             accepted,
             Answer(n, request.shown),
-            continues=can_continue(request, _TEXT_SO_FAR, dialect),
+            continues=not request.replay and can_continue(request, _TEXT_SO_FAR, dialect),
             lead_tokens=self._config.lead_tokens,
             reader_tokens=request.reader_tokens,
         )
@@ -107,10 +110,23 @@ class RemoteClient:
         return await self._begin(generation, partial(self._serve, request.share_of, generation, route, body))
 
     async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
-        """Raise BadRequest: a server elsewhere gives no token ids."""
-        raise BadRequest(
-            f"model {self.alias} runs on a server elsewhere, which has the tokenizer.", code="unsupported_parameter"
-        )
+        """Return the prompt's ids as the server has them. Raises BadRequest where it has no route for that."""
+        await self._require_server()
+        assert self._http is not None
+        self._used_at = self._clock()
+        try:
+            async with self._counting:
+                return await tokenize(self._http, self._config, self._server, request)
+        except NoTokenizer as reason:
+            logger.debug("model %s: its server counts no tokens: %s", self.alias, reason)
+            raise BadRequest(
+                f"model {self.alias} runs on a server elsewhere, which has the tokenizer and does not count for us.",
+                code="unsupported_parameter",
+            ) from reason
+        except UpstreamLost as reason:
+            logger.warning("model %s: %s", self.alias, reason)
+            self._poll_now.set()
+            raise unavailable(self.alias, retry_after=_FAILED_RETRY_SECONDS) from reason
 
     async def warm(self, request: GenerateRequest) -> None:
         """Have the server prefill the prompt into its prefix cache, by an answer of one token."""
@@ -261,11 +277,15 @@ class RemoteClient:
             generation.fail(error.code, error.message, retryable=isinstance(error, Refused))
 
     def _refuse_continuing(self, request: GenerateRequest, dialect: Dialect) -> None:
-        """Raise CannotContinue for an answer that this server would not continue where it is."""
+        """Raise CannotContinue for an answer that this server would not continue where it is.
+
+        Nor for one whose text is to come again first (`replay`): what readers were shown is not what the model said.
+        """
         if any(request.output_token_ids):  # by an engine that this site had before
             raise CannotContinue(CUT)
         has_more = [choice for choice in request.shown if any(block.text for block in choice.blocks)]
-        if has_more and not (len(request.shown) == 1 and can_continue(request, has_more[0], dialect)):
+        is_alone = len(request.shown) == 1 and not request.replay
+        if has_more and not (is_alone and can_continue(request, has_more[0], dialect)):
             raise CannotContinue(CUT)
 
     # The server
