@@ -92,7 +92,8 @@ def render_metrics(
     clients: Mapping[str, EngineClient], streams: Streams, work: Mapping[str, Mapping[str, int]] = {}
 ) -> str:
     """Return every metric of this process in Prometheus' text format. `work`: kind → state → how many rows."""
-    samples = (*_engine_samples(clients), *_stream_samples(clients, streams.all()), *streams.measures.samples())
+    queued = Sample(name="num_requests_queued", value=streams.num_waiting)
+    samples = (*_engine_samples(clients), *_stream_samples(clients, streams.all()), *streams.measures.samples(), queued)
     return render_prometheus([*samples, *RESPONSES.samples(), *_log_samples(), *_work_samples(work)])
 
 

@@ -186,6 +186,11 @@ class Streams:
         """Return every stream, oldest first, with the finished ones that are kept."""
         return list(self._streams.values())
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a place of their caller."""
+        return self._quota.num_waiting
+
     def begin_to_drain(self) -> None:
         """Refuse the requests that wait for a place, so that another process may take them."""
         self._quota.close_queue()

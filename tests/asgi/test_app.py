@@ -220,12 +220,11 @@ async def test_an_owners_second_answer_waits(echo: ThreadClient, gate: Gate) -> 
     """It begins when the first one ends; a client that leaves before that waits no more."""
     async with app(models={"echo": echo}, authenticate=by_header, limits=Limits(max_streams_per_principal=1)) as ai:
         reader, _ = await started(ai, gate)
-        quota = ai.streams._quota
         leaving, waiting = (call(ai, "POST", path, GOOD) for path in ("/streams", "/v1/chat/completions"))
-        await until(lambda: quota.num_waiting == 2, "both wait")
+        await until(lambda: ai.streams.num_waiting == 2, "both wait")
         leaving.leave()
         await leaving.task
-        assert (quota.num_waiting, len(ai.streams.all())) == (1, 1)
+        assert (ai.streams.num_waiting, len(ai.streams.all())) == (1, 1)
         gate.open()
         await asyncio.gather(reader.task, waiting.task)
         assert waiting.start["status"] == 200

@@ -49,9 +49,9 @@ async def begin(streams: Streams, owner: str = "user:1", latency_class: str = "c
 
 async def waiting(streams: Streams, owner: str = "user:1") -> asyncio.Task[Stream]:
     """Ask for a stream that has to wait."""
-    number = streams._quota.num_waiting
+    number = streams.num_waiting
     task = asyncio.create_task(begin(streams, owner), name=owner)
-    await until(lambda: streams._quota.num_waiting > number, "it waits")
+    await until(lambda: streams.num_waiting > number, "it waits")
     return task
 
 
@@ -264,7 +264,7 @@ async def test_answers_that_begin_together_take_their_places_together(streams: S
         places.close()
 
     task = asyncio.create_task(both())
-    await until(lambda: streams._quota.num_waiting == 1, "they wait")
+    await until(lambda: streams.num_waiting == 1, "they wait")
     later = await waiting(streams)
     await end(streams, held[0])
     assert not begun

@@ -276,7 +276,7 @@ async def test_wrong_keys_are_limited(engine: None, lonely_key: str, ops_key: st
 
 async def test_visitors_share_a_limit(transactional_db: Any) -> None:
     """Where one visitor has the only place, another gets 503 with Retry-After, and the same one 429."""
-    limits = {"MAX_STREAMS_ANONYMOUS": 1, "MAX_STREAMS_PER_VISITOR": 1}
+    limits = {"MAX_STREAMS_ANONYMOUS": 1, "MAX_STREAMS_PER_VISITOR": 1, "MAX_QUEUED_PER_PRINCIPAL": 0}
     slow = {"TESTING": True, "ANONYMOUS": True, "ECHO_STEP_SECONDS": 0.02, "LIMITS": limits}
     long = {"prompt": "hi", "max_tokens": 500, "ignore_eos": True}
     with override_settings(STREAMSERVE=slow):

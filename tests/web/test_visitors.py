@@ -89,7 +89,7 @@ async def test_visitors_of_one_address_share_nothing_but_the_counting(anonymous_
 
 async def test_one_address_takes_no_other_visitors_place(transactional_db: Any) -> None:
     """With as many answers open as an address may have its next is refused; visitors elsewhere and known ones begin."""
-    limits = {"MAX_STREAMS_PER_VISITOR": 2}
+    limits = {"MAX_STREAMS_PER_VISITOR": 2, "MAX_QUEUED_PER_PRINCIPAL": 0}
     slow = {"TESTING": True, "ANONYMOUS": True, "ECHO_STEP_SECONDS": 0.02, "LIMITS": limits}
     with override_settings(STREAMSERVE=slow):
         await until_ready()
@@ -108,3 +108,22 @@ async def test_one_address_takes_no_other_visitors_place(transactional_db: Any) 
         for one in open_ones:
             await one.aclose()
         await site.reset()
+
+
+def test_the_places_of_other_processes_are_found_by_whom_they_are_counted_as(transactional_db: Any) -> None:
+    """A stream counts for its `counted_as`, else for its owner, never for both; all visitors' by their prefix."""
+    for index, (owner, counted_as) in enumerate(
+        [("anon:a", "anon:@x"), ("anon:b", "anon:@x"), ("anon:a", None), ("user:1", None), ("anon:c", "anon:@y")]
+    ):
+        StreamRow.objects.create(id=str(index), log_id=str(index), owner=owner, tenant=owner, counted_as=counted_as)
+    StreamRow.objects.create(id="job", log_id="job", owner="user:1", tenant="user:1", on_disconnect="job")
+    StreamRow.objects.create(id="over", log_id="over", owner="user:1", tenant="user:1", state="finished")
+
+    def running_of(name: str, *, is_prefix: bool = False) -> list[str]:
+        return [stream_id for stream_id, _ in StreamRow.objects.running_of(name, is_prefix)]
+
+    assert running_of("anon:@x") == ["0", "1"]
+    assert running_of("anon:a") == ["2"]
+    assert running_of("anon:b") == []
+    assert running_of("user:1") == ["3"]
+    assert running_of("anon:", is_prefix=True) == ["0", "1", "2", "4"]

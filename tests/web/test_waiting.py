@@ -11,6 +11,7 @@ import pytest
 from django.test.utils import override_settings
 
 from streamserve import acomplete, routing
+from streamserve.api.ops import render_metrics
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
 from tests.web.conftest import PROMPT
@@ -63,7 +64,7 @@ class Held:
 
 
 def num_waiting() -> int:
-    return site.get_streams()._quota.num_waiting
+    return site.get_streams().num_waiting
 
 
 @pytest.mark.parametrize(("path", "body"), WAYS)
@@ -117,6 +118,8 @@ async def test_beyond_the_queue_is_a_429(one_place: None, alice_key: str) -> Non
         error = refused.json()["error"]
         assert (error["code"], error["type"]) == ("too_many_streams", "rate_limit_error")
         assert 1 <= int(refused["Retry-After"]) <= 120
+        here = site.get_site()
+        assert "streamserve_num_requests_queued 2" in render_metrics(here.clients, here.streams)
     assert [(await one).status_code for one in asking] == [200, 200]
 
 
