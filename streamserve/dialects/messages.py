@@ -1,58 +1,65 @@
 """The `messages` field, as the native and the OpenAI dialect share it: turns of a conversation → `Message` values.
 
-Text only: parts of type text are joined by newlines, any other part is refused. Other fields that chat templates use
-(`name`, `tool_call_id`, `tool_calls`, `reasoning_content`) are checked and go to `Message.extra`. Pure.
+A history is read leniently: clients send back what they got, with fields of their own. Fields that hold no part of the
+conversation are left out; content that this server cannot show a model (images, audio) is refused. Text only: parts of
+a content are joined by newlines. What chat templates use besides (`name`, `tool_call_id`, `tool_calls`,
+`reasoning_content`) goes to `Message.extra`, the arguments of a call as the text that they are in the API. Pure.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamserve.dialects.fields import (
     Reader,
     Table,
-    any_list,
     any_object,
     list_of,
     one_of,
     read,
     required,
+    shorten,
     text,
     wrong_type,
     wrong_value,
 )
-from streamserve.protocol.errors import BadRequest, PromptTooLong, StreamserveError
-from streamserve.protocol.json_body import decode_json, num_containers, too_many_containers
+from streamserve.protocol.errors import BadRequest, PromptTooLong
+from streamserve.protocol.json_body import num_containers, too_many_containers
 from streamserve.protocol.requests import Limits, Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
-_MAX_PARTS = 256
-_MAX_TOOL_CALLS = 64
-_NAME = text(1, 128)
-# Fields that only one role may carry.
-_ONLY = {"tool_calls": "assistant", "reasoning_content": "assistant", "reasoning": "assistant", "tool_call_id": "tool"}
-
-# What a reply may have that is cut before its text, or has none.
-_INSTEAD_OF_TEXT = ("tool_calls", "reasoning_content", "reasoning", "refusal")
-
-_PLAIN = {"role", "content"}
+_MAX_PARTS = 1_024
+_MAX_TOOL_CALLS = 1_024
+# Fields that only one role may carry; empty ones are no fields.
+_ONLY = {"tool_calls": ("assistant",), "tool_call_id": ("tool", "function")}
+# Roles whose content may be missing: an answer that has none, and a tool that returned nothing.
+_MAY_BE_SILENT = ("assistant", "tool", "function")
+# The text of each type of part.
+_TEXT_OF = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
 def messages(limits: Limits) -> Reader:
     """Read a conversation of 1 to `max_messages` turns and at most `max_prompt_chars` characters in all."""
 
     table = _message_table(limits)
-    conversation = list_of(lambda turn, where: _message(turn, where, table, limits), low=1, high=limits.max_messages)
+    conversation = list_of(lambda turn, where: _message(turn, where, table), low=1, high=limits.max_messages)
 
     def reader(value: Any, param: str) -> tuple[Message, ...]:
-        _refuse_many_containers(value, param, limits)
         turns: tuple[Message, ...] = conversation(value, param)
+        _refuse_many_containers(turns, param, limits)
         refuse_too_long(turns, param, limits)
         return turns
 
     return reader
+
+
+def known_fields(value: Any, table: Table, param: str) -> dict[str, Any]:
+    """Return the checked fields of an object of the history that `table` has; others are left out."""
+    given = any_object(value, param)
+    return read({name: given[name] for name in given if name in table}, table, prefix=param + ".")
 
 
 def _message_table(limits: Limits) -> Table:
@@ -60,54 +67,42 @@ def _message_table(limits: Limits) -> Table:
     return {
         "role": one_of(*ROLES),
         "content": lambda value, param: _content(value, param, some_text),
-        "name": _NAME,
-        "tool_call_id": _NAME,
-        "tool_calls": list_of(_tool_call, low=0, high=_MAX_TOOL_CALLS),
+        "name": some_text,
+        "tool_call_id": some_text,
+        "tool_calls": list_of(_tool_call, high=_MAX_TOOL_CALLS),
         "reasoning_content": some_text,
         "reasoning": some_text,
-        # Fields of a reply that clients append to the history as it came; null or ignored.
         "refusal": some_text,
-        "annotations": any_list,
-        "parsed": _anything,  # the official client's `.parse`
-        "provider_specific_fields": any_object,  # litellm
-        "thinking_blocks": any_list,
-        "cache_control": any_object,  # a hint for other servers' caches
+        # Content that would be lost.
         "audio": _unsupported,
+        "images": _unsupported,
         "function_call": _unsupported,
     }
 
 
-def _message(value: Any, param: str, table: Table, limits: Limits) -> Message:
-    if not isinstance(value, dict):
-        wrong_type(value, param, "an object")
-    fields = read(value, table, prefix=param + ".")
+def _message(value: Any, param: str, table: Table) -> Message:
+    fields = known_fields(value, table, param)
     role: str = required(fields, "role", prefix=param + ".")
-    for name, only in _ONLY.items():
-        if name in fields and role != only:
+    for name, roles in _ONLY.items():
+        if fields.get(name) and role not in roles:
             raise BadRequest(
-                f"{param}.{name} belongs to a message of role {only}.", code="invalid_value", param=f"{param}.{name}"
+                f"{param}.{name} belongs to a message of role {roles[0]}.",
+                code="invalid_value",
+                param=f"{param}.{name}",
             )
     content = fields.get("content")
-    if not content:
-        _refuse_empty(role, content, fields, param + ".content")
-    extra = {} if fields.keys() <= _PLAIN else _extra(fields, limits)
-    return Message(role=role, content=content or "", extra=extra)
+    if content is None and role not in _MAY_BE_SILENT:
+        raise BadRequest(f"{param}.content is missing.", code="missing_field", param=param + ".content")
+    said = content or (role == "assistant" and fields.get("refusal")) or ""
+    return Message(role=role, content=said, extra=_extra(role, fields), param=param)
 
 
-def _refuse_empty(role: str, content: str | None, fields: Mapping[str, Any], param: str) -> None:
-    """Raise for a user's empty content, and for one that is missing with nothing in its place; else "" is valid."""
-    if role == "user" and content is not None:
-        raise BadRequest(f"{param} must not be empty.", code="empty_prompt", param=param)
-    if content is None and not any(fields.get(name) for name in _INSTEAD_OF_TEXT):
-        raise BadRequest(f"{param} is missing.", code="missing_field", param=param)
-
-
-def _extra(fields: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-    extra = {name: fields[name] for name in ("name", "tool_call_id") if name in fields}
+def _extra(role: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    extra = {name: fields[name] for name in ("name", "tool_call_id") if fields.get(name)}
     if fields.get("tool_calls"):
-        extra["tool_calls"] = [_for_template(call, limits) for call in fields["tool_calls"]]
+        extra["tool_calls"] = list(fields["tool_calls"])
     reasoning = fields.get("reasoning_content") or fields.get("reasoning")
-    if reasoning:
+    if reasoning and role == "assistant":
         extra["reasoning_content"] = reasoning
     return extra
 
@@ -121,58 +116,58 @@ def _content(value: Any, param: str, some_text: Reader) -> str:
 
 
 def _part(value: Any, param: str) -> str:
-    """Read one content part. Its type is checked first: an image is unsupported, not malformed."""
+    """Read the text of a content part. Its type is checked first: an image is unsupported, not malformed."""
     part = any_object(value, param)
     kind = text(1, 64)(required(part, "type", prefix=param + "."), param + ".type")
-    if kind != "text":
+    if kind not in _TEXT_OF:
         raise BadRequest(
-            f"{param} is of type {kind}; this server takes text only.", code="unsupported_content", param=param
+            f"{param} is of type {shorten(kind)}; this server takes text only.", code="unsupported_content", param=param
         )
-    table: Table = {"type": one_of("text"), "text": _any_text, "cache_control": any_object}
-    fields = read(part, table, prefix=param + ".")
-    return str(required(fields, "text", prefix=param + "."))
+    name = _TEXT_OF[kind]
+    return str(any_text(required(part, name, prefix=param + "."), f"{param}.{name}"))
 
 
-def _any_text(value: Any, param: str) -> str:
+def any_text(value: Any, param: str) -> str:
+    """Read a string of any length."""
     if not isinstance(value, str):
         wrong_type(value, param, "a string")
     return value
 
 
-def _anything(value: Any, param: str) -> Any:
-    return value
-
-
 def _tool_call(value: Any, param: str) -> dict[str, Any]:
-    """Read `{"id", "type": "function", "function": {"name", "arguments"}}`; all three names are required."""
-    table: Table = {"id": _NAME, "type": one_of("function"), "function": any_object, "index": _anything}
-    fields = read(any_object(value, param), table, prefix=param + ".")
-    inner = param + ".function."
-    parts: Table = {"name": _NAME, "arguments": _any_text, "parsed_arguments": _anything}
-    function = read(required(fields, "function", prefix=param + "."), parts, prefix=inner)
-    function.pop("parsed_arguments", None)
-    for name in ("name", "arguments"):
-        required(function, name, prefix=inner)
-    return {"id": required(fields, "id", prefix=param + "."), "type": "function", "function": function}
+    """Read `{"id", "type": "function", "function": {"name", "arguments"}}`; the name is required.
+
+    The arguments may be cut, no JSON, or absent, as a model has written them, and an object where a client has read
+    them.
+    """
+    table: Table = {"id": any_text, "type": one_of("function"), "function": any_object}
+    fields = known_fields(value, table, param)
+    inner = param + ".function"
+    parts: Table = {"name": text(1, 4_096), "arguments": _arguments}
+    function = known_fields(required(fields, "function", prefix=param + "."), parts, inner)
+    required(function, "name", prefix=inner + ".")
+    return {
+        "id": fields.get("id", ""),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": function.get("arguments", "")},
+    }
 
 
-def _for_template(call: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-    """Parse the arguments: templates print them with `tojson`. Arguments that are no object stay text."""
-    function = dict(call["function"])
-    try:
-        function["arguments"] = decode_json(function["arguments"].encode("utf-8", "replace"), limits)
-    except StreamserveError:
-        return dict(call)
-    return {**call, "function": function}
+def _arguments(value: Any, param: str) -> str:
+    if isinstance(value, dict):
+        return arguments_text(value)
+    return any_text(value, param)
 
 
-def _refuse_many_containers(turns: Any, param: str, limits: Limits) -> None:
+def arguments_text(value: Mapping[str, Any]) -> str:
+    """Return the arguments of a call as JSON text, which passes every seam, whatever numbers it has."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _refuse_many_containers(turns: Sequence[Message], param: str, limits: Limits) -> None:
     """Raise BadRequest for calls whose arguments, JSON within the body's, hold more than a body may hold itself."""
-    turns = [turn for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
-    calls = [call for turn in turns if isinstance(turn.get("tool_calls"), list) for call in turn["tool_calls"]]
-    functions = [call.get("function") for call in calls if isinstance(call, dict)]
-    arguments = [function.get("arguments") for function in functions if isinstance(function, dict)]
-    if sum(num_containers(text) for text in arguments if isinstance(text, str)) > limits.max_json_containers:
+    calls = [call for turn in turns for call in turn.extra.get("tool_calls", ())]
+    if sum(num_containers(call["function"]["arguments"]) for call in calls) > limits.max_json_containers:
         raise too_many_containers(f"What {param} have as arguments of calls", limits, param)
 
 

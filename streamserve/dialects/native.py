@@ -123,7 +123,8 @@ def _with_page_system(request: GenerateRequest, system: str) -> GenerateRequest:
         raise conflict("sealed_system goes before messages, not before a bare prompt.", "sealed_system")
     if any(message.role in SYSTEM_ROLES for message in request.messages):
         raise conflict("sealed_system is the system prompt; messages must not bring another.", "messages")
-    return replace(request, messages=(Message(role="system", content=system), *request.messages))
+    own = Message(role="system", content=system, param="sealed_system")
+    return replace(request, messages=(own, *request.messages))
 
 
 def read_flag(body: Mapping[str, Any], name: str, *, default: bool) -> bool:

@@ -156,11 +156,16 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One turn of a conversation. `content` is text; the chat template gets `extra` too (tool calls, name)."""
+    """One turn of a conversation. `content` is text; the chat template gets `extra` too (tool calls, name).
+
+    `extra["tool_calls"]` are calls in OpenAI's shape; their arguments are JSON text, or text that is none. `param` is
+    the turn's place in the caller's body, for errors; "" for a turn of the server's own.
+    """
 
     role: str
     content: str
     extra: Mapping[str, Any] = field(default_factory=dict)
+    param: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,6 +339,8 @@ def encode_request(request: GenerateRequest) -> dict[str, Any]:
     # before it was accepted.
     for name in ("num_losses", "shown", "was_admitted", "counted_as", "waited_seconds"):
         del kept[name]
+    for message in kept["messages"] or ():
+        del message["param"]  # of the body, which was accepted
     sampling, needs = kept["sampling"], set(request.needs)
     for name in _ADDED_SAMPLING:
         if sampling[name] == _PLAIN["sampling"][name]:

@@ -227,9 +227,9 @@ async def answer_turn(log: EventLog, log_id: str, choice: int = 0) -> Message:
 
 
 def _call_json(start: BlockStart, arguments: str) -> dict[str, Any] | None:
-    """Return a call as chat templates read it; None for one that was not whole."""
+    """Return a call in OpenAI's shape; None for one that was not whole."""
     try:
-        given = json.loads(arguments)
+        json.loads(arguments)
     except (ValueError, RecursionError):
         return None
-    return {"id": start.id, "type": "function", "function": {"name": start.name, "arguments": given}}
+    return {"id": start.id, "type": "function", "function": {"name": start.name, "arguments": arguments}}

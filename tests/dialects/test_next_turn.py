@@ -103,7 +103,7 @@ def test_what_a_readers_leaving_means() -> None:
         ({"text": "a", "messages": HELLO}, "conflicting_fields", "text"),
         ({"text": ""}, "empty_prompt", "text"),
         ({"messages": []}, "invalid_value", "messages"),
-        ({"messages": [{"role": "user", "content": ""}]}, "empty_prompt", "messages[0].content"),
+        ({"messages": [{"role": "user"}]}, "missing_field", "messages[0].content"),
         ({"text": "a", "request": {"messages": HELLO}}, "unknown_field", "messages"),
         ({"text": "a", "request": {"prompt": "x"}}, "unknown_field", "prompt"),
         ({"text": "a", "request": {"n": 2}}, "unknown_field", "n"),

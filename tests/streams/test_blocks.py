@@ -161,7 +161,7 @@ async def test_no_tools_no_calls() -> None:
 async def test_an_answer_is_a_turn_with_its_calls() -> None:
     """What is asked next has the answer's text and its whole calls, and no thought; a call that was cut is left out."""
     async with aclosing(await ready_echo()) as client, aclosing(Streams({"echo": client}, MemoryLog())) as streams:
-        for max_tokens, arguments in ((400, [{"a": 2}, {"a": 3}]), (ANSWER.index(" 3"), [{"a": 2}])):
+        for max_tokens, arguments in ((400, ['{"a": 2}', '{"a": 3}']), (ANSWER.index(" 3"), ['{"a": 2}'])):
             stream = await streams.start(
                 question(max_tokens=max_tokens), Admission(owner="u", tenant="t", on_disconnect="finish")
             )

@@ -26,7 +26,7 @@ from streamserve.clients.pipeline.filters import OutputFilter
 from streamserve.clients.pipeline.journal import Journal, Key
 from streamserve.clients.pipeline.phases import RunPhases
 from streamserve.clients.pipeline.speech import Speech
-from streamserve.clients.pipeline.tools import FunctionTool, ToolCall, WrongCall, as_object, function_tool, result_text
+from streamserve.clients.pipeline.tools import FunctionTool, ToolCall, WrongCall, function_tool, result_text
 from streamserve.dialects.fields import read
 from streamserve.dialects.generate import build, request_fields, sampling_fields
 from streamserve.protocol.errors import BadRequest, StreamserveError, no_model
@@ -203,7 +203,7 @@ class Run:
     ) -> GenerateRequest:
         """Run the tools that the model has called, and return the request for the answer to their results."""
         said = [
-            {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": as_object(one.arguments)}}
+            {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
             for one in calls
         ]
         turns = [Message(role="assistant", content=text, extra={"tool_calls": said})]

@@ -89,15 +89,6 @@ def result_text(result: Any) -> str:
     return text if len(text) <= _MAX_RESULT_CHARS else text[:_MAX_RESULT_CHARS] + "…"
 
 
-def as_object(arguments: str) -> Any:
-    """Return the arguments as templates print them: parsed, where they are an object."""
-    try:
-        values = loads_written(arguments)
-    except ValueError:
-        return arguments
-    return values if isinstance(values, dict) else arguments
-
-
 def _schema(hint: Any, where: str) -> dict[str, Any]:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint in _KINDS:

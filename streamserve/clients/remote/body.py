@@ -16,6 +16,7 @@ Pure.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -210,17 +211,19 @@ def _chat(request: GenerateRequest, dialect: Dialect) -> dict[str, Any]:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """Return a turn in OpenAI's shape: the arguments of a tool call are text there."""
+    """Return a turn in OpenAI's shape. A call without text beside it has null: "" adds a turn in some templates."""
     extra = dict(message.extra)
+    content = message.content or (None if "tool_calls" in extra else "")
     if "tool_calls" in extra:
         extra["tool_calls"] = [_tool_call(call) for call in extra["tool_calls"]]
-    return {"role": message.role, "content": message.content, **extra}
+    return {"role": message.role, "content": content, **extra}
 
 
 def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call with its arguments as text; a row of the release before has them parsed."""
     function = dict(call["function"])
-    if not isinstance(function.get("arguments"), str):
-        function["arguments"] = msgspec.json.encode(function.get("arguments")).decode()
+    if not isinstance(function["arguments"], str):
+        function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
     return {**call, "function": function}
 
 

@@ -2,7 +2,7 @@
 
 A turn is a string or blocks. What a block is there is a field of a message in chat templates: thoughts and calls are
 fields of the assistant's turn, each result of a tool is a turn of its own. Neighbouring turns of one role are one, as
-in the public API. Text only. Pure.
+in the public API. A history is read leniently, as in dialects/messages.py. Text only. Pure.
 """
 
 from __future__ import annotations
@@ -15,24 +15,21 @@ from typing import Any
 from streamserve.dialects.fields import (
     Reader,
     Table,
-    any_list,
     any_object,
-    boolean,
     list_of,
     one_of,
-    read,
     required,
     shorten,
     text,
     wrong_type,
 )
-from streamserve.dialects.messages import refuse_too_long
+from streamserve.dialects.messages import any_text, arguments_text, known_fields, refuse_too_long
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import Limits, Message
 
 USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
 _MAX_BLOCKS = 1024
-_NAME = text(1, 128)
+_NAME = text(1, 4_096)
 # The kinds of blocks that a turn of each role may have.
 _KINDS = {
     USER: ("text", "tool_result"),
@@ -46,33 +43,13 @@ def _anything(value: Any, param: str) -> Any:
     return value
 
 
-def _any_text(value: Any, param: str) -> str:
-    if not isinstance(value, str):
-        wrong_type(value, param, "a string")
-    return value
-
-
-# The fields of each kind. Those of `_COMMON` change nothing; clients send a reply's back with the history.
-_COMMON: Table = {"type": _any_text, "cache_control": any_object}
+# The fields of each kind that say something; clients send a reply's others back with the history.
 _TABLES: dict[str, Table] = {
-    "text": {**_COMMON, "text": _any_text, "citations": any_list, "parsed_output": _anything},
-    "thinking": {**_COMMON, "thinking": _any_text, "signature": _any_text},
-    "redacted_thinking": {**_COMMON, "data": _any_text},
-    "tool_use": {
-        **_COMMON,
-        "id": _NAME,
-        "name": _NAME,
-        "input": any_object,
-        "caller": any_object,
-        "toolset_name": _NAME,
-    },
-    "tool_result": {
-        **_COMMON,
-        "tool_use_id": _NAME,
-        "content": _anything,  # read by `_result_text`
-        "is_error": boolean,
-        "toolset_name": _NAME,
-    },
+    "text": {"text": any_text},
+    "thinking": {"thinking": any_text},
+    "redacted_thinking": {},
+    "tool_use": {"id": _NAME, "name": _NAME, "input": any_object},
+    "tool_result": {"tool_use_id": _NAME, "content": _anything},
 }
 _REQUIRED = {
     "text": ("text",),
@@ -118,7 +95,7 @@ def system(value: Any, param: str) -> str:
 
 def _turn(value: Any, param: str) -> _Turn:
     table: Table = {"role": one_of(*_KINDS), "content": _anything}
-    fields = read(any_object(value, param), table, prefix=param + ".")
+    fields = known_fields(value, table, param)
     role: str = required(fields, "role", prefix=param + ".")
     content = required(fields, "content", prefix=param + ".")
     return _Turn(role=role, blocks=_blocks(content, param + ".content", role), param=param)
@@ -147,7 +124,7 @@ def _block(value: Any, param: str, role: str) -> _Block:
             code="invalid_value",
             param=param + ".type",
         )
-    fields = read(block, _TABLES[kind], prefix=param + ".")
+    fields = known_fields(block, _TABLES[kind], param)
     for name in _REQUIRED[kind]:
         required(fields, name, prefix=param + ".")
     if kind == "tool_result":
@@ -166,23 +143,24 @@ def _as_messages(turns: Iterable[_Turn]) -> Iterator[Message]:
         group = list(several)
         blocks = [block for turn in group for block in turn.blocks]
         if role == USER:
-            yield from _user_messages(blocks, calls, group[0].param + ".content")
+            yield from _user_messages(blocks, calls, group[0].param)
         elif role == ASSISTANT:
             calls |= {block.fields["id"] for block in blocks if block.kind == "tool_use"}
-            yield _assistant_message(blocks)
+            yield _assistant_message(blocks, group[0].param)
         else:
-            yield from (Message(role=role, content=_joined(turn.blocks)) for turn in group)
+            yield from (Message(role=role, content=_joined(turn.blocks), param=turn.param) for turn in group)
 
 
 def _user_messages(blocks: list[_Block], calls: set[str], param: str) -> Iterator[Message]:
     """Yield what the blocks say, in their order: neighbouring texts are one message, each result is one."""
     if not any(block.kind == "tool_result" or block.fields["text"] for block in blocks):
-        raise BadRequest(f"{param} must not be empty.", code="empty_prompt", param=param)
+        yield Message(role=USER, content="", param=param)
     for kind, several in groupby(blocks, key=lambda block: block.kind):
         if kind == "text":
-            said = _joined(several)
+            texts = list(several)
+            said = _joined(texts)
             if said:
-                yield Message(role=USER, content=said)
+                yield Message(role=USER, content=said, param=_turn_of(texts[0]))
             continue
         for block in several:
             call_id = block.fields["tool_use_id"]
@@ -190,10 +168,16 @@ def _user_messages(blocks: list[_Block], calls: set[str], param: str) -> Iterato
                 where = block.param + ".tool_use_id"
                 message = f"{where} is the id of no tool_use in the turns before it."
                 raise BadRequest(message, code="invalid_value", param=where)
-            yield Message(role="tool", content=block.fields["content"], extra={"tool_call_id": call_id})
+            extra = {"tool_call_id": call_id}
+            yield Message(role="tool", content=block.fields["content"], extra=extra, param=_turn_of(block))
 
 
-def _assistant_message(blocks: list[_Block]) -> Message:
+def _turn_of(block: _Block) -> str:
+    """Return the place of the turn that has the block."""
+    return block.param.partition(".")[0]
+
+
+def _assistant_message(blocks: list[_Block], param: str) -> Message:
     extra: dict[str, Any] = {}
     thought = "".join(block.fields["thinking"] for block in blocks if block.kind == "thinking")
     calls = [_call(block.fields) for block in blocks if block.kind == "tool_use"]
@@ -201,10 +185,12 @@ def _assistant_message(blocks: list[_Block]) -> Message:
         extra["tool_calls"] = calls
     if thought:
         extra["reasoning_content"] = thought
-    return Message(role=ASSISTANT, content=_joined(blocks), extra=extra)
+    return Message(role=ASSISTANT, content=_joined(blocks), extra=extra, param=param)
 
 
 def _call(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return a call as chat templates have it; they print its arguments with `tojson`."""
-    function = {"name": fields["name"], "arguments": fields["input"]}
-    return {"id": fields["id"], "type": "function", "function": function}
+    """Return a call in OpenAI's shape. `partial_json` alone is what an answer has for arguments that are no object."""
+    given = fields["input"]
+    raw = given["partial_json"] if given.keys() == {"partial_json"} else None
+    arguments = raw if isinstance(raw, str) else arguments_text(given)
+    return {"id": fields["id"], "type": "function", "function": {"name": fields["name"], "arguments": arguments}}

@@ -154,7 +154,7 @@ def _conversation(turns: tuple[Message, ...], system: str, limits: Limits) -> di
         if not turns:
             raise BadRequest("messages have no turn of the user.", code="empty_prompt", param="messages")
     if system:
-        turns = (Message(role=conversation.SYSTEM, content=system), *turns)
+        turns = (Message(role=conversation.SYSTEM, content=system, param="system"), *turns)
         refuse_too_long(turns, "system and messages", limits)
     return {"messages": turns, "continue_final_message": is_prefill}
 

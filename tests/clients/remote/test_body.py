@@ -95,7 +95,7 @@ def test_what_no_server_has_is_refused() -> None:
 
 
 def test_tools_go_through() -> None:
-    """Schemas, strictness, the choice, and calls and results of earlier turns in OpenAI's shape."""
+    """Schemas, strictness, the choice, and calls and results of earlier turns in OpenAI's shape, null beside a call."""
     tools = (Tool(name="get", description="Gets.", parameters={"type": "object"}, strict=True), Tool(name="put"))
     made = {"tool_calls": [{"id": "c1", "type": "function", "function": {"name": "get", "arguments": {"a": 1}}}]}
     messages = (
@@ -110,7 +110,8 @@ def test_tools_go_through() -> None:
         {"type": "function", "function": {"name": "put", "parameters": {}}},
     ]
     assert (out["tool_choice"], out["parallel_tool_calls"]) == ("auto", False)
-    assert out["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"a":1}'
+    assert out["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+    assert out["messages"][1]["content"] is None
     assert out["messages"][2] == {"role": "tool", "content": "7", "tool_call_id": "c1"}
 
 

@@ -15,7 +15,7 @@ from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.json_body import decode_json
 from streamserve.protocol.requests import Grammar, Message, Tool, ToolChoice
 from tests.support.bodies.bad_fields import BadBody
-from tests.support.bodies.wrong_bodies import CALL, HI, LIMITS, WEATHER, assistant, bad_messages, said, user
+from tests.support.bodies.wrong_bodies import CALL, HI, LIMITS, RESULT, WEATHER, assistant, bad_messages, said, user
 
 OFF, ON = ({"enable_thinking": is_on, "thinking": is_on} for is_on in (False, True))
 
@@ -39,7 +39,7 @@ def test_a_tool_loop_as_the_client_sends_it_back():
         assistant(thought, said("So:", citations=None, parsed_output=None), call),
         user({**result, "is_error": False}, said("And now?")),
     )
-    function = {"name": "get_weather", "arguments": {"city": "Oslo"}}
+    function = {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
     extra = {
         "tool_calls": [{"id": "toolu_1", "type": "function", "function": function}],
         "reasoning_content": "Hm.",
@@ -50,6 +50,45 @@ def test_a_tool_loop_as_the_client_sends_it_back():
         Message(role="tool", content="foggy\ncold", extra={"tool_call_id": "toolu_1"}),
         Message(role="user", content="And now?"),
     )
+
+
+def test_a_history_may_have_fields_of_other_clients():
+    """What they add to a turn or a block is left out: the turn is the same without."""
+    more = {"id": "msg_1", "timestamp": 1, "extra_content": {"signature": "c2ln"}}
+    turns = (user(said("Hi")), assistant(said("Yes?"), CALL), user({**RESULT, "content": "foggy"}))
+    kept = [{**turn, **more, "content": [{**one, **{k: more[k] for k in list(more)[1:]}} for one in turn["content"]]}
+            for turn in turns]  # fmt: skip
+    assert messages(*kept, tools=[WEATHER]) == messages(*turns, tools=[WEATHER])
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ({}, "{}"),
+        ({"partial_json": '{"city": "Os'}, '{"city": "Os'),
+        ({"partial_json": 1}, '{"partial_json": 1}'),
+        ({"n": 10**29}, f'{{"n": {10**29}}}'),
+        ({"city": "Ålesund"}, '{"city": "Ålesund"}'),
+    ],
+)
+def test_the_input_of_a_call_is_its_arguments(written: dict[str, Any], arguments: str):
+    """As JSON text; what an answer shows as `partial_json` is the text that the model wrote."""
+    (_, turn, _) = messages(*HI, assistant({**CALL, "input": written}), user(RESULT), tools=[WEATHER])
+    assert turn.extra["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+def test_an_empty_question_is_a_turn():
+    """Also of blocks without text, and of none; beside a result it adds nothing."""
+    for content in ("", [], [said("")]):
+        assert messages({"role": "user", "content": content}) == (Message(role="user", content=""),)
+    turns = messages(*HI, assistant(CALL), user(RESULT, said("")), tools=[WEATHER])
+    assert [turn.role for turn in turns] == ["user", "assistant", "tool"]
+
+
+def test_a_turn_knows_its_place_in_the_body():
+    """Errors that are found later name it, whatever was joined or parted."""
+    turns = messages(*HI, *HI, assistant(CALL), user(RESULT, said("Well?")), system="Be brief.", tools=[WEATHER])
+    assert [turn.param for turn in turns] == ["system", "messages[0]", "messages[2]", "messages[3]", "messages[3]"]
 
 
 def test_neighbouring_turns_of_a_role_are_one():
