@@ -79,6 +79,17 @@ KNOWN_NEEDS = frozenset({"blocks", "filters", "grammar", "pipeline", "sampling",
 
 # Roles of a message by which the caller has a system prompt of its own ("developer" is OpenAI's newer word).
 SYSTEM_ROLES = ("system", "developer")
+# Variables of chat templates that the server sets: by them a caller could replace the prompt, or change how it is made
+# (CVE-2025-62426: `tokenize`, which other servers take).
+RESERVED_TEMPLATE_NAMES = frozenset(
+    {
+        *("messages", "conversation", "tools", "chat_template", "tokenize", "tokenizer_kwargs", "processor_kwargs"),
+        *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask", "return_dict"),
+        *("return_tensors", "sanitize_control_tokens", "padding", "truncation", "max_length"),
+        *("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"),
+        *("additional_special_tokens", "raise_exception", "strftime_now", "namespace"),
+    }
+)
 # Fields that a model's generation config may set where the caller does not.
 MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 

@@ -13,14 +13,14 @@ import hashlib
 import json
 import logging
 import re
-import threading
 from collections.abc import Sequence
 from queue import LifoQueue
 from typing import Any
 
+from streamserve.engine.text.chat_template import ChatTemplate, variables
 from streamserve.engine.text.tokenizer import Prompt, checked_bytes, checked_ids
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, NoChatTemplate
-from streamserve.protocol.requests import GenerateRequest, Message, Tool
+from streamserve.protocol.requests import RESERVED_TEMPLATE_NAMES, GenerateRequest, Message, Tool
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 NUM_ENCODERS = 2
 _NOT_FAST = "{path} has no tokenizer.json that transformers can use. Save it again with a current transformers."
 
-# Template variables a client may set: those that change how a model answers, not what its prompt claims.
+# Variables that a client may set whether the template reads them or not: clients set those of several models at once.
 TEMPLATE_KWARGS = frozenset(
     {
         "enable_thinking",  # Qwen3, SmolLM3, …
@@ -68,8 +68,8 @@ class HFTokenizer:
         if not self._hf.is_fast:
             raise EngineUnavailable(_NOT_FAST.format(path=path), code="load_failed")
         _choose_template(self._hf, chat_template, path)
-        self._render_lock = threading.Lock()  # a template is Python: two at once would only take turns
         self._renderer = _as_renderer(self._hf)
+        self._options: dict[str, Any] = {}  # that `apply_chat_template` encodes with, the same each time
         self._encoders: LifoQueue[Any] = LifoQueue()  # those that encode no chat just now
         for encoder in (self._hf, *(copy.deepcopy(self._hf) for _ in range(NUM_ENCODERS - 1))):
             self._encoders.put(encoder)
@@ -78,6 +78,9 @@ class HFTokenizer:
         self._rust.no_padding()
         self.has_chat_template: bool = self._hf.chat_template is not None
         self.chat_template = _joined_template(self._hf.chat_template)
+        names = self._hf.special_tokens_map.keys() | RESERVED_TEMPLATE_NAMES
+        self.template_variables = variables(self.chat_template) - names
+        self.template = ChatTemplate(self._render) if self.has_chat_template else None
         self.response_template: dict[str, Any] | None = getattr(self._hf, "response_template", None)
         self.eos_token_ids: frozenset[int] = frozenset({self._hf.eos_token_id} - {None})
         added = self._rust.get_added_tokens_decoder()
@@ -102,37 +105,52 @@ class HFTokenizer:
         return Prompt(token_ids=checked_ids(tuple(self._rust.encode(text).ids), self.vocab_size))
 
     def _encode_chat(self, request: GenerateRequest, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        if not self.has_chat_template:
+        if self.template is None:
             raise NoChatTemplate("this model has no chat template. Send `prompt` instead of `messages`.")
-        kwargs = _checked_kwargs(request)
-        if request.tools and request.tool_choice.mode != "none":
-            kwargs["tools"] = [_tool_as_dict(tool) for tool in request.tools]
+        options = self._checked_kwargs(request)
         if request.continue_final_message:
-            kwargs["continue_final_message"] = True
-        kwargs.setdefault("add_generation_prompt", not kwargs.get("continue_final_message", False))
+            options["continue_final_message"] = True
+        options.setdefault("add_generation_prompt", not options.get("continue_final_message", False))
         checked_bytes("".join(message.content for message in messages))
+        has_tools = bool(request.tools) and request.tool_choice.mode != "none"
+        tools = [_tool_as_dict(tool) for tool in request.tools] if has_tools else None
+        text = self.template.prompt(messages, tools, has_own_system=request.has_public_system, **options)
         try:
-            with self._render_lock:
-                text, options = self._renderer.apply_chat_template(
-                    self._as_turns(messages), return_dict=False, sanitize_control_tokens=True, **kwargs
-                )
-            ids = self._encode_rendered(text, options)
-        except (
-            Exception
-        ) as error:  # a template may raise anything, for instance raise_exception("roles must alternate")
-            logger.info("chat template refused a request", exc_info=True)
-            raise BadRequest(_refusal(error), code="template_error", param="messages") from error
-        return tuple(ids)
+            return tuple(self._encode_rendered(text))
+        except Exception as error:
+            logger.info("a rendered chat could not be encoded", exc_info=True)
+            message = "the model's chat template cannot render these messages."
+            raise BadRequest(message, code="template_error", param="messages") from error
 
-    def _as_turns(self, messages: tuple[Message, ...]) -> list[dict[str, Any]]:
-        turns = list(map(_as_dict, messages))
-        return [_with_short_ids(turn) for turn in turns] if _SHORT_IDS in self.chat_template else turns
+    def _render(self, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None, **options: Any) -> str:
+        """Return the text of a chat, with the control tokens that a caller wrote marked."""
+        if _SHORT_IDS in self.chat_template:
+            turns = [_with_short_ids(turn) for turn in turns]
+        turns = [{name: _NULL if value is None else value for name, value in turn.items()} for turn in turns]
+        text, self._options = self._renderer.apply_chat_template(
+            turns, tools=tools, return_dict=False, sanitize_control_tokens=True, **options
+        )
+        return str(text)
 
-    def _encode_rendered(self, text: str, options: dict[str, Any]) -> list[int]:
+    def _checked_kwargs(self, request: GenerateRequest) -> dict[str, Any]:
+        """Return the variables that the caller sets: those that the template reads, and the field's usual switches."""
+        known = self.template_variables | TEMPLATE_KWARGS
+        unknown = sorted(set(request.chat_template_kwargs) - known)
+        if unknown:
+            reads = (
+                f"It reads {', '.join(sorted(self.template_variables))}" if self.template_variables else "It reads none"
+            )
+            raise BadRequest(
+                f"chat_template_kwargs: this model's chat template does not read {', '.join(unknown)[:200]}. {reads}.",
+                param="chat_template_kwargs",
+            )
+        return dict(request.chat_template_kwargs)
+
+    def _encode_rendered(self, text: str) -> list[int]:
         """Encode as `apply_chat_template` would have; here the GIL is free for the engine and for the next chat."""
         encoder = self._encoders.get()
         try:
-            ids: list[int] = encoder(text, **options)["input_ids"]
+            ids: list[int] = encoder(text, **self._options)["input_ids"]
         finally:
             self._encoders.put(encoder)
         return ids
@@ -188,14 +206,36 @@ def _template_error(message: str) -> EngineUnavailable:
     return EngineUnavailable(message, code="load_failed")
 
 
+class _Null(str):
+    """Stands for null in a turn on its way through `apply_chat_template`, which takes out fields that are null."""
+
+    __slots__ = ()
+
+
+_NULL = _Null()
+
+
 def _as_renderer(hf: Any) -> Any:
-    """Return a tokenizer whose `apply_chat_template` gives the text, and the options that it would be encoded with."""
+    """Return a tokenizer whose `apply_chat_template` gives the text, and the options that it would be encoded with.
+
+    Its templates see null where a turn has it: those that ask `content is none` leave out a call beside "". Should
+    transformers rename the method that is overridden, they see "", and the probes find what that shows.
+    """
 
     def give_back(self: Any, text: str, **options: Any) -> dict[str, Any]:
         return {"input_ids": (text, options)}
 
+    def mark(self: Any, template: str, chats: list[list[dict[str, Any]]], *rest: Any) -> Any:
+        marked = super(type(self), self)._mark_chat_inputs(template, chats, *rest)
+        nulls = [[[name for name, value in turn.items() if value is _NULL] for turn in chat] for chat in chats]
+        with_nulls = [
+            [{**turn, **dict.fromkeys(names)} for turn, names in zip(*pair, strict=True)]
+            for pair in zip(marked[0], nulls, strict=True)
+        ]
+        return with_nulls, *marked[1:]
+
     renderer = copy.copy(hf)
-    renderer.__class__ = type("Renderer", (type(hf),), {"__call__": give_back})
+    renderer.__class__ = type("Renderer", (type(hf),), {"__call__": give_back, "_mark_chat_inputs": mark})
     return renderer
 
 
@@ -252,25 +292,11 @@ def _strips_leading_space(decoder: dict[str, Any]) -> bool:
     return strips or metaspace
 
 
-def _checked_kwargs(request: GenerateRequest) -> dict[str, Any]:
-    unknown = sorted(set(request.chat_template_kwargs) - TEMPLATE_KWARGS)
-    if unknown:
-        raise BadRequest(
-            f"chat_template_kwargs may hold {', '.join(sorted(TEMPLATE_KWARGS))}; not {', '.join(unknown)}.",
-            param="chat_template_kwargs",
-        )
-    return dict(request.chat_template_kwargs)
-
-
 def _joined_template(template: Any) -> str:
     """Return all of a model's chat templates: it may have one for tools."""
     if isinstance(template, dict):
         return "\n".join(map(str, template.values()))
     return template or ""
-
-
-def _as_dict(message: Message) -> dict[str, Any]:
-    return {**message.extra, "role": message.role, "content": message.content}
 
 
 def _with_short_ids(turn: dict[str, Any]) -> dict[str, Any]:
@@ -291,10 +317,3 @@ def _tool_as_dict(tool: Tool) -> dict[str, Any]:
     """Return a tool in OpenAI's shape, which chat templates read."""
     function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
     return {"type": "function", "function": function}
-
-
-def _refusal(error: Exception) -> str:
-    """A template's own `raise_exception` is written for the caller; other failures are not shown."""
-    if type(error).__name__ == "TemplateError":
-        return f"the model's chat template refuses these messages: {str(error)[:200]}"
-    return "the model's chat template cannot render these messages."

@@ -145,7 +145,7 @@ def test_template_kwargs(chat: HFTokenizer) -> None:
         chat.encode(ask(("user", "hi"), chat_template_kwargs={"enable_thinking": on})) for on in (False, True)
     )
     assert len(thinking.token_ids) > len(plain.token_ids)
-    with pytest.raises(BadRequest, match="not chat_template"):
+    with pytest.raises(BadRequest, match=r"does not read chat_template\. It reads enable_thinking"):
         chat.encode(ask(("user", "hi"), chat_template_kwargs={"chat_template": "{{ 1 }}"}))
 
 
@@ -155,9 +155,9 @@ def test_continued_message(chat: HFTokenizer) -> None:
     assert shown(chat, chat.encode(turns).token_ids).endswith("Well, ")
 
 
-@pytest.mark.parametrize(("role", "message"), [("bad", "no such role"), ("broken", "cannot render")])
+@pytest.mark.parametrize(("role", "message"), [("bad", "no such role"), ("broken", "messages of role broken")])
 def test_template_errors(chat: HFTokenizer, role: str, message: str) -> None:
-    """The template's own message is shown; other failures are generic."""
+    """The template's own message is shown; other failures blame what it does not know."""
     with pytest.raises(BadRequest, match=message) as caught:
         chat.encode(ask((role, "hi")))
     assert caught.value.code == "template_error"

@@ -21,7 +21,8 @@ TEMPLATE = (
     "{% if tools %}{% for tool in tools %}tool: {{ tool.function.name }} {{ tool.function.parameters | tojson }}\n"
     "{% endfor %}{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    "{% for call in m.tool_calls or [] %}<tool_call>{{ call.id }} {{ call.function.arguments | tojson }}</tool_call>"
+    "{% for call in m.tool_calls or [] %}<tool_call>{{ call.id }} {{ call.function.name }} "
+    "{{ call.function.arguments | tojson }}</tool_call>"
     "{% endfor %}{% if m.tool_call_id %} for {{ m.tool_call_id }}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is defined %}<think>\n{% if not enable_thinking %}\n</think>\n\n{% endif %}{% endif %}"
@@ -74,7 +75,7 @@ def test_earlier_calls_reach_the_template(tokenizer: HFTokenizer) -> None:
         Message(role="tool", content="3 C", extra={"tool_call_id": "call_1"}),
     )
     shown = text_of(tokenizer, tokenizer.encode(ask(messages=turns, tools=TOOLS)))
-    assert '<tool_call>call_1 {"city": "Oslo"}</tool_call>' in shown
+    assert '<tool_call>call_1 get_weather {"city": "Oslo"}</tool_call>' in shown
     assert "3 C for call_1" in shown
 
 

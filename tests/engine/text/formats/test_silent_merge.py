@@ -12,7 +12,10 @@ from streamserve.engine.text.formats.markup import choose_format
 from tests.support.models.tagged import EOS, answer_of, blocks_of, events_of, ids_of, tagged_tokenizer
 
 OUTPUT = "<think>\nTwo and two make four.\n</think>\n\n4" + EOS
-TEMPLATE = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
+TEMPLATE = (
+    "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
+    "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
+)
 
 
 def test_special_think_tags_mark_a_thought(tmp_path: Path) -> None:
