@@ -19,8 +19,8 @@ from streamserve.dialects.fields import (
     integer,
     list_of,
     number,
-    object_of,
     one_of,
+    read,
     shorten,
     text,
     wrong_type,
@@ -32,6 +32,7 @@ from streamserve.protocol.errors import BadRequest, PromptTooLong
 from streamserve.protocol.requests import (
     LATENCY_CLASSES,
     MODEL_DEFAULTS,
+    RESERVED_TEMPLATE_NAMES,
     GenerateRequest,
     Limits,
     Message,
@@ -44,11 +45,13 @@ _MAX_TOKEN_ID = 2**31 - 1
 _MAX_ID_DIGITS = 10
 _MAX_SEED = 2**63 - 1
 _MAX_MODEL_CHARS = 256
+_MAX_VARIABLE_CHARS = 64
+_MOST_NUMBER = 1_000_000  # of a template's variable
 
 # A prompt as /v1/completions takes it: text, or token ids.
 Prompt = str | tuple[int, ...]
 
-# Chat templates take any variable; a caller may set only these, of these types (CVE-2025-62426: `tokenize`).
+# Variables of chat templates whose type is known; the engine knows which others a model's template reads.
 TEMPLATE_KWARGS: Table = {
     "enable_thinking": boolean,
     "thinking": boolean,
@@ -95,7 +98,7 @@ def request_fields(limits: Limits) -> Mapping[str, Reader]:
         "messages": messages(limits),
         "prompt": prompt_text(limits),
         "n": integer(1, limits.max_n),
-        "chat_template_kwargs": object_of(TEMPLATE_KWARGS),
+        "chat_template_kwargs": template_kwargs(limits),
         "continue_final_message": boolean,
         "echo": boolean,
         "timeout_seconds": number(0.1, limits.max_timeout_seconds),
@@ -104,6 +107,40 @@ def request_fields(limits: Limits) -> Mapping[str, Reader]:
         "input": any_object,
         "grammar": grammar(limits),
     }
+
+
+def template_kwargs(limits: Limits) -> Reader:
+    """Read variables of a chat template: up to `max_template_kwargs`, of `max_prompt_chars` characters in all.
+
+    Never those that the server sets. Numbers are small: a template may repeat something so often.
+    """
+
+    def reader(value: Any, param: str) -> dict[str, Any]:
+        given = any_object(value, param)
+        if len(given) > limits.max_template_kwargs:
+            wrong_value(param, f"has {len(given):,} entries; the limit is {limits.max_template_kwargs:,}")
+        for name in given:
+            if name in RESERVED_TEMPLATE_NAMES or not (name.isidentifier() and len(name) <= _MAX_VARIABLE_CHARS):
+                where = f"{param}.{shorten(name)}"
+                message = f"{where} is no variable that a caller sets."
+                raise BadRequest(message, code="unknown_field", param=where)
+        num_chars = len(str(given))
+        if num_chars > limits.max_prompt_chars:
+            wrong_value(param, f"has {num_chars:,} characters; the limit is {limits.max_prompt_chars:,}")
+        table = {name: TEMPLATE_KWARGS.get(name, _variable) for name in given}
+        return read(given, table, prefix=param + ".")
+
+    return reader
+
+
+def _variable(value: Any, param: str) -> Any:
+    """Read any JSON whose numbers are small."""
+    if isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            _variable(item, param)
+    elif isinstance(value, int | float):
+        number(-_MOST_NUMBER, _MOST_NUMBER)(float(value) if isinstance(value, bool) else value, param)
+    return value
 
 
 def build(values: Mapping[str, Any], limits: Limits, *, default_model: str) -> GenerateRequest:

@@ -28,7 +28,7 @@ from streamserve.engine.plan import (
     StepResult,
     TokenRules,
 )
-from streamserve.engine.text.tokenizer import Prompt, checked_bytes, checked_ids
+from streamserve.engine.text.tokenizer import Prompt, checked_bytes, checked_ids, checked_kwargs
 from streamserve.protocol.requests import GenerateRequest
 
 _WORD_LIST = (
@@ -68,7 +68,7 @@ _PIECES: list[bytes] = [
 ]
 VOCAB_SIZE = _FIRST_PIECE + len(_PIECES)
 _FIRST_SPLIT = VOCAB_SIZE - 2 * len(_SPLIT)
-_ROLES = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT}
+_ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT}
 _CLOSING = b'"}],'  # what ends a text, an object, a list, a value
 # Candidates per position; enough for top-20 log-probabilities.
 _NUM_CANDIDATES = 24
@@ -295,6 +295,7 @@ class EchoTokenizer:
     def encode(self, request: GenerateRequest) -> Prompt:
         """Return the prompt's ids. The chat template: role, content, end of turn; then the assistant's turn begins."""
         if request.messages is not None:
+            checked_kwargs(request, frozenset())
             turns = [
                 (_ROLES.get(message.role, USER), *checked_bytes(message.content), END_OF_TURN)
                 for message in request.messages

@@ -68,8 +68,12 @@ async def test_an_unknown_field_error_names_the_known_ones(caller: Caller) -> No
     assert (other["code"], other["param"]) == ("unknown_field", "foo")
     assert "nearest" not in other["message"]
     assert "docs/api.md" in other["message"]
-    inner = await error_of(await caller.post("/streams", {"prompt": "x", "chat_template_kwargs": {"foo": 1}}), 400)
-    assert "Known: enable_thinking, " in inner["message"]
+    inner = await error_of(await caller.post("/v1/chat/completions", {"stream_options": {"foo": 1}}), 400)
+    assert "Known: include_usage, " in inner["message"]
+    body = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"foo": 1}}
+    variable = await error_of(await caller.post("/streams", body), 400)
+    assert variable["param"] == "chat_template_kwargs"
+    assert "chat template does not read foo. It reads none." in variable["message"]
 
 
 @pytest.mark.parametrize("path", ["/streams", "/v1/chat/completions", "/v1/models/nope"])

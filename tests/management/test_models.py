@@ -86,6 +86,14 @@ def test_the_models_of_a_site(tmp_path: Path, upstream_url: str) -> None:
     assert "recurrent state" in found["wrong"]["reason"]
     assert "cannot connect" in found["gone"]["reason"]
     assert found["desk"]["traits"] == ["context of 2,048", "tied head"]
+    assert found["desk"]["template"] == [
+        "roles system, developer, user, assistant, tool, function (as tool)",
+        "tool calls, arguments as object",
+        "no tools",
+        "reads enable_thinking",
+    ]
+    assert [name for name in found if found[name]["template"]] == ["desk"]
+    assert "chat template: roles system, developer, user" in text
     assert "recurrent state" in text
 
 

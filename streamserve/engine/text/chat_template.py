@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, product
+from itertools import chain, groupby, product, starmap
 from typing import Any
 
 from jinja2 import Environment, meta, nodes
@@ -175,15 +175,15 @@ def answered(messages: Sequence[Message]) -> tuple[Message, ...]:
 def variants(messages: Sequence[Message]) -> Iterator[tuple[tuple[Message, ...], tuple[int, ...]]]:
     """Yield the conversation as it is, and in other turns; each with the number of every turn's message.
 
-    The text beside a call as a turn before it; the system turns at the beginning as one.
+    The text beside a call as a turn before it, or in the answer that follows the calls, where turns must alternate; the
+    system turns at the beginning as one.
     """
-    numbers = tuple(range(len(messages)))
-    yield tuple(messages), numbers
-    parted = list(chain.from_iterable(_parted(message, number) for number, message in enumerate(messages)))
-    joined = _joined(list(zip(messages, numbers, strict=True)))
-    for changed in (parted, joined, _joined(parted)):
-        if len(changed) != len(messages):
-            yield tuple(message for message, _ in changed), tuple(number for _, number in changed)
+    plain = [(message, number) for number, message in enumerate(messages)]
+    parted = list(chain.from_iterable(starmap(_parted, plain)))
+    several = [parted, _gathered(parted)] if len(parted) > len(plain) else []
+    several += [_joined(one) for one in (plain, *several)] if len(_joined(plain)) < len(plain) else []
+    for one in (plain, *several):
+        yield tuple(message for message, _ in one), tuple(number for _, number in one)
 
 
 def _parted(message: Message, number: int) -> Iterator[tuple[Message, int]]:
@@ -194,6 +194,21 @@ def _parted(message: Message, number: int) -> Iterator[tuple[Message, int]]:
         yield replace(message, content="", extra={"tool_calls": calls}), number
     else:
         yield message, number
+
+
+def _gathered(parted: list[tuple[Message, int]]) -> list[tuple[Message, int]]:
+    """Join the assistant's texts between two turns of the user: in the last of them, or before the calls."""
+    out: list[tuple[Message, int]] = []
+    for is_round, several in groupby(parted, key=lambda pair: pair[0].role in ("assistant", "tool", "function")):
+        turns = list(several)
+        said = [at for at, (turn, _) in enumerate(turns) if turn.role == "assistant" and "tool_calls" not in turn.extra]
+        if is_round and len(said) > 1:
+            kept = said[-1] if said[-1] == len(turns) - 1 else said[0]
+            text = "\n\n".join(turns[at][0].content for at in said)
+            turns[kept] = (replace(turns[kept][0], content=text), turns[kept][1])
+            turns = [pair for at, pair in enumerate(turns) if at == kept or at not in said]
+        out += turns
+    return out
 
 
 def _joined(numbered: list[tuple[Message, int]]) -> list[tuple[Message, int]]:
@@ -305,12 +320,12 @@ def _with_texts(shown: Shown) -> Form:
 
 
 def _with_role(shown: Shown, form: Form, role: str, conversation: list[Message], words: list[str]) -> Form:
-    """Return the form with a role that is shown: by itself, unlike the user and the assistant, else as another.
+    """Return the form with a role that is shown: by itself, unlike the turns of others, else as another.
 
     Content is parts where it is not shown as text. A template that takes an unknown role for the user's or the
-    assistant's shows it too, if nothing else does.
+    assistant's shows it too, if nothing else does; so does one that takes results for the system's.
     """
-    found = []
+    found, others = [], ("user", "assistant", *(("system",) if role in ("tool", "function") else ()))
     for as_role in _STAND_INS.get(role, (role,)):
         one = replace(form, roles={**form.roles, role: as_role})
         text = shown(one.turns(conversation), *words)
@@ -319,8 +334,8 @@ def _with_role(shown: Shown, form: Form, role: str, conversation: list[Message],
             text = shown(one.turns(conversation), *words)
         if text:
             found.append(one)
-            others = [replace(one, roles={**one.roles, role: other}) for other in ("user", "assistant")]
-            if all(shown(other.turns(conversation)) != text for other in others):
+            as_others = (replace(one, roles={**one.roles, role: other}) for other in others)
+            if all(shown(other.turns(conversation)) != text for other in as_others):
                 return one
     return found[0] if found else form
 
@@ -369,6 +384,13 @@ class ChatTemplate:
             with_tools: probe(partial(render, add_generation_prompt=True), with_tools=with_tools)
             for with_tools in (False, True)
         }
+
+    def notes(self) -> Iterator[str]:
+        """Yield what the template shows, for operators."""
+        with_tools, without = self.forms[True], self.forms[False]
+        yield from with_tools.notes()
+        if with_tools.arguments and not without.arguments:
+            yield "tool calls only beside tools"
 
     def prompt(self, messages: Sequence[Message], tools: Tools, *, has_own_system: bool, **options: Any) -> str:
         """Return the prompt. Raises BadRequest for what the template refuses, or does not show.

@@ -18,7 +18,7 @@ from queue import LifoQueue
 from typing import Any
 
 from streamserve.engine.text.chat_template import ChatTemplate, variables
-from streamserve.engine.text.tokenizer import Prompt, checked_bytes, checked_ids
+from streamserve.engine.text.tokenizer import Prompt, checked_bytes, checked_ids, checked_kwargs
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, NoChatTemplate
 from streamserve.protocol.requests import RESERVED_TEMPLATE_NAMES, GenerateRequest, Message, Tool
 
@@ -28,17 +28,6 @@ logger = logging.getLogger(__name__)
 NUM_ENCODERS = 2
 _NOT_FAST = "{path} has no tokenizer.json that transformers can use. Save it again with a current transformers."
 
-# Variables that a client may set whether the template reads them or not: clients set those of several models at once.
-TEMPLATE_KWARGS = frozenset(
-    {
-        "enable_thinking",  # Qwen3, SmolLM3, …
-        "thinking",  # Granite, DeepSeek-V3.1
-        "thinking_budget",  # Seed-OSS
-        "reasoning_effort",  # gpt-oss
-        "add_generation_prompt",
-        "continue_final_message",
-    }
-)
 # The round-trip at load: what splits code points, has runs of spaces, and starts with or without one.
 _SAMPLES = (
     "Hello, world!",
@@ -47,8 +36,8 @@ _SAMPLES = (
     "naïve café: 静かな河 🙂🦊",
     "👩‍🚀 क्षत्रिय, x = {1: 2}",
 )
-# What Mistral's templates refuse other ids of tool calls with: theirs have nine characters.
-_SHORT_IDS = "Tool call IDs should be alphanumeric strings with length 9"
+# What Mistral's templates refuse other ids of tool calls with: theirs have nine characters, or at least nine.
+_SHORT_IDS = "Tool call IDs should be alphanumeric strings with length"
 _SHORT_ID = re.compile(r"[0-9A-Za-z]{9}")
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _METASPACE = "▁"
@@ -107,7 +96,7 @@ class HFTokenizer:
     def _encode_chat(self, request: GenerateRequest, messages: tuple[Message, ...]) -> tuple[int, ...]:
         if self.template is None:
             raise NoChatTemplate("this model has no chat template. Send `prompt` instead of `messages`.")
-        options = self._checked_kwargs(request)
+        options = checked_kwargs(request, self.template_variables)
         if request.continue_final_message:
             options["continue_final_message"] = True
         options.setdefault("add_generation_prompt", not options.get("continue_final_message", False))
@@ -131,20 +120,6 @@ class HFTokenizer:
             turns, tools=tools, return_dict=False, sanitize_control_tokens=True, **options
         )
         return str(text)
-
-    def _checked_kwargs(self, request: GenerateRequest) -> dict[str, Any]:
-        """Return the variables that the caller sets: those that the template reads, and the field's usual switches."""
-        known = self.template_variables | TEMPLATE_KWARGS
-        unknown = sorted(set(request.chat_template_kwargs) - known)
-        if unknown:
-            reads = (
-                f"It reads {', '.join(sorted(self.template_variables))}" if self.template_variables else "It reads none"
-            )
-            raise BadRequest(
-                f"chat_template_kwargs: this model's chat template does not read {', '.join(unknown)[:200]}. {reads}.",
-                param="chat_template_kwargs",
-            )
-        return dict(request.chat_template_kwargs)
 
     def _encode_rendered(self, text: str) -> list[int]:
         """Encode as `apply_chat_template` would have; here the GIL is free for the engine and for the next chat."""
@@ -184,6 +159,19 @@ class HFTokenizer:
         if self.strips_leading_space:
             ours = ours.removeprefix(" ")
         return bool(ours == self.decode(ids))
+
+
+def template_notes(folder: str, name: str = "") -> tuple[str, ...]:
+    """Return what the chat template of a model folder shows, for operators; () where its tokenizer cannot be read."""
+    try:
+        tokenizer = HFTokenizer(folder, name)
+    except Exception as error:
+        logger.info("the tokenizer of %s cannot be read: %s", folder, error)
+        return ()
+    if tokenizer.template is None:
+        return ("none",)
+    reads = sorted(tokenizer.template_variables)
+    return (*tokenizer.template.notes(), *([f"reads {', '.join(reads)}"] if reads else []))
 
 
 def _choose_template(hf: Any, name: str, path: str) -> None:

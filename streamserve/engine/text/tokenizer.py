@@ -18,7 +18,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Protocol
+from typing import Any, Protocol
 
 from streamserve.protocol.errors import BadRequest, PromptTooLong, StreamserveError
 from streamserve.protocol.requests import GenerateRequest, Message
@@ -86,6 +86,31 @@ def checked_ids(token_ids: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
         raise BadRequest(f"token ids of this model are 0 to {vocab_size - 1:,}.", param="prompt_token_ids")
     return token_ids
+
+
+# Variables that a client may set whether the template reads them or not: clients set those of several models at once.
+TEMPLATE_KWARGS = frozenset(
+    {
+        "enable_thinking",  # Qwen3, SmolLM3, …
+        "thinking",  # Granite, DeepSeek-V3.1
+        "thinking_budget",  # Seed-OSS
+        "reasoning_effort",  # gpt-oss
+        "add_generation_prompt",
+        "continue_final_message",
+    }
+)
+
+
+def checked_kwargs(request: GenerateRequest, variables: frozenset[str]) -> dict[str, Any]:
+    """Return the variables that the caller sets, or refuse those that the chat template does not read."""
+    unknown = sorted(set(request.chat_template_kwargs) - variables - TEMPLATE_KWARGS)
+    if unknown:
+        reads = f"It reads {', '.join(sorted(variables))}." if variables else "It reads none."
+        raise BadRequest(
+            f"chat_template_kwargs: this model's chat template does not read {', '.join(unknown)[:200]}. {reads}",
+            param="chat_template_kwargs",
+        )
+    return dict(request.chat_template_kwargs)
 
 
 # Longest run of tokens a window decoder waits for before it shows replacement characters.

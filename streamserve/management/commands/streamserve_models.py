@@ -1,6 +1,8 @@
-"""`manage.py streamserve_models [MODEL ...]`: which models are loaded, supported, refused, and why.
+"""`manage.py streamserve_models [MODEL ...]`: which models are loaded, supported, refused, and why; and what their chat
+templates show.
 
-It reads config.json, asks running engines and servers elsewhere for their state, and loads and downloads nothing.
+It reads config.json and the tokenizer, asks running engines and servers elsewhere for their state, and loads no weights
+and downloads nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ _REFUSED = "refused"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One model. `support` is "supported" (tests compare its answers), "tried at load", "refused", or where it is."""
+    """One model. `support` is "supported" (tests compare its answers), "tried at load", "refused", or where it is.
+
+    `template` has what its chat template shows of a conversation.
+    """
 
     name: str
     path: str
@@ -40,6 +45,7 @@ class Row:
     state: str
     traits: tuple[str, ...] = ()
     reason: str = ""
+    template: tuple[str, ...] = ()
 
 
 class Command(BaseCommand):
@@ -87,17 +93,20 @@ async def _row(settings: SiteConfig, name: str) -> Row:
     state = await _state(settings, name)
     if served.model.path == ECHO_PATH:
         return Row(name=name, path=ECHO_PATH, model_type="", support="without weights", state=state)
-    return _local(name, served.model.path, state=state)
+    return _local(name, served.model.path, state=state, chat_template=served.model.chat_template)
 
 
-def _local(name: str, path: str, *, state: str) -> Row:
+def _local(name: str, path: str, *, state: str, chat_template: str = "") -> Row:
     """Return the row of a model that an engine of ours runs, or would run."""
     try:
         from streamserve.engine.model.load.loader import support_of
+        from streamserve.engine.model.load.source import find
+        from streamserve.engine.text.hf_tokenizer import template_notes
     except ImportError as error:
         reason = f'{error.name} is not installed: pip install "streamserve[engine]"'
         return Row(name=name, path=path, model_type="", support=_REFUSED, state=state, reason=reason)
-    found = support_of(path)
+    found, folder = support_of(path), find(path)
+    is_here = folder is not None and found.verdict != _REFUSED
     return Row(
         name=name,
         path=path,
@@ -106,6 +115,7 @@ def _local(name: str, path: str, *, state: str) -> Row:
         state=state,
         traits=found.traits,
         reason=found.reason,
+        template=template_notes(str(folder), chat_template) if is_here else (),
     )
 
 
@@ -172,6 +182,8 @@ def _notes(row: Row) -> Iterator[str]:
         yield row.path
     if row.traits:
         yield ", ".join(row.traits)
+    if row.template:
+        yield from textwrap.wrap(f"chat template: {'; '.join(row.template)}", _WIDTH, subsequent_indent="  ")
     yield from textwrap.wrap(row.reason, _WIDTH)
 
 

@@ -137,12 +137,16 @@ def test_tools_are_shown_or_refused(tokenizers: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if "calls" not in SHAPES[name].refuses])
 def test_text_beside_a_call_is_shown(tokenizers: Any, name: str) -> None:
-    """Where a template drops it, it is a turn of its own; where turns must alternate then, an error names it."""
+    """Where a template drops it, it is a turn of its own; where turns must alternate, it joins the answer."""
     begun = [turn("user"), calling('{"city": "Bodo"}', "I will look."), result()]
     check(tokenizers[name], request_of(*begun), ["I will look.", "Bodo", "Nine degrees"], ())
     longer = [*begun, turn("assistant", "Cold."), turn("user", "Thanks.")]
-    refused = ("messages[1]",) if name == "mistral" else ()
-    check(tokenizers[name], request_of(*longer), ["I will look.", "Bodo", "Cold.", "Thanks."], refused)
+    check(tokenizers[name], request_of(*longer), ["I will look.", "Bodo", "Cold.", "Thanks."], ())
+    again = [*begun, calling('{"city": "Moss"}', "And there?", call_id="call_2"), result("Ten", "call_2")]
+    said = ["I will look.", "Bodo", "Nine degrees", "And there?", "Moss", "Ten"]
+    check(tokenizers[name], request_of(*again), said, ())
+    asked = [*again, turn("assistant", "Warm."), turn("user", "Thanks."), *begun[1:], turn("assistant", "Cold.")]
+    check(tokenizers[name], request_of(*asked, turn("user", "Bye.")), [*said, "Warm.", "Thanks.", "Cold.", "Bye."], ())
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if "system" not in SHAPES[name].refuses])

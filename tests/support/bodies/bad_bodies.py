@@ -126,6 +126,11 @@ def _texts() -> Iterator[BadBody]:
         ({"tokenize": True}, "unknown_field"),
         ({"chat_template": "{{ 1 }}"}, "unknown_field"),
         ({"messages": []}, "unknown_field"),
+        ({"tools": []}, "unknown_field"),
+        ({"bos_token": "<s>"}, "unknown_field"),
+        ({"no name": 1}, "unknown_field"),
+        ({"indent": 10**9}, "invalid_value"),
+        ({"indents": [{"a": -(10**9)}]}, "invalid_value"),
         ({"enable_thinking": 1}, "invalid_type"),
         ({"thinking": "yes"}, "invalid_type"),
         ({"reasoning_effort": "enormous"}, "invalid_value"),
@@ -133,6 +138,8 @@ def _texts() -> Iterator[BadBody]:
     ):
         (name,) = kwargs
         yield one_field(f"{template} {json.dumps(kwargs)}", template, kwargs, code=code, param=f"{template}.{name}")
+    yield one_field(f"{template} too many", template, {f"a{number}": 1 for number in range(17)})
+    yield one_field(f"{template} too long", template, {"documents": "a" * 400_000})
 
 
 def _grammars() -> Iterator[BadBody]:

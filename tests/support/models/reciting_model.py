@@ -15,7 +15,7 @@ TEMPLATE = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}{% if add_gen
 _HEADS = 4
 
 
-def save_reciting_model(folder: Path, pieces: Sequence[str]) -> Path:
+def save_reciting_model(folder: Path, pieces: Sequence[str], template: str = TEMPLATE) -> Path:
     """Write the model and its byte-level tokenizer into `folder`; no piece may be there twice."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -29,7 +29,7 @@ def save_reciting_model(folder: Path, pieces: Sequence[str]) -> Path:
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer, tokenizer.decoder = bytes_of, decoders.ByteLevel()
     saved = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=MARKS[0], additional_special_tokens=MARKS[1:])
-    saved.chat_template = TEMPLATE
+    saved.chat_template = template
     saved.save_pretrained(folder)
 
     hidden_size = -(-len(vocab) // (2 * _HEADS)) * 2 * _HEADS
