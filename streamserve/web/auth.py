@@ -182,7 +182,7 @@ class KnownKeys:
         return principal
 
 
-_keys = KnownKeys()  # of the process, as the ORM's thread is
+_keys = KnownKeys()  # of the process, as the door to the ORM is
 
 
 def visitor(headers: Mapping[str, str], address: str = "") -> Principal:

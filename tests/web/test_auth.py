@@ -66,7 +66,7 @@ def verbs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def orm_is_done() -> None:
-    """Wait for everything that was posted to the ORM's thread."""
+    """Wait for everything that was posted to the ORM."""
     await orm.call(int)
 
 

@@ -144,7 +144,7 @@ class Composed:
 
     async def finish(self, claim: Claim, status: str, **columns: Any) -> None:
         """End the batch, and show its files. Raises LeaseLost; then the purge drops them."""
-        await orm.call(self._finish, claim, status, columns)
+        await orm.insist(orm.call, self._finish, claim, status, columns)
         await orm.bulk(BatchRow.objects.drop, claim.id)
 
     @transaction.atomic

@@ -169,7 +169,7 @@ class RowWriter:
             for one in results
         ]
         try:
-            is_held = await orm.write(Batch.objects.store, claim.id, claim.fence, claim.worker_id, rows)
+            is_held = await orm.insist(orm.write, Batch.objects.store, claim.id, claim.fence, claim.worker_id, rows)
         except Exception as error:  # each slot raises it
             return error
         return None if is_held else LeaseLost(claim.id)
@@ -236,7 +236,9 @@ class BatchRun:
     async def _move(self, *before: str, to: str, **columns: Any) -> None:
         """Change the status, unless the batch was cancelled meanwhile. Raises LeaseLost."""
         claim = self._claim
-        moved = await orm.write(Batch.objects.move, claim.id, claim.fence, claim.worker_id, before, to, **columns)
+        moved = await orm.insist(
+            orm.write, Batch.objects.move, claim.id, claim.fence, claim.worker_id, before, to, **columns
+        )
         if not moved:
             await self._look()
             if self._row.status in before:
@@ -248,7 +250,7 @@ class BatchRun:
         """Return the batch's status. Raises LeaseLost."""
         claim = self._claim
         held = Batch.objects.held(claim.id, claim.fence, claim.worker_id)
-        status = await orm.read(held.values_list("status", flat=True).first)
+        status = await orm.insist(orm.read, held.values_list("status", flat=True).first)
         if status is None:
             raise LeaseLost(claim.id)
         self._row.status = status
@@ -256,8 +258,8 @@ class BatchRun:
 
     async def _check_owner(self) -> None:
         """Cancel the batch if its owner's key or account is no longer active: its rows would be refused as requests."""
-        if await orm.read(owners_without_permission, [self._row.owner]):
-            if await orm.write(Batch.objects.cancel, self._claim.id):
+        if await orm.insist(orm.read, owners_without_permission, [self._row.owner]):
+            if await orm.insist(orm.write, Batch.objects.cancel, self._claim.id):
                 log.warning("batch_permission_lost", batch_id=self._claim.id, owner=self._row.owner)
             await self._look()
 

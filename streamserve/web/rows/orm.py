@@ -31,7 +31,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import Context
@@ -60,6 +60,7 @@ LOCK_SECONDS = 0.5  # how long a statement waits for a lock before its job is tr
 IDLE_SECONDS = 10.0
 # Writes that are kept while the database is away. One is some hundred bytes.
 MAX_POSTED = 10_000
+INSIST_SECONDS = 300.0  # how long durable work waits for a database that is away
 MAX_HUNG = 4  # threads of a lane that hang; beyond them every job is refused until one returns
 SITE_THREADS, BULK_THREADS = 32, 4
 _TRUSTED_SECONDS = 1.0  # without a query: a connection that rested longer is checked before it is used
@@ -522,6 +523,23 @@ async def _run(lane: Lane, work: Callable[[], T], *, can_share: bool = False) ->
         result: T = await database_sync_to_async(work)()
         return result
     return await lane.run(work, can_share=can_share)
+
+
+async def insist(ask: Callable[..., Awaitable[T]], work: Callable[..., Any], *args: Any, **kwargs: Any) -> T:
+    """Return `await ask(work, *args, **kwargs)`; while the database is away ask again, for `INSIST_SECONDS`.
+
+    For durable work, which would be done again if its result could not be written. The change must be guarded, as it
+    may be asked for twice.
+    """
+    until, delay = time.monotonic() + INSIST_SECONDS, _FIRST_DELAY
+    while True:
+        try:
+            return await ask(work, *args, **kwargs)
+        except DatabaseUnavailable:
+            if time.monotonic() >= until:
+                raise
+        await asyncio.sleep(delay)
+        delay = min(2 * delay, _MAX_DELAY)
 
 
 def post(work: Callable[[], Any]) -> None:

@@ -54,7 +54,7 @@ class JobMemo:
             speaking = Job.objects.values_list("speaking", flat=True).get(pk=self._claim.id)
             return speaking, list(steps.values_list("name", "ordinal", "result"))
 
-        speaking, steps = await orm.read(rows)
+        speaking, steps = await orm.insist(orm.read, rows)
         self.kept = {(name, ordinal): json.loads(result) for name, ordinal, result in steps}
         self.begun = None if not speaking else (json.loads(speaking)[0], json.loads(speaking)[1])
         self.shown, after = [], 0
@@ -105,7 +105,7 @@ class JobMemo:
                     change(self._held())
                 return is_held
 
-        if not await orm.call(write):
+        if not await orm.insist(orm.call, write):
             raise LeaseLost(f"job {self._claim.id}")
 
 
@@ -133,7 +133,7 @@ class Jobs(RowKind[Job]):
         stream = await self._reach(claim)
         if stream is None:
             raise Failed(_LOG_LOST, code="log_lost", is_retryable=False)
-        lost = await orm.read(owners_without_permission, [claim.row.owner])
+        lost = await orm.insist(orm.read, owners_without_permission, [claim.row.owner])
         if stream.terminal is None and lost:
             await stream.stop()
         if stream.terminal is None:
@@ -151,7 +151,7 @@ class Jobs(RowKind[Job]):
         stream = await self._reach(claim)
         if stream is None:
             columns = {"error_code": failure.code[:64], "error_message": failure.message}
-            await orm.write(StreamRow.objects.finish, claim.row.stream_id, error_code=failure.code[:64])
+            await orm.insist(orm.write, StreamRow.objects.finish, claim.row.stream_id, error_code=failure.code[:64])
             await self._end(claim, "failed", **columns)
             return
         if stream.terminal is None:
@@ -183,7 +183,7 @@ class Jobs(RowKind[Job]):
 
     async def _end(self, claim: Claim, state: str, **columns: Any) -> None:
         """Write the job's end. Raises LeaseLost."""
-        if not await orm.call(end_job, claim.id, state, fence=claim.fence, **columns):
+        if not await orm.insist(orm.call, end_job, claim.id, state, fence=claim.fence, **columns):
             raise LeaseLost(f"job {claim.id}")
 
 

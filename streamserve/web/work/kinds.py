@@ -5,7 +5,7 @@
                                                   ├─ cancelled  given back; the attempt does not count
                                                   └─ LeaseLost  another worker has the row; nothing is written
 
-Each call is one short transaction on the ORM thread; none is open while `run` works.
+Each call is one short transaction through the door to the ORM; none is open while `run` works.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class Kind(Protocol):
     ) -> int:
         """Queue again what dead workers hold, and what `worker_id` holds but does not run; return how many.
 
-        `is_alive` returns those of the given workers that live; it is called on the ORM thread. `running` are the ids
-        of this worker's claims.
+        `is_alive` returns those of the given workers that live; it is called on the thread of writes. `running` are the
+        ids of this worker's claims.
         """
 
 
@@ -139,7 +139,7 @@ class RowKind(Generic[RowT]):
         await self.finish(claim, "failed", **_columns(failure))
 
     async def release(self, claim: Claim) -> None:
-        await self.write(claim, lambda held: held.give_back())
+        await self.write(claim, lambda held: held.give_back(), insists=False)  # a worker that stops does not wait
 
     async def orphans(
         self, is_alive: Callable[[Collection[str]], Collection[str]], worker_id: str, running: Collection[Any]
@@ -152,9 +152,13 @@ class RowKind(Generic[RowT]):
 
         return await orm.call(requeue)
 
-    async def write(self, claim: Claim, change: Callable[[WorkQuerySet[RowT]], int]) -> None:
+    async def write(self, claim: Claim, change: Callable[[WorkQuerySet[RowT]], int], *, insists: bool = True) -> None:
         """Make one guarded change of the claimed row. Raises LeaseLost if it is not this worker's."""
-        if not await orm.write(lambda: change(self.rows.held(claim.id, claim.fence, claim.worker_id))):
+
+        def write() -> int:
+            return change(self.rows.held(claim.id, claim.fence, claim.worker_id))
+
+        if not await (orm.insist(orm.write, write) if insists else orm.write(write)):
             raise LeaseLost(f"{claim.kind} {claim.id}")
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from streamserve.web.rows import orm
 from streamserve.web.rows.orm import MAX_HUNG, Door, Lane
 from streamserve.web.rows.trouble import Trouble
 from tests.conftest import until
+from tests.support.servers.write_lock import on_sqlite, write_lock
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -130,17 +130,6 @@ async def test_an_error_of_a_call_is_its_callers(thread: Lane) -> None:
     with pytest.raises(OperationalError, match="no"):
         await thread.run(fail)
     assert await thread.run(threading.get_ident) != threading.get_ident()
-
-
-@contextmanager
-def write_lock() -> Iterator[sqlite3.Connection]:
-    """Hold SQLite's write lock as another process does, until the block ends or the connection rolls back."""
-    with closing(sqlite3.connect(connections.settings["default"]["NAME"], isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        yield other
-
-
-on_sqlite = pytest.mark.skipif(connection.vendor != "sqlite", reason="the lock is SQLite's")
 
 
 @on_sqlite

@@ -22,6 +22,7 @@ from streamserve.web.rows import orm
 from streamserve.web.work.kinds import Claim, Failed, LeaseLost, RetryPolicy, RowKind
 from streamserve.web.work.worker import Presence, Worker
 from tests.conftest import until
+from tests.support.servers.write_lock import on_sqlite, write_lock
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -105,6 +106,51 @@ def test_no_row_is_taken_twice() -> None:
         thread.join()
     assert Counter(taken) == Counter([f"{index:032x}" for index in range(60)])
     assert set(Job.objects.values_list("state", "fence", "attempts")) == {("running", 1, 1)}
+
+
+@on_sqlite
+async def test_an_end_waits_for_a_locked_database(tmp_path: Path) -> None:
+    """Work that is done is not done again because its end is refused for some seconds."""
+    await orm.call(queued)
+    ran: list[Any] = []
+    go = asyncio.Event()
+
+    async def work(claim: Claim) -> None:
+        ran.append(claim.id)
+        await go.wait()
+
+    worker = Worker([Tasks(work)], presence(tmp_path))
+    running = asyncio.create_task(worker.run())
+    await until(lambda: ran)
+    with write_lock():
+        go.set()
+        await until(lambda: orm.trouble() is not None)
+    await until(lambda: worker.num_done == 1)
+    worker.stop()
+    await running
+    assert await states() == [("done", 1)]
+    assert len(ran) == 1
+
+
+@on_sqlite
+async def test_a_worker_that_stops_does_not_wait_for_a_locked_database(tmp_path: Path) -> None:
+    """What it cannot give back is queued again by another worker, once its lock is free."""
+    await orm.call(queued)
+    begun = asyncio.Event()
+
+    async def work(claim: Claim) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    worker = Worker([Tasks(work)], presence(tmp_path), grace_seconds=0.0)
+    running = asyncio.create_task(worker.run())
+    await begun.wait()
+    with write_lock() as other:
+        worker.stop()
+        async with asyncio.timeout(30):
+            await running
+        assert other.in_transaction
+    assert await states() == [("running", 1)]
 
 
 async def test_work_is_done_once_and_its_end_is_written(tmp_path: Path) -> None:
