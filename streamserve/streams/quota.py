@@ -191,7 +191,7 @@ class StreamQuota:
                 full = bounds[-1]
             except _Full as reason:
                 full = reason.bound
-            if seconds <= 0 or self._is_closed or not self._may_wait(owner):
+            if seconds <= 0 or not limit or self._is_closed or not self._may_wait(owner):
                 raise _Full(full)
             return await self._wait(owner, num, seconds)
 

@@ -28,7 +28,7 @@ def server(django_db_setup: None) -> Iterator[DaphneServer]:
 
 @pytest.fixture
 def key(transactional_db: Any) -> str:
-    return ApiKey.objects.make(name="many")[1]
+    return ApiKey.objects.make(name="many", scopes=["chat", "ops"])[1]
 
 
 @pytest.mark.parametrize("retries", [{}, {"max_retries": 0}], ids=["default retries", "no retries"])
@@ -58,3 +58,22 @@ async def test_a_visitors_calls_wait_too(server: DaphneServer) -> None:
             return (await client.post(f"{server.url}/v1/completions", json=body)).status_code
 
     assert await asyncio.gather(*(ask() for _ in range(NUM_CALLS))) == [200] * NUM_CALLS
+
+
+async def test_a_server_that_goes_down_sends_what_waits_elsewhere(key: str) -> None:
+    """SIGTERM: a request that waits for its place gets 503 with Retry-After instead of a broken connection."""
+    conf = {"ECHO_STEP_SECONDS": 0.02, "LIMITS": {"MAX_STREAMS_PER_PRINCIPAL": 1}, "FLOW": {"DRAIN_SECONDS": 5}}
+    long = {"prompt": "tell me", "max_tokens": 2000, "ignore_eos": True}
+    headers = {"Authorization": f"Bearer {key}"}
+    with DaphneServer(settings={"STREAMSERVE": conf}) as server:
+        async with (
+            httpx.AsyncClient(base_url=server.url, headers=headers, trust_env=False, timeout=60) as client,
+            client.stream("POST", "/streams", json=long) as held,
+        ):
+            assert held.status_code == 200
+            asking = asyncio.create_task(client.post("/v1/completions", json=long))
+            while "streamserve_num_requests_queued 1" not in (await client.get("/metrics")).text:
+                assert not asking.done()
+            server._process.terminate()
+            refused = await asking
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")

@@ -153,6 +153,15 @@ async def test_after_its_patience_it_is_refused(streams: Streams) -> None:
         await begin(streams, "anon:d", latency_class="completion")
 
 
+async def test_nothing_waits_for_a_place_that_cannot_be(scripted: ScriptedClient) -> None:
+    """A site without places for visitors refuses them at once."""
+    limits = Limits(max_streams_per_visitor=0)
+    streams = Streams({"scripted": scripted}, MemoryLog(), limits=limits, patience={"chat": 1e9})
+    with pytest.raises(QuotaExceeded):
+        await begin(streams, "anon:a")
+    await streams.aclose()
+
+
 async def test_visitors_share_the_room_to_wait(streams: Streams) -> None:
     """Four of all visitors; one that has filled it leaves a share to another."""
     for name in ("a", "b", "c"):
