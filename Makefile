@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The folders whose tests have a long version: `scaled` and `IS_SOAK` of tests/proofs/scale.py, SIM_STEPS.
 SOAK := tests/proofs tests/sim tests/asgi tests/streams tests/e2e/test_sockets.py
 
-.PHONY: help run test pytest proofs lint soak mutants paths clean
+.PHONY: help run test pytest proofs newest lint soak mutants paths clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -47,6 +47,14 @@ proofs: ## Run the tests that kill, restart, abandon and overload real servers, 
 	$(BIN)/python -m pytest -m "proof and not alone" -n $(PROOF_JOBS) --dist loadfile; proofs=$$?; \
 	$(BIN)/python -m pytest -m "proof and alone" && exit $$proofs
 
+# The folders of the core suite, which needs neither PyTorch nor Chromium.
+CORE := tests/test_*.py tests/api tests/asgi tests/clients tests/dialects tests/management tests/protocol \
+        tests/streams tests/templatetags tests/web
+
+newest: ## Run the core suite on the newest Django and the newest Python of this machine, without PyTorch
+	@$$($(PYTHON) tests/newest.py) project/install.py --venv .venv-newest -r tests/requirements-newest.txt
+	.venv-newest/bin/python -m pytest -p no:cacheprovider -m "not proof and not browser" -n $(JOBS) --dist loadfile $(CORE)
+
 lint: ## Run ruff and mypy
 	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
 	$(BIN)/ruff check .
@@ -68,4 +76,4 @@ paths: ## Count the functions that a prompt, a token, a disconnect and a resume 
 	$(BIN)/python -m benchmarks.paths --list $(if $(TREE),--tree $(TREE))
 
 clean: ## Remove the virtual environment, caches and the demo site's state
-	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis state
+	rm -rf $(VENV) .venv-newest .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis state

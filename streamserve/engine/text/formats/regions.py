@@ -78,7 +78,7 @@ class Regions:
     """The regions of a format, compiled for a tokenizer's tags."""
 
     def __init__(self, regions: tuple[Region, ...], tags: Tags) -> None:
-        import regex  # with transformers; `re` has no partial matches
+        import regex  # `re` has no partial matches
 
         def compiled(source: str) -> Any:
             return regex.compile(tags.pattern(source), regex.DOTALL) if source else None
