@@ -219,8 +219,10 @@ class StreamAdmin(RecordAdmin):
 
     @admin.display(description=_("took"))
     def took(self, stream: Stream) -> str:
-        """Return the time from beginning to end."""
-        end = stream.finished_at
+        """Return the time from arrival to end: what the phases add up to; of an old row, from its creation on."""
+        end, phases = stream.finished_at, stream.phases
+        if phases:
+            return in_words(sum(phases.values()) - phases.get("network_in", 0.0))
         return in_words(None if end is None else (end - stream.created_at).total_seconds())
 
     @admin.display(description=_("where the time went"))

@@ -257,7 +257,7 @@ async def test_streams_of_other_processes_are_seen(root: Any, tmp_path: Path) ->
             other.close()
     assert [(one["id"][0], one["state"]) for one in figures["streams"]] == [("a", "running"), ("b", "parked")]
     [model] = figures["models"]
-    assert (model["streams"], model["parked"]) == (2, 1)
+    assert (model["streams"], model["by_state"]) == (2, {"starting": 0, "running": 1, "parked": 1})
 
 
 async def test_a_running_stream_is_seen_and_stopped(root: Any, alice_key: str) -> None:
@@ -326,4 +326,4 @@ async def test_a_stream_at_rest_has_no_speed(engine: None, alice_key: str) -> No
     figures = await live.snapshot()
     [shown] = figures["streams"]
     assert (shown["state"], shown["tokens_per_second"]) == ("parked", 0.0)
-    assert (figures["models"][0]["streams"], figures["models"][0]["parked"]) == (1, 1)
+    assert figures["models"][0]["by_state"] == figures["by_state"] == {"starting": 0, "running": 0, "parked": 1}

@@ -11,7 +11,7 @@ from typing import Any
 
 from streamserve.api.call import ANONYMOUS, Call, Reply, Site, json_reply
 from streamserve.clients.base import EngineClient
-from streamserve.protocol.engine import ABSENT, EngineStats, ModelDescription
+from streamserve.protocol.engine import ABSENT, NUM_RECENT, RATE_SECONDS, EngineStats, ModelDescription
 from streamserve.protocol.errors import NotFound, no_stream
 from streamserve.protocol.frames import UNKNOWN_COUNT
 from streamserve.protocol.ids import is_stream_id
@@ -188,9 +188,12 @@ def _model_metrics(alias: str, client: EngineClient) -> dict[str, Any]:
         "blocks_total": stats.blocks_total,
         "prefix_hit_rate": round(stats.prefix_hits / stats.prefix_queries, 4) if stats.prefix_queries else 0.0,
         "tokens_per_second": round(stats.tokens_per_second, 1),
+        "rate_seconds": RATE_SECONDS,
+        "num_recent": NUM_RECENT,
         "preemptions": stats.preemptions,
         "parks": stats.parks,
         "readers": {
+            "starting": stats.running - _num_seen(stats),
             "late": stats.readers_late,
             "hungry": stats.readers_hungry,
             "ahead": stats.readers_ahead,
@@ -202,6 +205,11 @@ def _model_metrics(alias: str, client: EngineClient) -> dict[str, Any]:
         "quarantines": stats.quarantines,
         "classes": {name: _rounded(one) for name, one in stats.classes.items()},
     }
+
+
+def _num_seen(stats: EngineStats) -> int:
+    """Return how many of the running sequences have a reader whose state is known."""
+    return stats.readers_late + stats.readers_hungry + stats.readers_ahead + stats.readers_away
 
 
 def _rounded(numbers: Mapping[str, float]) -> dict[str, float]:
@@ -225,7 +233,7 @@ def _stream_metrics(stream: Stream) -> dict[str, Any]:
     return {
         "id": summary.id,
         "model": summary.model,
-        "state": summary.state,
+        "state": "starting" if summary.state == "running" and not summary.completion_tokens else summary.state,
         "park_reason": summary.park_reason,
         "lead": summary.lead,
         "owner": summary.owner,

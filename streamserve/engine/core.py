@@ -12,7 +12,7 @@ suspect, whose steps have ended engines before, is computed in steps of its own 
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -286,7 +286,7 @@ class EngineCore:
 
     def _count(self) -> CoreStats:
         pool, output, usage = self.pool.stats(), self._output, self._usage
-        readers = usage.readers if self.scheduler.running else Counter[str]()  # without a step none is looked at
+        readers = usage.readers(self.scheduler.running)
         return CoreStats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),

@@ -75,6 +75,8 @@ class Losses:
 
 # A reader that waits for longer notices.
 LATE_SECONDS = 1.0
+# What a client measures of its engine: the rate is of the last seconds, percentiles are of the last answers.
+RATE_SECONDS, NUM_RECENT = 5.0, 256
 ABSENT = "absent"  # the stage of a model whose engine process does not run, and that no web process starts
 
 
@@ -119,10 +121,11 @@ class CoreStats:
     `quarantines` steps that ended so; `token_budget` is what a step may compute now. `grammar_waits` counts how often a
     sequence with a grammar was left out of an overlapped step, of the answers that have ended.
 
-    The readers of running answers, after the last plan: `readers_away` look at something else, `readers_late` have
-    waited for their next token for more than `LATE_SECONDS`, `readers_hungry` run out of tokens soon, `readers_ahead`
-    do not. `expired` counts requests that waited too long for their first step. Of all `computed_tokens`,
-    `recomputed_tokens` had been computed before a preemption or a park. The engine worked for `busy_seconds` so far.
+    The readers of running answers that have begun, at the last look: `readers_away` look at something else,
+    `readers_late` have waited for their next token for more than `LATE_SECONDS`, `readers_hungry` run out of tokens
+    soon, `readers_ahead` do not. `expired` counts requests that waited too long for their first step. Of all
+    `computed_tokens`, `recomputed_tokens` had been computed before a preemption or a park. The engine worked for
+    `busy_seconds` so far.
     """
 
     running: int = 0

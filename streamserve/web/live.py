@@ -3,14 +3,23 @@
 The metrics are of this process: its streams, what its answers took in the last minutes, and its engines, which every
 process of the machine sees alike. Streams of other processes are shown with the columns of their rows. The history
 begins with the server, not with the page. Runs on the event loop; holds no database connection between two events.
+
+Each picture is one snapshot, whose numbers add up:
+
+    streams   = the rows = starting + running + parked, for each model or pipeline and in all (`by_state`, `by_model`)
+    sequences = running + waiting in the engine, for all processes; of the running ones each is in one of `readers`
+    blocks    = used + cached + free; capacity = useful + recomputed + idle
+
+An engine process reports once a second; the rows are those of that moment. A stream has several sequences (choices, a
+pipeline's answers), one, or while it is parked none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +49,9 @@ POINT_SECONDS = 2
 _TURN_POINTS = 10
 # A stream's speed is that of its last seconds, as an engine's is.
 _SPEED_SECONDS = 5.0
+# An engine process reports once a second; these engines do.
+_REPORT_SECONDS, _POLL_SECONDS = 1.2, 0.02
+_REPORTING = ("ready", "paused", "draining")
 _CHARTS = ("tokens_per_second", "running", "waiting")
 
 
@@ -60,7 +72,7 @@ class Capacity:
         self._points.append((now, stats))
 
     def shares(self) -> dict[str, float] | None:
-        """Return the shares, which add up to 1; None before there are two points."""
+        """Return the shares, which add up to 1; None before there are two points. See `seconds`."""
         if len(self._points) < 2:
             return None
         (begun_at, begin), (ended_at, end) = self._points[0], self._points[-1]
@@ -68,6 +80,11 @@ class Capacity:
         num_tokens = end.computed_tokens - begin.computed_tokens
         recomputed = busy * (end.recomputed_tokens - begin.recomputed_tokens) / num_tokens if num_tokens else 0.0
         return {"useful": busy - recomputed, "recomputed": recomputed, "idle": 1.0 - busy}
+
+    @property
+    def seconds(self) -> float:
+        """How long the time is that the shares are of."""
+        return self._points[-1][0] - self._points[0][0] if self._points else 0.0
 
 
 class _History:
@@ -100,6 +117,7 @@ class _History:
         shares = self._capacity.shares()
         return {
             "capacity": None if shares is None else {name: round(share, 4) for name, share in shares.items()},
+            "capacity_seconds": round(self._capacity.seconds),
             "latency": {key: None if seconds is None else round(seconds, 4) for key, seconds in found.items()},
             "history": {name: list(points) for name, points in self._points.items()},
         }
@@ -119,6 +137,7 @@ class LiveMetrics:
         self._token_counts: dict[str, deque[tuple[float, int]]] = {}  # of the shown streams, in the last seconds
         self._frame: asyncio.Task[bytes] | None = None
         self._frame_at = 0.0
+        self._reports: dict[str, EngineStats] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -141,17 +160,28 @@ class LiveMetrics:
         return await asyncio.shield(self._frame)
 
     async def snapshot(self) -> dict[str, Any]:
-        """Return the models, and the streams of all processes; both agree on what is parked."""
+        """Return the models, and the streams of all processes, as of one moment: after the last wait."""
         self.num_made += 1
+        await self._news()
+        others, num_more = await self._others()
         metrics = live_metrics(self._clients, self._streams)
-        self._set_speeds(metrics["streams"], time.monotonic())
-        metrics["streams"] += await self._others()
+        streams = metrics["streams"]
+        self._set_speeds(streams, time.monotonic())
+        known = {stream.id for stream in self._streams.all() if not stream.lease.is_elsewhere}
+        streams += [row for row in others if row["id"] not in known]
         for model in metrics["models"]:
-            shown = [stream for stream in metrics["streams"] if stream["model"] == model["alias"]]
-            model["streams"] = len(shown)
-            model["parked"] = sum(stream["state"] == "parked" for stream in shown)
+            shown = [stream for stream in streams if stream["model"] == model["alias"]]
+            model |= {"streams": len(shown), "by_state": _by_state(shown)}
             model |= self._histories[model["alias"]].as_json()
-        return {**metrics, "window_seconds": WINDOW_SECONDS, "point_seconds": POINT_SECONDS}
+        return {
+            **metrics,
+            "by_state": _by_state(streams),
+            "by_model": dict(Counter(stream["model"] for stream in streams)),
+            "num_more": num_more,
+            "window_seconds": WINDOW_SECONDS,
+            "point_seconds": POINT_SECONDS,
+            "speed_seconds": _SPEED_SECONDS,
+        }
 
     async def _make_frame(self) -> bytes:
         return frame(one_line_json(await self.snapshot()), event="figures")
@@ -179,14 +209,24 @@ class LiveMetrics:
             elif len(counts) > 1 and first_at < now:
                 stream["tokens_per_second"] = round((stream["tokens"] - first) / seconds, 1)
 
-    async def _others(self) -> list[dict[str, Any]]:
-        """Return the streams that other processes of the site run, or none does."""
+    async def _news(self) -> None:
+        """Wait until each running engine has reported since the last picture, for somewhat longer than that takes."""
+        until, before, self._reports = time.monotonic() + _REPORT_SECONDS, self._reports, {}
+        for alias, client in self._clients.items():
+            while client.describe().state in _REPORTING and client.stats() is before.get(alias):
+                if time.monotonic() > until:
+                    break
+                await asyncio.sleep(_POLL_SECONDS)
+            self._reports[alias] = client.stats()
+
+    async def _others(self) -> tuple[list[dict[str, Any]], int]:
+        """Return the streams that other processes of the site run, or none does, and how many more there are."""
         if not self._are_shared:
-            return []
+            return [], 0
         ours = {stream.id for stream in self._streams.all() if not stream.lease.is_elsewhere}
-        others = StreamRow.objects.unfinished().exclude(pk__in=ours).order_by("created_at")[:MAX_ROWS]
-        rows = await orm.read(lambda: list(others))
-        return [_row_metrics(row) for row in rows]
+        others = StreamRow.objects.unfinished().exclude(pk__in=ours)
+        rows, num_rows = await orm.read(lambda: (list(others.order_by("created_at")[:MAX_ROWS]), others.count()))
+        return [_row_metrics(row) for row in rows], max(0, num_rows - len(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +270,12 @@ class LiveDelivery(Closing):
     def cut_off(self) -> None:
         """Close. The page reconnects by itself, so there are no last bytes."""
         self.close()
+
+
+def _by_state(streams: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Count streams by what they are doing: they have no token yet, they are being made, or they wait for readers."""
+    counts = Counter(stream["state"] for stream in streams)
+    return {state: counts[state] for state in ("starting", "running", "parked")}
 
 
 def _row_metrics(row: StreamRow) -> dict[str, Any]:

@@ -6,11 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from streamserve.protocol.engine import NUM_RECENT, RATE_SECONDS
 from streamserve.protocol.metrics import percentile
-
-# How many finished answers, and how many seconds, the rates cover; as for an engine of ours.
-_NUM_RECENT = 256
-_RATE_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -82,14 +79,14 @@ class RemoteMetrics:
         self.counts = Counts()
         self.prompt_tokens = self.generation_tokens = self.num_parks = 0
         self._tokens: deque[tuple[float, int]] = deque()
-        self._breakdowns: deque[dict[str, float]] = deque(maxlen=_NUM_RECENT)
+        self._breakdowns: deque[dict[str, float]] = deque(maxlen=NUM_RECENT)
 
     def tokens(self, num: int) -> None:
         """Count tokens that came now."""
         now = self._clock()
         self.generation_tokens += num
         self._tokens.append((now, num))
-        while self._tokens[0][0] < now - _RATE_SECONDS:
+        while self._tokens[0][0] < now - RATE_SECONDS:
             self._tokens.popleft()
 
     def finished(self, breakdown: dict[str, float], prompt_tokens: int) -> None:
@@ -99,8 +96,8 @@ class RemoteMetrics:
 
     def tokens_per_second(self) -> float:
         """Return the rate of the last seconds."""
-        since = self._clock() - _RATE_SECONDS
-        return sum(num for at, num in self._tokens if at >= since) / _RATE_SECONDS
+        since = self._clock() - RATE_SECONDS
+        return sum(num for at, num in self._tokens if at >= since) / RATE_SECONDS
 
     def latency(self) -> dict[str, float]:
         """Return medians and 95th percentiles of queue and ttft, and the typical answer's ITL, in seconds."""

@@ -15,13 +15,10 @@ from dataclasses import dataclass
 from streamserve.engine.config import BATCH, WARM, EngineConfig, LatencyClass
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.policy.waiting import Patience
-from streamserve.protocol.engine import CoreStats
+from streamserve.protocol.engine import NUM_RECENT, RATE_SECONDS, CoreStats
 from streamserve.protocol.errors import Overloaded
 from streamserve.protocol.metrics import percentile
 
-# How many finished requests, and how many seconds, `RecentTimings` covers.
-_NUM_RECENT = 256
-_RATE_SECONDS = 5.0
 # Seconds to retry after where the queue is full and no answer has finished yet.
 _FIRST_GUESS = 5.0
 # While an overload stands: of the lateness that a class allows, the share that the first of the queue has when the next
@@ -36,8 +33,8 @@ class RecentTimings:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._breakdowns: deque[dict[str, float]] = deque(maxlen=_NUM_RECENT)
-        self._running_seconds: deque[float] = deque(maxlen=_NUM_RECENT)
+        self._breakdowns: deque[dict[str, float]] = deque(maxlen=NUM_RECENT)
+        self._running_seconds: deque[float] = deque(maxlen=NUM_RECENT)
         self._tokens: deque[tuple[float, int]] = deque()
         self._latency: dict[str, float] | None = None  # computed once after each request that ends
         # Time to the first token, and to the end, of each class.
@@ -61,7 +58,7 @@ class RecentTimings:
             self._tokens[-1] = (update.at, self._tokens[-1][1] + len(update.token_ids))
         else:
             self._tokens.append((update.at, len(update.token_ids)))
-        while self._tokens and self._tokens[0][0] < update.at - _RATE_SECONDS:
+        while self._tokens and self._tokens[0][0] < update.at - RATE_SECONDS:
             self._tokens.popleft()
 
     def note_finished(self, breakdown: dict[str, float], *, is_whole: bool = True, latency_class: str = "chat") -> None:
@@ -70,13 +67,13 @@ class RecentTimings:
         if is_whole:
             self._breakdowns.append(breakdown)
             self._latency = None
-            recent = self._by_class.setdefault(latency_class, deque(maxlen=_NUM_RECENT))
+            recent = self._by_class.setdefault(latency_class, deque(maxlen=NUM_RECENT))
             recent.append((breakdown["ttft"], breakdown["queue"] + breakdown["prefill"] + breakdown["decode"]))
 
     def tokens_per_second(self) -> float:
         """Return the rate of the last seconds."""
-        since = self._clock() - _RATE_SECONDS
-        return sum(count for at, count in self._tokens.copy() if at >= since) / _RATE_SECONDS
+        since = self._clock() - RATE_SECONDS
+        return sum(count for at, count in self._tokens.copy() if at >= since) / RATE_SECONDS
 
     def latency(self) -> dict[str, float]:
         """Return medians and 95th percentiles of queue and ttft, and the typical answer's ITL, in seconds."""

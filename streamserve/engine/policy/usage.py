@@ -25,7 +25,7 @@ class Usage:
         self.num_recomputed = 0
         self.busy_seconds = 0.0
         self.num_expired = 0
-        self.readers: Counter[str] = Counter()  # "late", "hungry", "ahead", "away"
+        self._states: dict[Sequence, str] = {}  # of readers: "late", "hungry", "ahead", "away"
         self._hungry_seconds = hungry_seconds
         self._looked_at = -math.inf
 
@@ -38,11 +38,16 @@ class Usage:
             self.num_recomputed += max(0, min(end, part.sequence.num_once_computed) - start)
 
     def look(self, running: Iterable[Sequence], now: float) -> None:
-        """Count the readers of the answers that have begun, now and then."""
+        """Look at the readers of the answers that have begun, now and then."""
         if now - self._looked_at < _LOOK_SECONDS:
             return
         self._looked_at = now
-        self.readers = Counter(self._state_of(one, now) for one in running if one.first_token_at is not None)
+        self._states = {one: self._state_of(one, now) for one in running if one.first_token_at is not None}
+
+    def readers(self, running: Iterable[Sequence]) -> Counter[str]:
+        """Count the running answers by their readers' states; one that had no token at the last look has none."""
+        states = self._states
+        return Counter(states[one] for one in running if one in states)
 
     def _state_of(self, sequence: Sequence, now: float) -> str:
         if sequence.reader.is_away:

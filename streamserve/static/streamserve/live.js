@@ -7,30 +7,38 @@ import { Backoff, Sleep, Watchdog } from "./stream.js";
 
 const SILENCE_SECONDS = 20; // the server sends an event every second
 const CHART_SIZE = { width: 240, height: 48 };
-const COUNTS = [
-  "Streams", "Parked", "Running", "Waiting", "Queue", "Prefix hits", "First token", "Gap", "Parks", "Refused", "Expired", "Preempted",
-];
-const COUNT_HINTS = {
-  Streams: "Answers that have not ended: the rows of the table below",
-  Parked: "Of those, the ones that wait for their reader and hold no memory here",
-  Running: "Sequences in the engine's batch, of all processes",
-  Waiting: "Sequences that wait for the engine",
+const STREAM_COUNTS = {
+  Streams: "Answers that have not ended: the rows of this model in the table below",
+  Starting: "Of those, the ones that have no token yet",
+  Running: "The ones that are being made",
+  Parked: "The ones that wait for their reader and hold no memory here",
+};
+const ENGINE_COUNTS = {
+  Sequences: "Running and waiting, of all processes: an answer has several (choices, a pipeline's parts), one, or while it is parked none. The engine reports once a second",
+  Running: "In the engine's batch",
+  Waiting: "For a place in it",
   Queue: "Seconds of computing ahead of who comes now",
-  "First token": "From a request's arrival to its first token: median and 95th percentile of the last minutes in this process",
-  Gap: "Between two tokens: median and 95th percentile of the last minutes in this process",
+};
+const RECENT_COUNTS = {
+  "First token": "From a request's arrival to its first token: median and 95th percentile, of this process",
+  Gap: "Between two tokens: median and 95th percentile, of this process",
+};
+const TOTAL_COUNTS = {
+  "Prefix hits": "Blocks of prompts that were found in the prefix cache",
   Parks: "How often the engine parked an answer: its reader was behind, or other answers waited",
-  Refused: "Requests that would have waited too long, and were refused at once",
-  Expired: "Requests that waited for their first step until it was too late",
   Preempted: "How often a running answer gave its memory back, to be computed again",
+  Expired: "Requests that waited for their first step until it was too late",
+  Refused: "Requests that would have waited too long, and were refused at once",
 };
 const READERS = {
+  starting: "have no token yet",
   late: "have waited for over a second for their next token",
   hungry: "run out of tokens soon: these go first",
   ahead: "have tokens to read for a while: their answers may pause",
   away: "look at something else, as in a hidden tab: these go last",
 };
 const CAPACITY = {
-  useful: "of the last minutes the engine computed something new",
+  useful: "of this time the engine computed something new",
   recomputed: "it computed again what a preemption or a park had dropped",
   idle: "it had nothing to do",
 };
@@ -91,19 +99,23 @@ class ModelCard {
     this.controls = new Controls(control === null ? null : (action) => control(alias, action));
     this.progress = element("progress", { max: "1", "aria-label": `Loading ${alias}` });
     this.words = element("p", { class: "ss-words" });
-    this.counts = Object.fromEntries(COUNTS.map((name) => [name, element("dd")]));
+    this.streams = new Counts("Streams now", STREAM_COUNTS);
+    this.sequences = new Counts("In the engine now", ENGINE_COUNTS);
+    this.recent = new Counts("", RECENT_COUNTS);
+    this.totals = new Counts("Since the engine began", TOTAL_COUNTS);
     this.speed = element("strong", {}, "0");
     this.chart = new Chart("Tokens a second");
-    this.readers = new Bar("Readers", READERS);
+    this.readers = new Bar("Readers of what runs now", READERS);
     this.capacity = new Bar("Capacity", CAPACITY);
-    this.blocks = new Bar("KV blocks", { used: "held by running answers", cached: "kept for prompts that begin alike", free: "hold nothing" });
+    this.blocks = new Bar("KV blocks now", { used: "held by running answers", cached: "kept for prompts that begin alike", free: "hold nothing" });
     this.classes = new ClassTable();
-    const counts = element("dl", { class: "ss-counts" }, ...Object.entries(this.counts).map(([name, dd]) => counted(name, dd)));
-    const speed = element("div", { class: "ss-speed" }, element("p", {}, this.speed, "tokens/s"), this.chart.node);
+    this.speedOver = element("span");
+    const speed = element("div", { class: "ss-speed" }, element("p", {}, this.speed, this.speedOver), this.chart.node);
+    const counts = [this.streams, this.sequences, this.recent, this.totals].map(({ node }) => node);
     this.figures = element(
       "div",
       { class: "ss-figures" },
-      element("div", {}, counts, speed),
+      element("div", {}, ...counts, speed),
       element("div", {}, this.readers.node, this.capacity.node, this.blocks.node, this.classes.node),
     );
     this.node = element(
@@ -121,25 +133,32 @@ class ModelCard {
     showState(this.state, model.state);
     this.controls.update(model.state);
     this.showLoading(model);
-    this.counts.Streams.textContent = count(model.streams);
-    this.counts.Running.textContent = count(model.running);
-    this.counts.Waiting.textContent = count(model.waiting);
-    this.counts.Queue.textContent = `${rate(model.queue_seconds)} s`;
-    this.counts.Parked.textContent = count(model.parked);
-    this.counts.Parks.textContent = count(model.parks);
-    this.counts["Prefix hits"].textContent = model.prefix_hit_rate == null ? "–" : `${Math.round(100 * model.prefix_hit_rate)} %`;
+    const { starting, running, parked } = model.by_state;
+    this.streams.show({ Streams: [count(model.streams)], Starting: [count(starting)], Running: [count(running)], Parked: [count(parked)] });
+    this.sequences.show({
+      Sequences: [count(model.running + model.waiting)],
+      Running: [count(model.running)],
+      Waiting: [count(model.waiting)],
+      Queue: [`${rate(model.queue_seconds)} s`],
+    });
     const { ttft_p50: ttft, ttft_p95: lateTtft, itl_p50: gap, itl_p95: lateGap } = model.latency ?? {};
-    this.counts["First token"].replaceChildren(...pair(ttft, lateTtft));
-    this.counts.Gap.replaceChildren(...pair(gap, lateGap));
+    this.recent.title.textContent = `Last ${span(windowSeconds)}`;
+    this.recent.show({ "First token": pair(ttft, lateTtft), Gap: pair(gap, lateGap) });
+    this.totals.show({
+      "Prefix hits": [model.prefix_hit_rate == null ? "–" : `${Math.round(100 * model.prefix_hit_rate)} %`],
+      Parks: [count(model.parks)],
+      Preempted: [count(model.preemptions)],
+      Expired: [count(model.expired)],
+      Refused: [count(model.refused)],
+    });
     this.speed.textContent = rate(model.tokens_per_second);
+    this.speedOver.textContent = `tokens/s, last ${span(model.rate_seconds)}`;
     this.chart.show(model.history?.tokens_per_second ?? [], windowSeconds, pointSeconds);
-    this.counts.Refused.textContent = count(model.refused);
-    this.counts.Expired.textContent = count(model.expired);
-    this.counts.Preempted.textContent = count(model.preemptions);
     this.readers.show(model.readers ?? {}, count);
+    this.capacity.title.textContent = model.capacity_seconds > 0 ? `Capacity, last ${span(model.capacity_seconds)}` : "Capacity";
     this.capacity.show(model.capacity ?? {}, (share) => `${Math.round(100 * share)} %`);
     this.blocks.show({ used: model.blocks_used, cached: model.blocks_cached, free: model.blocks_free }, count);
-    this.classes.update(model.classes ?? {});
+    this.classes.update(model.classes ?? {}, model.num_recent);
   }
 
   showLoading({ state, stage, fraction, message, loaded_bytes: loadedBytes, total_bytes: totalBytes, elapsed_seconds: elapsedSeconds }) {
@@ -157,12 +176,12 @@ class ModelCard {
 /** The parts of a whole as a bar, with a key; `hints` names the parts in order and says what each is. */
 class Bar {
   constructor(title, hints) {
-    this.title = title;
+    this.title = element("b", {}, title);
     this.names = Object.keys(hints);
     this.parts = this.names.map((name) => svg("rect", { class: `ss-${name}`, height: "1" }, svg("title", {}, `${name}: ${hints[name]}`)));
     this.bar = svg("svg", { class: "ss-bar", viewBox: "0 0 1 1", preserveAspectRatio: "none", role: "img" }, ...this.parts);
     this.keys = this.names.map((name) => element("span", { class: `ss-${name}`, title: hints[name] }));
-    this.node = element("figure", { class: "ss-parts" }, element("figcaption", {}, element("b", {}, title), ...this.keys), this.bar);
+    this.node = element("figure", { class: "ss-parts" }, element("figcaption", {}, this.title, ...this.keys), this.bar);
   }
 
   show(values, format) {
@@ -176,7 +195,7 @@ class Bar {
       this.keys[index].textContent = `${format(number)} ${this.names[index]}`;
       left += width;
     });
-    this.bar.setAttribute("aria-label", `${this.title}: ${this.keys.map((key) => key.textContent).join(", ")}`);
+    this.bar.setAttribute("aria-label", `${this.title.textContent}: ${this.keys.map((key) => key.textContent).join(", ")}`);
   }
 }
 
@@ -186,11 +205,13 @@ class ClassTable {
     const heads = ["Class", "First token", "Whole answer", "In time", "Answers", "Refused"];
     this.rows = element("tbody");
     const head = element("tr", {}, ...heads.map((name) => element("th", { scope: "col" }, name)));
-    this.node = element("table", { class: "ss-classes" }, element("thead", {}, head), this.rows);
+    this.caption = element("caption");
+    this.node = element("table", { class: "ss-classes" }, this.caption, element("thead", {}, head), this.rows);
     this.keyed = new Keyed(this.rows, (one) => new ClassRow(one));
   }
 
-  update(classes) {
+  update(classes, numRecent) {
+    this.caption.textContent = `Classes, last ${count(numRecent)} answers of each`;
     const shown = Object.entries(classes).filter(([name]) => name !== WARM);
     this.keyed.update(shown, ([name]) => name);
     this.node.hidden = shown.length === 0;
@@ -220,9 +241,18 @@ class ClassRow {
   }
 }
 
-function counted(name, dd) {
-  const title = COUNT_HINTS[name];
-  return element("div", title ? { title } : {}, element("dt", {}, name), dd);
+/** Numbers with a heading, which says when they are of; `hints` names them in order and says what each is. */
+class Counts {
+  constructor(title, hints) {
+    this.title = element("h3", {}, title);
+    this.values = Object.fromEntries(Object.keys(hints).map((name) => [name, element("dd")]));
+    const items = Object.entries(this.values).map(([name, dd]) => element("div", { title: hints[name] }, element("dt", {}, name), dd));
+    this.node = element("section", { class: "ss-counts" }, this.title, element("dl", {}, ...items));
+  }
+
+  show(values) {
+    for (const [name, nodes] of Object.entries(values)) this.values[name].replaceChildren(...nodes);
+  }
 }
 
 /** The buttons of a model; `control(action)` is null for a user who may only view. */
@@ -342,6 +372,8 @@ class LivePage {
     const part = (name) => root.querySelector(`[data-ss="${name}"]`);
     this.link = part("link");
     this.none = part("none");
+    this.sum = part("sum");
+    this.speed = part("speed");
     this.table = part("table");
     const control = root.dataset.controlUrl ? (alias, action) => this.control(alias, action) : null;
     this.cards = new Keyed(part("cards"), (model) => new ModelCard(model, control));
@@ -397,10 +429,13 @@ class LivePage {
     }
   }
 
-  show({ models, streams, window_seconds: windowSeconds, point_seconds: pointSeconds }) {
+  show({ models, streams, window_seconds: windowSeconds, point_seconds: pointSeconds, ...totals }) {
     this.showStatus("Up to date", false);
     this.cards.update(models, ({ alias }) => alias, windowSeconds, pointSeconds);
     this.rows.update(streams, ({ id }) => id);
+    this.speed.textContent = `Tokens/s, last ${span(totals.speed_seconds)}`;
+    this.sum.textContent = sumOf(streams.length, totals);
+    this.sum.hidden = streams.length === 0;
     this.none.hidden = streams.length > 0;
     this.table.hidden = streams.length === 0;
   }
@@ -443,6 +478,18 @@ function showState(node, state, reason) {
 
 function count(number) {
   return (number ?? 0).toLocaleString("en");
+}
+
+/** "6 streams: 1 starting, 4 running, 1 parked · 4 of echo, 2 of billing". */
+function sumOf(numStreams, { by_state: states, by_model: models, num_more: numMore }) {
+  const parts = (counts, of) => Object.entries(counts).map(([name, number]) => `${count(number)} ${of}${name}`).join(", ");
+  const sum = `${count(numStreams)} ${numStreams === 1 ? "stream" : "streams"}: ${parts(states, "")} · ${parts(models, "of ")}`;
+  return numMore > 0 ? `${sum} · ${count(numMore)} more of other processes are in the list of streams` : sum;
+}
+
+/** "5 s", "40 s", "5 min". */
+function span(seconds) {
+  return seconds < 120 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`;
 }
 
 /** A stream of another process has fewer fields. */

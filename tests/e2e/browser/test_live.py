@@ -51,6 +51,39 @@ def test_the_live_page_shows_a_running_stream_and_stops_it(browser: Browser, sit
         expect(row).to_have_count(0, timeout=ANSWER_MS)
 
 
+SHOWN = """() => {
+  const numbers = (root) => Object.fromEntries(
+    [...root.querySelectorAll('.ss-counts div')].map((item) => [item.closest('section').querySelector('h3').textContent
+      + ': ' + item.querySelector('dt').textContent, Number(item.querySelector('dd').textContent)]));
+  return {
+    ...numbers(document.querySelector('.ss-card')),
+    sum: document.querySelector('.ss-sum').textContent,
+    rows: [...document.querySelectorAll('[data-stream-id] .ss-state')].map((state) => state.textContent.split(':')[0]),
+  };
+}"""
+
+
+def test_what_is_shown_at_one_moment_adds_up(browser: Browser, site: str) -> None:
+    """The table's rows, the line above it and the model's card have the same streams; sequences are of two kinds."""
+    with watching(browser, site) as staff, watching(browser, site) as visitor:
+        open_live_page(staff)
+        visitor.page.goto(site)
+        ask(visitor.page, "Something long")
+        wait_for_text(visitor.page, 20)
+        expect(staff.page.locator("[data-stream-id] .ss-state").first).to_have_text("running")
+        shown = staff.page.evaluate(SHOWN)
+        states = [shown["rows"].count(state) for state in ("starting", "running", "parked")]
+        assert [shown[f"Streams now: {name}"] for name in ("Starting", "Running", "Parked")] == states
+        assert shown["Streams now: Streams"] == sum(states) == len(shown["rows"])
+        assert shown["sum"].startswith(f"{len(shown['rows'])} stream")
+        in_engine = [shown[f"In the engine now: {name}"] for name in ("Sequences", "Running", "Waiting")]
+        assert in_engine[0] == in_engine[1] + in_engine[2]
+        for words in ("Last 5 min", "Since the engine began", "tokens/s, last 5 s", "Capacity, last"):
+            expect(staff.page.locator(".ss-card")).to_contain_text(words)
+        visitor.page.keyboard.press("Escape")
+        wait_for_status(visitor.page, "Stopped")
+
+
 def test_an_answer_is_watched_from_the_admin(browser: Browser, site: str) -> None:
     """The link on the stream's page opens a watch that shows what the log holds to its end, and is recorded."""
     with watching(browser, site) as staff, watching(browser, site) as visitor:

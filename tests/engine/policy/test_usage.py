@@ -72,11 +72,18 @@ def test_readers_are_counted_by_how_long_they_can_go_on() -> None:
     usage, prompt = Usage(1.0), Sequence(request(2, sampling=LONG))
     running = [begun(10, 10), begun(40, 0), begun(55, 0), begun(10, 10, is_away=True), prompt]
     usage.look(running, 0.5)
-    assert usage.readers == {"hungry": 1, "ahead": 2, "away": 1}
+    assert usage.readers(running) == {"hungry": 1, "ahead": 2, "away": 1}
     usage.look(running, 1.6)
-    assert usage.readers == {"late": 1, "hungry": 1, "ahead": 1, "away": 1}
+    assert usage.readers(running) == {"late": 1, "hungry": 1, "ahead": 1, "away": 1}
     usage.look([], 1.7)
-    assert usage.readers.total() == 4
+    assert usage.readers(running).total() == 4
+
+
+def test_only_running_answers_have_readers_that_count() -> None:
+    """One that has ended since the last look is not counted, nor is one that has begun."""
+    usage, staying, leaving, coming = Usage(1.0), begun(10, 10), begun(10, 10), begun(10, 10)
+    usage.look([staying, leaving], 0.5)
+    assert usage.readers([staying, coming]) == {"hungry": 1}
 
 
 def test_an_idle_engine_has_no_readers() -> None:
