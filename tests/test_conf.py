@@ -221,10 +221,10 @@ def test_classes_are_no_engine_setting() -> None:
 
 
 def test_the_field_of_thoughts_is_a_setting() -> None:
-    """REASONING_FIELD is `reasoning_content` unless it is set; in tests too."""
-    assert read(ECHO)[0].reasoning_field == "reasoning_content"
+    """Thoughts are in both fields unless REASONING_FIELD is set; in tests too."""
+    assert read(ECHO)[0].reasoning_field == "both"
     for testing in (False, True):
-        assert read({**ECHO, "REASONING_FIELD": "both", "TESTING": testing})[0].reasoning_field == "both"
+        assert read({**ECHO, "REASONING_FIELD": "reasoning", "TESTING": testing})[0].reasoning_field == "reasoning"
 
 
 def test_tests_are_served_in_their_own_process() -> None:

@@ -32,10 +32,11 @@ async def messages(call: Call, site: Site) -> Reply:
     asked = request.parse(fields, site.limits, default_model=site.default_model)
     stream = await _start(call, site, asked, once_of(call, "messages", fields))
     if asked.stream:
-        body = Delivery(site.streams, stream, message.encoder_for(stream), pace=asked.pace)
+        encoder = message.encoder_for(stream, shows_thinking=asked.shows_thinking)
+        body = Delivery(site.streams, stream, encoder, pace=asked.pace)
         return Reply(body=body, headers=id_header(call.request_id))
     events = await call.wait(collect(site.streams, stream))
-    whole = message.collect(events, **message.identity(stream))
+    whole = message.collect(events, shows_thinking=asked.shows_thinking, **message.identity(stream))
     return json_reply(whole, headers={"X-Stream-Id": stream.id, **id_header(call.request_id)})
 
 
@@ -63,8 +64,10 @@ async def _start(call: Call, site: Site, asked: MessagesRequest, once: Once | No
         try:
             return await call.start(site, generate, on_disconnect, once=once)
         except BadRequest as error:
-            if error.param == "chat_template_kwargs" and not asked.asks_for_thinking and generate.chat_template_kwargs:
-                generate = replace(generate, chat_template_kwargs={})
+            is_of_kwargs = error.param == "chat_template_kwargs"
+            if is_of_kwargs and not asked.asks_for_thinking and generate.chat_template_kwargs != asked.template_kwargs:
+                generate = replace(generate, chat_template_kwargs=asked.template_kwargs)
                 continue
-            error.param = request.field_of(error.param, generate)
+            if not (is_of_kwargs and asked.template_kwargs):
+                error.param = request.field_of(error.param, generate)
             raise

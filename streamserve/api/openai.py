@@ -17,7 +17,8 @@ from streamserve.api import native as native_api
 from streamserve.api.anthropic import id_header
 from streamserve.api.call import Call, Reply, Site, StoredChats, json_reply, with_class
 from streamserve.api.idempotency import once_of, part_of
-from streamserve.api.resume import ANTHROPIC, OPENAI, gone, gone_reply, stream_of_event
+from streamserve.api.resume import ANTHROPIC, OPENAI, counting_pace, gone, gone_reply, stream_of_event
+from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects import native
 from streamserve.dialects.anthropic import message as anthropic_message
 from streamserve.dialects.openai import chat as openai_chat
@@ -29,6 +30,7 @@ from streamserve.dialects.pace import Pace, pace_of_query
 from streamserve.protocol.errors import BadRequest, Forbidden, NotFinished, NotFound, StreamserveError, no_model
 from streamserve.protocol.events import SUCCESS_REASONS, LoggedEvent, Usage
 from streamserve.protocol.measures import RESPONSES
+from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.quota import Places
 from streamserve.streams.reader.delivery import Delivery, JoinedDelivery
 from streamserve.streams.reader.follow import collect
@@ -59,19 +61,48 @@ async def chat_completions(call: Call, site: Site) -> Reply:
         except BaseException:
             stream.abandon()
             raise
+    shown: dict[str, Any] = {
+        "include_reasoning": asked.include_reasoning,
+        "reasoning_field": site.reasoning_field,
+        "return_token_ids": asked.return_token_ids,
+        "prompt_token_ids": await _prompt_ids(call, site, stream, request) if asked.return_token_ids else None,
+    }
     if asked.stream:
         encoder = openai_chat.encoder_for(
             stream,
             include_usage=asked.include_usage,
+            continuous_usage=asked.continuous_usage,
             include_obfuscation=asked.include_obfuscation,
-            reasoning_field=site.reasoning_field,
+            **shown,
         )
-        return Reply(body=Delivery(site.streams, stream, encoder, pace=asked.pace))
+        pace = counting_pace(asked.pace, stream) if asked.continuous_usage else asked.pace
+        return Reply(body=Delivery(site.streams, stream, encoder, pace=pace))
     events = await call.wait(collect(site.streams, stream))
-    whole = openai_chat.collect(events, reasoning_field=site.reasoning_field, **openai_chat.identity(stream))
+    whole = openai_chat.collect(events, **shown, **openai_chat.identity(stream))
     if asked.store and site.stored_chats is not None:
         await site.stored_chats.fill(stream.id)
     return json_reply(whole, headers={"X-Stream-Id": stream.id})
+
+
+async def _prompt_ids(call: Call, site: Site, stream: Stream, request: GenerateRequest) -> tuple[int, ...]:
+    """Return the ids of a stream's prompt. Ends the stream and raises where it has none to show."""
+    try:
+        if not stream.has_token_ids or isinstance(site.clients[stream.model], PipelineClient):
+            message = f"return_token_ids is not supported by {stream.model}: its tokens have no ids here. Leave it out."
+            raise BadRequest(message, code="unsupported_parameter", param=_IDS)
+        asked = site.with_own_system(request)
+        if asked.has_public_system:
+            message = (
+                f"{_IDS} would show this server's own system prompt. Send messages with one of yours, or a prompt."
+            )
+            raise BadRequest(message, code="conflicting_fields", param=_IDS)
+        return await call.wait(site.clients[stream.model].tokenize(asked))
+    except BaseException:
+        stream.abandon()
+        raise
+
+
+_IDS = "return_token_ids"
 
 
 def _messages_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -198,10 +229,13 @@ async def completions(call: Call, site: Site) -> Reply:
     body = await call.json(site.limits)
     asked = openai_completions.parse(body, site.limits, default_model=site.default_model)
     streams = await _start_all(call, site, asked, once_of(call, "completions", body))
+    prompt_ids = await _prompts_ids(call, site, streams, asked) if asked.return_token_ids else None
     if asked.stream:
-        return Reply(body=_delivery(site, streams, asked))
+        return Reply(body=_delivery(site, streams, asked, prompt_ids))
     events = await call.wait(_collect_all(site, streams))
-    whole = openai_completions.collect(list(zip(streams, events, strict=True)), shows_prompt=asked.shows_prompt)
+    whole = openai_completions.collect(
+        list(zip(streams, events, strict=True)), shows_prompt=asked.shows_prompt, prompt_token_ids=prompt_ids
+    )
     return json_reply(whole, headers={"X-Stream-Id": ", ".join(stream.id for stream in streams)})
 
 
@@ -229,17 +263,40 @@ async def _start_all(call: Call, site: Site, asked: CompletionRequest, once: Onc
     return streams
 
 
-def _delivery(site: Site, streams: list[Stream], asked: CompletionRequest) -> Delivery | JoinedDelivery:
+async def _prompts_ids(
+    call: Call, site: Site, streams: list[Stream], asked: CompletionRequest
+) -> list[tuple[int, ...]]:
+    """Return the ids of each stream's prompt. Where there are none, all streams end."""
+    try:
+        asking = zip(streams, asked.generates, strict=True)
+        return [await _prompt_ids(call, site, stream, request) for stream, request in asking]
+    except BaseException:
+        for stream in streams:
+            stream.abandon()
+        raise
+
+
+def _delivery(
+    site: Site, streams: list[Stream], asked: CompletionRequest, prompt_ids: list[tuple[int, ...]] | None
+) -> Delivery | JoinedDelivery:
+    shown: dict[str, Any] = {
+        "include_usage": asked.include_usage,
+        "continuous_usage": asked.continuous_usage,
+        "return_token_ids": asked.return_token_ids,
+    }
     if len(streams) == 1:
-        encoder = CompletionEncoder(streams[0], include_usage=asked.include_usage)
-        return Delivery(site.streams, streams[0], encoder, pace=asked.pace)
+        prompt = None if prompt_ids is None else prompt_ids[0]
+        encoder = CompletionEncoder(streams[0], prompt_token_ids=prompt, **shown)
+        pace = counting_pace(asked.pace, streams[0]) if asked.continuous_usage else asked.pace
+        return Delivery(site.streams, streams[0], encoder, pace=pace)
     joined = Joined(len(streams), include_usage=asked.include_usage)
     parts: list[tuple[Stream, CompletionEncoder]] = []
     for stream in streams:
         encoder = CompletionEncoder(
             stream,
-            include_usage=asked.include_usage,
+            prompt_token_ids=None if prompt_ids is None else prompt_ids[len(parts)],
             joined=joined,
+            **shown,
             completion_id=openai_completions.id_of(streams[0]),
             first_index=sum(one.request.n for one, _ in parts),
         )

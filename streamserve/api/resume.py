@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from streamserve.api.call import Call, Reply, Site
 from streamserve.dialects.anthropic import message
 from streamserve.dialects.base import Encoder
 from streamserve.dialects.native import FORMATS, NativeEncoder, TextEncoder, TokensEncoder, query_values
 from streamserve.dialects.openai import chat as openai_chat
+from streamserve.dialects.openai import completions
 from streamserve.dialects.openai.completions import CompletionEncoder
-from streamserve.dialects.pace import pace_of_query, refuse_silent
+from streamserve.dialects.pace import Pace, pace_of_query, refuse_silent
 from streamserve.protocol.errors import BadRequest, Gone, NotFound
-from streamserve.protocol.ids import parse_event_id
+from streamserve.protocol.ids import num_frames_seen, parse_event_id
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.stream import Stream
 
@@ -63,32 +66,65 @@ def resume(
     default_format: str = "native",
 ) -> Reply:
     """Return the events after `after`; 204 to a reader that has all of them."""
-    encoder, pace = _chosen_encoder(site, stream, query, default_format), pace_of_query(query_values(query))
+    encoder, counts = _chosen_encoder(call, site, stream, query, default_format, after or 0)
+    pace = pace_of_query(query_values(query))
     refuse_silent(query, query.get("format", default_format))
     if after is None or not 0 <= after <= stream.last_seq:
         return gone_reply(call, not_there(stream, after))
     if stream.terminal is not None and after >= stream.last_seq:
         return Reply(status=204)
+    pace = counting_pace(pace, stream) if counts else pace
     return Reply(body=Delivery(site.streams, stream, encoder, after=after, pace=pace))
 
 
-def _chosen_encoder(site: Site, stream: Stream, query: Mapping[str, str], default_format: str) -> Encoder:
-    """Return the encoder that the query names. `include_usage` repeats the option of the request."""
+def counting_pace(pace: Pace, stream: Stream) -> Pace:
+    """Return the pace of a reader that counts by its chunks: where tokens have no ids each has a frame of its own."""
+    return pace if stream.has_token_ids else replace(pace, interval_ms=0)
+
+
+def _chosen_encoder(
+    call: Call, site: Site, stream: Stream, query: Mapping[str, str], default_format: str, after: int
+) -> tuple[Encoder, bool]:
+    """Return the encoder that the query names, and whether it counts in every chunk.
+
+    The query repeats the options of the request: what its chunks have.
+    """
     format_ = query.get("format", default_format)
     if format_ not in RESUME_FORMATS:
         raise BadRequest(f"'format' is one of {', '.join(RESUME_FORMATS)}.", param="format")
-    include_usage = query.get("include_usage", "false")
-    if include_usage not in ("true", "false"):
-        raise BadRequest("'include_usage' is true or false.", param="include_usage")
+    include_usage = _flag(query, "include_usage")
+    counts = include_usage and _flag(query, "continuous_usage_stats")
+    shown: dict[str, Any] = {"include_usage": include_usage, "continuous_usage": counts}
+    ids, reasoning, thinking = (
+        _flag(query, "return_token_ids"),
+        _flag(query, "include_reasoning", default=True),
+        _flag(query, "show_thinking", default=True),
+    )
+    event_id = call.headers.get("last-event-id", "")
+
+    def place(dialect: str) -> dict[str, Any]:
+        return {"after": after, "num_seen": num_frames_seen(event_id, dialect)}
+
     if format_ == OPENAI:
-        return openai_chat.encoder_for(
-            stream, include_usage=include_usage == "true", reasoning_field=site.reasoning_field
-        )
+        options: dict[str, Any] = {
+            **shown,
+            "return_token_ids": ids,
+            "include_reasoning": reasoning,
+            **place(openai_chat.DIALECT),
+        }
+        return openai_chat.encoder_for(stream, reasoning_field=site.reasoning_field, **options), counts
     if format_ == ANTHROPIC:
-        return message.encoder_for(stream)
+        return message.encoder_for(stream, shows_thinking=thinking, **place(message.DIALECT)), False
     if format_ == COMPLETIONS:
-        return CompletionEncoder(stream, include_usage=include_usage == "true")
-    return encoder_for(format_, stream)
+        return CompletionEncoder(stream, **shown, return_token_ids=ids, **place(completions.DIALECT)), counts
+    return encoder_for(format_, stream), False
+
+
+def _flag(query: Mapping[str, str], name: str, *, default: bool = False) -> bool:
+    value = query.get(name, "true" if default else "false")
+    if value not in ("true", "false"):
+        raise BadRequest(f"'{name}' is true or false.", param=name)
+    return value == "true"
 
 
 def gone() -> Gone:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from streamserve.protocol.errors import StreamserveError, error_for
 from streamserve.protocol.events import (
@@ -26,6 +26,7 @@ from streamserve.protocol.events import (
     Status,
     Token,
 )
+from streamserve.protocol.ids import event_id, frame_id
 
 
 class Encoder(Protocol):
@@ -33,10 +34,10 @@ class Encoder(Protocol):
 
     `first_bytes` are sent at once, before any event; `keepalive` after silence, only between events; b"" means the
     dialect has none. `keepalive_event` is a keepalive that page scripts can see. `encode` returns the frames of one
-    event, b"" for an event this dialect does not show; the SSE `id:` line stands on the last frame of the event only.
-    One that `takes_snapshots` can begin anywhere: it is given a `Snapshot` for what a reader far behind lacks, and not
-    fed what its reader has. `going_away` returns the last bytes for a reader whose stream is not over when its server
-    stops; b"" where the missing end is enough.
+    event, b"" for an event this dialect does not show; the last of them has the event's id (see `FrameIds` for those
+    before it). One that `takes_snapshots` can begin anywhere: it is given a `Snapshot` for what a reader far behind
+    lacks, and not fed what its reader has. `going_away` returns the last bytes for a reader whose stream is not over
+    when its server stops; b"" where the missing end is enough.
     """
 
     content_type: str
@@ -51,6 +52,41 @@ class Encoder(Protocol):
     def going_away(self, notice: GoingAway) -> bytes: ...
 
     def encode(self, logged: LoggedEvent) -> bytes: ...
+
+
+T = TypeVar("T")
+
+
+class FrameIds:
+    """The ids of the frames of a dialect that shows one event in several: each is a place to resume from.
+
+        event 4        ──►  id: log-4
+        events 5 to 9  ──►  id: log-4:c1   role       the first frame after event 4
+                            id: log-9      content    event 9, and with it the joined events before it
+
+    Invariant: the frames before an event's last one are the same however its tokens are joined, so that a reader that
+    resumes with `num_seen` of them lacks exactly the others. The last one is never left out.
+    """
+
+    def __init__(self, log_id: str, dialect: str, *, after: int = 0, num_seen: int = 0) -> None:
+        self._log_id, self._dialect = log_id, dialect
+        self._seq = 0  # of the event before
+        self._after, self._num_seen = after, num_seen
+
+    def of(self, seq: int, frames: Sequence[T]) -> list[tuple[T, str | None]]:
+        """Return the frames of an event that the reader lacks, with their ids; seq 0 is of no event in the log."""
+        if not seq:
+            return [(one, None) for one in frames]
+        before, self._seq = self._seq, seq
+        if not frames:
+            return []
+        num_left_out = 0
+        if self._num_seen and seq > self._after:
+            num_left_out, self._num_seen = min(self._num_seen, len(frames) - 1), 0
+        ids: list[str | None] = [
+            frame_id(self._log_id, before, self._dialect, number) for number in range(1, len(frames))
+        ]
+        return list(zip(frames, [*ids, event_id(self._log_id, seq)], strict=True))[num_left_out:]
 
 
 class TextBlocks:
@@ -135,6 +171,8 @@ def coalesce(events: Sequence[LoggedEvent], *, max_tokens: int | None = None) ->
 
 def _are_alike(a: Token, b: Token) -> bool:
     is_of_prompt = not a.token_ids  # kept apart from the answer
+    if is_of_prompt and a.logprobs and not a.text:  # each choice of a text completion shows it in a frame of its own
+        return False
     return (
         a.choice == b.choice
         and a.index == b.index

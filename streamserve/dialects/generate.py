@@ -47,6 +47,8 @@ _MAX_SEED = 2**63 - 1
 _MAX_MODEL_CHARS = 256
 _MAX_VARIABLE_CHARS = 64
 _MOST_NUMBER = 1_000_000  # of a template's variable
+_MAX_COUNT = 2**31 - 1  # of tokens that an engine counts
+_MAX_MAXIMUM = 2**63 - 1  # of a maximum, which is lowered to what there is
 
 # A prompt as /v1/completions takes it: text, or token ids.
 Prompt = str | tuple[int, ...]
@@ -65,16 +67,16 @@ def sampling_fields(limits: Limits) -> Mapping[str, Reader]:
     """Return the readers of `SamplingParams`' fields, by the same names; `logprobs` is a count."""
     return {
         "temperature": _temperature(limits),
-        "top_k": integer(0, limits.max_top_k),
+        "top_k": _top_k(limits),
         "top_p": number(0.001, 1),
         "min_p": number(0, 1),
         "presence_penalty": number(-2, 2),
         "frequency_penalty": number(-2, 2),
         "repetition_penalty": number(0.1, 10),
         "seed": integer(0, _MAX_SEED),
-        "max_tokens": integer(1, limits.max_tokens),
+        "max_tokens": most_tokens(limits),
         "min_tokens": integer(0, limits.max_tokens),
-        "stop": strings(limits.max_stop_chars, limits.max_stop),
+        "stop": stop_strings(limits),
         "stop_token_ids": list_of(integer(0, _MAX_TOKEN_ID), high=limits.max_stop_token_ids),
         "ignore_eos": boolean,
         "logprobs": integer(0, limits.max_logprobs),
@@ -82,12 +84,32 @@ def sampling_fields(limits: Limits) -> Mapping[str, Reader]:
         "allowed_token_ids": list_of(integer(0, _MAX_TOKEN_ID), low=1, high=limits.max_allowed_token_ids),
         "bad_words": strings(limits.max_bad_word_chars, limits.max_bad_words),
         "include_stop": boolean,
+        "skip_special_tokens": boolean,
+        "truncate_prompt_tokens": _kept_tokens,
     }
 
 
 def prompt_logprobs(limits: Limits) -> Reader:
     """Read how many candidates beside each token of the prompt are asked for: a field of some routes only."""
     return integer(0, limits.max_logprobs)
+
+
+# vLLM's names of fields that have another name here; every route that takes sampling fields takes them.
+ALIASES: Mapping[str, str] = {"include_stop_str_in_output": "include_stop"}
+
+
+def alias_fields(limits: Limits) -> Mapping[str, Reader]:
+    """Return the readers of ALIASES."""
+    return {alias: sampling_fields(limits)[name] for alias, name in ALIASES.items()}
+
+
+def with_own_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with the aliases under their names here."""
+    out = {name: value for name, value in values.items() if name not in ALIASES}
+    for alias, name in ALIASES.items():
+        if alias in values and out.setdefault(name, values[alias]) != values[alias]:
+            raise conflict(f"{name} and {alias} differ; send one of them.", alias)
+    return out
 
 
 @lru_cache(maxsize=8)
@@ -145,6 +167,7 @@ def _variable(value: Any, param: str) -> Any:
 
 def build(values: Mapping[str, Any], limits: Limits, *, default_model: str) -> GenerateRequest:
     """Return the request made of checked fields; other names in `values` are ignored."""
+    values = with_own_names(values)
     refuse_conflicts(values)
     sampling = {name: values[name] for name in (*sampling_fields(limits), "prompt_logprobs") if name in values}
     return GenerateRequest(
@@ -191,6 +214,41 @@ def _refuse_continuation(values: Mapping[str, Any]) -> None:
             )
     elif values.get("echo") and turns is not None:
         raise conflict("echo repeats a prompt, or with continue_final_message the last message.", "echo")
+
+
+def most_tokens(limits: Limits, low: int = 1) -> Reader:
+    """Read a maximum of tokens. A maximum above the site's own is that: the answer may end sooner, with `length`."""
+    number_of_tokens = integer(low, _MAX_MAXIMUM)
+    return lambda value, param: min(number_of_tokens(value, param), limits.max_tokens)
+
+
+def _top_k(limits: Limits) -> Reader:
+    """Read how many of the likeliest tokens are left; 0, and -1 as vLLM has it, are all."""
+    count = integer(-1, limits.max_top_k)
+    return lambda value, param: max(0, count(value, param))
+
+
+def _kept_tokens(value: Any, param: str) -> int:
+    """Read how many tokens of the prompt's end are kept; -1 is as many as fit."""
+    count: int = integer(-1, _MAX_COUNT)(value, param)
+    if not count:
+        wrong_value(param, "must be 1 or more, or -1 for as many as fit")
+    return count
+
+
+def stop_strings(limits: Limits) -> Reader:
+    """Read the strings that end an answer. An empty one ends nothing, and is left out."""
+    several = strings(limits.max_stop_chars, limits.max_stop)
+
+    def reader(value: Any, param: str) -> tuple[str, ...]:
+        if value == "":
+            return ()
+        if isinstance(value, list) and "" in value:
+            value = [one for one in value if one != ""]
+        found: tuple[str, ...] = several(value, param)
+        return found
+
+    return reader
 
 
 def _temperature(limits: Limits) -> Reader:

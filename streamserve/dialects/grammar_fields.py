@@ -2,18 +2,21 @@
 
     {"type": "json_schema", "schema": {…}}     {"type": "json_object"}     {"type": "regex", "pattern": "[0-9]+"}
     {"type": "choice", "choices": ["yes", "no"]}                           {"type": "lark", "grammar": "start: …"}
+    {"type": "gbnf", "grammar": "root ::= …"}
 
     "structured_outputs": {"json": {…}} | {"json_object": true} | {"regex": "…"} | {"choice": ["…"]} | {"grammar": "…"}
     "guided_json": {…}     "guided_regex": "…"     "guided_choice": ["…"]     "guided_grammar": "…"
 
-The last row are the names of vLLM before 0.12, which many programs still send; of all names one may be sent. Types,
-sizes and combinations are checked here; whether the grammar is one is found at acceptance, where it is compiled
+The last row are the names of vLLM before 0.12, which many programs still send; of all names one may be sent. A grammar
+that is text alone, as in `guided_grammar` or llama-server's `grammar`, is GBNF where a rule has "::=", else Lark.
+Types, sizes and combinations are checked here; whether the grammar is one is found at acceptance, where it is compiled
 (engine/grammar/). The order of a schema's keys is kept: it is the order of the answer's. Pure.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
@@ -52,6 +55,8 @@ def grammar(limits: Limits) -> Reader:
     }
 
     def reader(value: Any, param: str) -> Grammar:
+        if isinstance(value, str):
+            return _of_source(table["grammar"](value, param))
         values = read(any_object(value, param), table, prefix=param + ".")
         kind = required(values, "type", prefix=param + ".")
         own = _FIELD_OF_KIND.get(kind)
@@ -61,6 +66,8 @@ def grammar(limits: Limits) -> Reader:
                 raise BadRequest(message, code="conflicting_fields", param=f"{param}.{name}")
         if own is None:
             return Grammar(kind=kind)
+        if own == "grammar":
+            return Grammar(kind=kind, value=required(values, own, prefix=param + "."))
         return grammar_of(kind, required(values, own, prefix=param + "."), f"{param}.{own}", limits)
 
     return reader
@@ -78,7 +85,10 @@ def schema_grammar(schema: Mapping[str, Any], param: str, limits: Limits) -> Gra
 
 @lru_cache(maxsize=8)
 def response_format(limits: Limits) -> Reader:
-    """Return the reader of `response_format`; None is plain text. The schema of `json_schema` always binds."""
+    """Return the reader of `response_format`; None is plain text. The schema of `json_schema` always binds.
+
+    It may stand beside the type too, of either type, as llama-server has it.
+    """
     table: Table = {
         "name": tool_name,
         "description": text(0, limits.max_prompt_chars),
@@ -90,13 +100,19 @@ def response_format(limits: Limits) -> Reader:
         asked = any_object(value, param)
         kind = required(asked, "type", prefix=param + ".")
         one_of("text", "json_object", "json_schema")(kind, param + ".type")
-        own = ("json_schema",) if kind == "json_schema" else ()
+        own = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema", "schema")}[kind]
         refuse_unknown(asked, dict.fromkeys(("type", *own), any_object), prefix=param + ".")
-        if kind != "json_schema":
-            return None if kind == "text" else Grammar(kind="json_object")
+        if kind == "text":
+            return None
+        if asked.get("schema") is not None and asked.get("json_schema") is None:
+            where = param + ".schema"
+            return schema_grammar(any_object(asked["schema"], where), where, limits)
+        if kind == "json_object":
+            return Grammar(kind=kind)
+        if asked.get("schema") is not None:
+            raise conflict(f"{param} has a schema twice; send it in json_schema.", f"{param}.schema")
         where = f"{param}.json_schema."
         fields = read(any_object(required(asked, kind, prefix=param + "."), where[:-1]), table, prefix=where)
-        required(fields, "name", prefix=where)
         if "schema" not in fields:
             return Grammar(kind="json_object")
         return schema_grammar(fields["schema"], where + "schema", limits)
@@ -119,12 +135,23 @@ def _json(value: object, param: str, limits: Limits) -> str:
     return out
 
 
-_FIELD_OF_KIND = {"json_schema": "schema", "regex": "pattern", "choice": "choices", "lark": "grammar"}
+def _of_source(source: str) -> Grammar:
+    return Grammar(kind="gbnf" if _GBNF_RULE.search(source) else "lark", value=source)
+
+
+_GBNF_RULE = re.compile(r"^[ \t]*[A-Za-z0-9_-]+[ \t]*::=", re.MULTILINE)
+_FIELD_OF_KIND = {
+    "json_schema": "schema",
+    "regex": "pattern",
+    "choice": "choices",
+    "lark": "grammar",
+    "gbnf": "grammar",
+}
 _MAKERS: Mapping[str, Callable[[Any, str, Limits], Grammar]] = {
     "schema": schema_grammar,
     "pattern": lambda value, param, limits: Grammar(kind="regex", value=value),
     "choices": _choice,
-    "grammar": lambda value, param, limits: Grammar(kind="lark", value=value),
+    "grammar": lambda value, param, limits: _of_source(value),
 }
 
 

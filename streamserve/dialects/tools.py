@@ -30,6 +30,7 @@ from streamserve.protocol.errors import BadRequest, PromptTooLong
 from streamserve.protocol.requests import GenerateRequest, Limits, Tool, ToolChoice
 
 MODES = ("none", "auto", "required")
+_ANY = "any"  # another name of "required", of Mistral's API
 _MAX_ALLOWED = 1024  # names in `allowed_tools`, which are some of the tools
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NAME_RULE = "is a name of 1 to 64 letters, digits, underscores, dashes and dots"
@@ -80,7 +81,8 @@ def several_tools(one: Reader, limits: Limits) -> Reader:
 def tool_choice(value: Any, param: str) -> ToolChoice:
     """Read a mode, one function by its name, or `allowed_tools`: a mode and the functions that it is about."""
     if isinstance(value, str):
-        return ToolChoice(mode=one_of(*MODES)(value, param))
+        mode = one_of(*MODES, _ANY)(value, param)
+        return ToolChoice(mode="required" if mode == _ANY else mode)
     if not isinstance(value, dict):
         wrong_type(value, param, f"one of {', '.join(MODES)}, or an object")
     kind = one_of("function", "allowed_tools")(required(value, "type", prefix=param + "."), param + ".type")

@@ -34,9 +34,9 @@ class Limits:
     max_messages: int = 512
     max_prompt_chars: int = 400_000
     max_tokens: int = 16_384
-    max_n: int = 4
+    max_n: int = 16
     max_prompts: int = 16
-    max_stop: int = 4
+    max_stop: int = 16
     max_stop_chars: int = 64
     max_stop_token_ids: int = 64
     max_logprobs: int = 20
@@ -103,8 +103,9 @@ class SamplingParams:
     `seed` None lets acceptance draw one, which is then fixed for the life of the stream.
     `logit_bias` adds to the logits of token ids, before everything else. Only `allowed_token_ids` may be chosen, where
     there are any; the token sequences of `bad_words` never are. `include_stop` keeps the stop string that ended the
-    answer in its text. `prompt_logprobs` k asks for the log-probabilities of the prompt's own tokens and the k
-    likeliest at each place; None is off.
+    answer in its text, and the text of a stop token. `prompt_logprobs` k asks for the log-probabilities of the prompt's
+    own tokens and the k likeliest at each place; None is off. `skip_special_tokens` False shows special tokens that the
+    model writes. Only the last `truncate_prompt_tokens` tokens of the prompt are kept, -1 as many as fit, None all.
     """
 
     temperature: float = 1.0
@@ -126,6 +127,8 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     include_stop: bool = False
     prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +152,7 @@ class ToolChoice:
     names: tuple[str, ...] = ()
 
 
-GRAMMAR_KINDS = ("json_schema", "json_object", "regex", "choice", "lark")
+GRAMMAR_KINDS = ("json_schema", "json_object", "regex", "choice", "lark", "gbnf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +160,8 @@ class Grammar:
     """What the text of an answer must match. `kind` is one of GRAMMAR_KINDS.
 
     `value` is the JSON schema, as JSON text; the regular expression; the choices, as the JSON text of a list of
-    strings; or the Lark grammar. "json_object" has "". With thoughts or tool calls beside it, it holds for the text
-    blocks only.
+    strings; or the Lark or GBNF grammar. "json_object" has "". With thoughts or tool calls beside it, it holds for the
+    text blocks only.
     """
 
     kind: str
@@ -282,6 +285,7 @@ _RANGES: tuple[tuple[str, float, float, bool], ...] = (
     ("min_tokens", 0, 2**31 - 1, True),
     ("logprobs", 0, 1_000, True),
     ("prompt_logprobs", 0, 1_000, True),
+    ("truncate_prompt_tokens", -1, 2**31 - 1, True),
 )
 _MOST_BIAS = 1e6
 
@@ -304,6 +308,9 @@ def check_sampling(sampling: SamplingParams) -> None:
                 code="invalid_value",
                 param=name,
             )
+    if sampling.truncate_prompt_tokens == 0:
+        message = "truncate_prompt_tokens is 0; the engine takes 1 or more, or -1 for as many as fit."
+        raise BadRequest(message, code="invalid_value", param="truncate_prompt_tokens")
     for name in ("stop", "bad_words"):
         if not all(getattr(sampling, name)):
             raise BadRequest(f"{name} has an empty string. Leave it out.", code="invalid_value", param=name)
@@ -336,7 +343,15 @@ _ADDED_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "filters": ("replay",),
     }
 )
-_ADDED_SAMPLING = ("logit_bias", "allowed_token_ids", "bad_words", "include_stop", "prompt_logprobs")
+_ADDED_SAMPLING = (
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "include_stop",
+    "prompt_logprobs",
+    "skip_special_tokens",
+    "truncate_prompt_tokens",
+)
 _PLAIN: Mapping[str, Any] = msgspec.to_builtins(GenerateRequest(model=""), enc_hook=dict)  # the fields' defaults
 
 

@@ -7,8 +7,8 @@ each kind of server, or none:
     openai         response_format, of chats only
     vllm           response_format; structured_outputs{regex, choice, grammar}: vLLM 0.11 and later
     vllm-guided    response_format; guided_regex, guided_choice, guided_grammar: vLLM before 0.12
-    sglang         response_format; regex, which choices are written as
-    llama-server   response_format of chats, json_schema of prompts; choices as `grammar`, in its GBNF
+    sglang         response_format; regex, which choices are written as; ebnf, which is GBNF
+    llama-server   response_format of chats, json_schema of prompts; `grammar`, which is GBNF, of choices too
     streamserve    grammar, of every kind, on both routes
 
 Pure.
@@ -26,12 +26,19 @@ import msgspec
 from streamserve.clients.remote.config import Dialect
 from streamserve.protocol.errors import BadRequest, CannotContinue
 from streamserve.protocol.events import TEXT
-from streamserve.protocol.requests import GenerateRequest, Grammar, Message, SamplingParams, ShownChoice
+from streamserve.protocol.requests import (
+    MODEL_DEFAULTS,
+    GenerateRequest,
+    Grammar,
+    Message,
+    SamplingParams,
+    ShownChoice,
+)
 
 _JSON_KINDS = ("json_object", "json_schema")
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_OF_NATIVE = {"json_schema": "schema", "regex": "pattern", "choice": "choices", "lark": "grammar"}
+_OF_NATIVE = {"json_schema": "schema", "regex": "pattern", "choice": "choices", "lark": "grammar", "gbnf": "grammar"}
 
 
 def refuse_grammar(grammar: Grammar, server: str, dialect: Dialect, *, is_chat: bool) -> None:
@@ -65,7 +72,7 @@ def grammar_fields(grammar: Grammar | None, server: str, dialect: Dialect, *, is
         return {"response_format": _response_format(kind, value)}
     if server == "sglang" and kind == "choice":
         return {"regex": "|".join(f"({_regex_of(one)})" for one in value)}
-    if server == "llama-server":
+    if server == "llama-server" and kind == "choice":
         return {"grammar": "root ::= " + " | ".join(_gbnf_string(one) for one in value)}
     field, _, inner = dialect.grammars[kind].partition(".")
     return {field: {inner: value} if inner else value}
@@ -103,7 +110,12 @@ _EXTRA = (
     "allowed_token_ids",
     "bad_words",
     "include_stop",
+    "skip_special_tokens",
+    "truncate_prompt_tokens",
 )
+# Of these a server has defaults of the model's own, as we do: a caller who switches one off says so there, too.
+_WITH_DEFAULTS = tuple(name for name in MODEL_DEFAULTS if name in _EXTRA)
+
 CUT = "the connection to the model's server was lost in the middle of this answer. Ask again."
 
 
@@ -180,8 +192,11 @@ def _sampling(request: GenerateRequest, dialect: Dialect) -> dict[str, Any]:
         value = getattr(sampling, name)
         if name == "min_tokens":
             value = max(0, value - num_shown)
-        if name not in unset and value != getattr(_PLAIN, name):
+        is_said = value != getattr(_PLAIN, name) or (name in _WITH_DEFAULTS and name in dialect.fields)
+        if name not in unset and is_said:
             out[dialect.fields[name]] = _plain(name, value)
+    if out.get("top_k") == 0 and dialect.no_top_k:
+        out["top_k"] = dialect.no_top_k
     return out
 
 

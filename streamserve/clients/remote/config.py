@@ -21,7 +21,7 @@ class Dialect:
 
     `grammars`: kinds of grammar it takes, and the field of each (clients/remote/body.py). `continues`: it continues
     a last message of the assistant; with `drops_generation_prompt` only where it is asked for no new turn. `counts`: it
-    gives the usage so far in each chunk when asked to.
+    gives the usage so far in each chunk when asked to. `no_top_k` is its word for `top_k` 0, where that is another.
     """
 
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -30,6 +30,7 @@ class Dialect:
     continues: bool = False
     drops_generation_prompt: bool = False
     counts: bool = False
+    no_top_k: int = 0
 
 
 def _same(*names: str) -> dict[str, str]:
@@ -41,17 +42,22 @@ _USUAL = ("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids"
 
 # Both kinds of vLLM: its fields for grammars have changed, and it ignores those that it does not know.
 _VLLM = Dialect(
-    fields={**_same(*_USUAL, "allowed_token_ids", "bad_words"), "include_stop": "include_stop_str_in_output"},
+    fields={
+        **_same(*_USUAL, "allowed_token_ids", "bad_words", "skip_special_tokens", "truncate_prompt_tokens"),
+        "include_stop": "include_stop_str_in_output",
+    },
     grammars={
         **_JSON,
         "regex": "structured_outputs.regex",
         "choice": "structured_outputs.choice",
         "lark": "structured_outputs.grammar",
+        "gbnf": "structured_outputs.grammar",
     },
     takes_template_kwargs=True,
     continues=True,
     drops_generation_prompt=True,
     counts=True,
+    no_top_k=-1,
 )
 
 SERVERS: Mapping[str, Dialect] = MappingProxyType(
@@ -60,11 +66,18 @@ SERVERS: Mapping[str, Dialect] = MappingProxyType(
         "vllm": _VLLM,
         "vllm-guided": replace(
             _VLLM,
-            grammars={**_JSON, "regex": "guided_regex", "choice": "guided_choice", "lark": "guided_grammar"},
+            grammars={
+                **_JSON,
+                "regex": "guided_regex",
+                "choice": "guided_choice",
+                "lark": "guided_grammar",
+                "gbnf": "guided_grammar",
+            },
         ),
         "sglang": Dialect(
-            fields=_same(*_USUAL),
-            grammars={**_JSON, "regex": "regex", "choice": "regex"},
+            fields={**_same(*_USUAL, "skip_special_tokens"), "include_stop": "no_stop_trim"},
+            grammars={**_JSON, "regex": "regex", "choice": "regex", "gbnf": "ebnf"},
+            no_top_k=-1,
             takes_template_kwargs=True,
             continues=True,
             drops_generation_prompt=True,
@@ -74,13 +87,21 @@ SERVERS: Mapping[str, Dialect] = MappingProxyType(
                 **_same("top_k", "min_p", "ignore_eos", "logit_bias"),
                 "repetition_penalty": "repeat_penalty",
             },
-            grammars={**_JSON, "choice": "grammar"},
+            grammars={**_JSON, "choice": "grammar", "gbnf": "grammar"},
             takes_template_kwargs=True,
             continues=True,
             drops_generation_prompt=True,
         ),
         "streamserve": Dialect(
-            fields=_same(*_USUAL, "allowed_token_ids", "bad_words", "include_stop"),
+            fields=_same(
+                *_USUAL,
+                "allowed_token_ids",
+                "bad_words",
+                "include_stop",
+                "skip_special_tokens",
+                "truncate_prompt_tokens",
+            ),
+            counts=True,
             grammars=dict.fromkeys(GRAMMAR_KINDS, "grammar"),
             takes_template_kwargs=True,
             continues=True,

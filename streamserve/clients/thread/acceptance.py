@@ -143,11 +143,9 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
     """Make a request ready, or raise BadRequest. Tokens already shown is fed to the choices silently."""
     latency_class = _checked_class(config, request)
     tokenizer, vocab_size = engine.tokenizer, engine.runner.vocab_size
-    prompt = encode(tokenizer, request)
-    if request.has_public_system:
-        prompt = replace(prompt, num_public_tokens=engine.public_prefixes.num_tokens(request, prompt.token_ids))
-    num_prompt_tokens = len(prompt.token_ids)
     check_sampling(request.sampling)  # before it is computed with
+    prompt = encode(engine, request)
+    num_prompt_tokens = len(prompt.token_ids)
     rules.check_prompt_logprobs(request, num_prompt_tokens)
     is_scored_first = request.sampling.prompt_logprobs is not None and not request.num_prompt_logprobs
     sampling = resolve_params(
@@ -175,7 +173,7 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
         needs=() if source is None else ("blocks",),
         grammar=grammar,
         bad_word_ids=bad_word_ids,
-        echoes=rules.echoes(tokenizer, request) if request.echo else (),
+        echoes=rules.echoes(tokenizer, request, prompt) if request.echo else (),
         first_scored=prompt.token_ids[0] if is_scored_first else None,
     )
 
@@ -238,15 +236,32 @@ def _source(
     return AnswerSource(tags=format_.tags, make_parser=make_parser, answer=answer, has_echo=has_prompt)
 
 
-def encode(tokenizer: Tokenizer, request: GenerateRequest) -> Prompt:
-    """Render and tokenise; any error of the tokenizer fails this request only."""
+def encode(engine: LoadedEngine, request: GenerateRequest) -> Prompt:
+    """Render, tokenise and truncate; any error of the tokenizer fails this request only."""
     try:
-        return tokenizer.encode(request)
+        prompt = engine.tokenizer.encode(request)
     except StreamserveError:
         raise
     except Exception as error:  # the edge of one request
         logger.exception("tokenizer failed")
         raise BadRequest("the prompt could not be tokenised.", code="tokenizer_error", param="prompt") from error
+    num_kept = _num_kept(request.sampling, engine.max_tokens)
+    if num_kept is not None and num_kept < len(prompt.token_ids):
+        return Prompt(token_ids=prompt.token_ids[-num_kept:])  # of which nothing is the server's own
+    if request.has_public_system:
+        return replace(prompt, num_public_tokens=engine.public_prefixes.num_tokens(request, prompt.token_ids))
+    return prompt
+
+
+def _num_kept(sampling: SamplingParams, limit: int) -> int | None:
+    """Return how many tokens of a prompt are kept at most, None for all.
+
+    As many as fit are those that leave room for `max_tokens`, and never less than half of what the model takes.
+    """
+    asked = sampling.truncate_prompt_tokens
+    if asked is None or asked > 0:
+        return asked
+    return max(1, limit - min(sampling.max_tokens or 1, limit // 2))
 
 
 def resolve_params(
@@ -258,19 +273,18 @@ def resolve_params(
 ) -> SamplingParams:
     """Resolve what the caller left open: sampling fields by the model's `defaults`, the seed, and max_tokens.
 
-    An explicit max_tokens must fit within `limit`; the default is clamped to what does.
+    max_tokens is a maximum: it is lowered to what fits within `limit`. A prompt that leaves no room for a token of an
+    answer does not fit.
     """
     asked = request.sampling.max_tokens
-    if num_prompt_tokens + (1 if asked is None else asked) > limit:
-        with_max_tokens = "" if asked is None else f" with max_tokens={asked:,}"
-        remedy = "Shorten the prompt." if asked is None else "Shorten the prompt or lower max_tokens."
+    if num_prompt_tokens + (1 if asked is None else min(asked, 1)) > limit:
         raise PromptTooLong(
-            f"prompt has {num_prompt_tokens:,} tokens; this model takes {limit:,}{with_max_tokens}. {remedy}",
-            param="max_tokens" if num_prompt_tokens < limit else "prompt",
+            f"prompt has {num_prompt_tokens:,} tokens; this model takes {limit:,} with the answer. Shorten the prompt.",
+            param="prompt",
         )
     room = limit - num_prompt_tokens
     resolved: dict[str, float] = {name: value for name, value in defaults.items() if name in request.unset}
-    resolved["max_tokens"] = asked if asked is not None else min(room, default_max_tokens or room)
+    resolved["max_tokens"] = min(room, (default_max_tokens or room) if asked is None else asked)
     if request.sampling.seed is None:
         resolved["seed"] = secrets.randbits(63)
     return replace(request.sampling, **resolved)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from streamserve.engine.config import BATCH, WARM, EngineConfig, LatencyClass
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.policy.waiting import Patience
 from streamserve.protocol.engine import NUM_RECENT, RATE_SECONDS, CoreStats
-from streamserve.protocol.errors import Overloaded
+from streamserve.protocol.errors import BadRequest, Overloaded
 from streamserve.protocol.metrics import percentile
 
 # Seconds to retry after where the queue is full and no answer has finished yet.
@@ -173,10 +173,15 @@ class AdmissionControl:
     def reserve(self, num_new: int, latency_class: str, tenant: str = "", *, may_refuse: bool = True) -> Iterator[None]:
         """Reserve places in the queue while a prompt is tokenised; refuse more than its bound.
 
+        Raises BadRequest for a request that has more choices than there are places at all.
         A full queue still has places for a tenant with less than its share, which no other can fill: with n
         tenants it holds at most 1 + ln n times its bound. Answers that were accepted before come on top (`may_refuse`
         False): they are no more than the site has streams.
         """
+        most = self._config.max_waiting + self._config.max_num_seqs
+        if num_new > most:
+            message = f"n is {num_new}; this engine holds {most} answers, running and waiting. Lower n."
+            raise BadRequest(message, code="invalid_value", param="n")
         waiting = self._num_waiting(latency_class)
         num_waiting, own = waiting.total(), waiting[tenant] + num_new
         num_places = self._config.max_waiting + max(0, self._config.max_num_seqs - len(self._running))

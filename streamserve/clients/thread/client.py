@@ -123,7 +123,7 @@ class ThreadClient:
         engine, _ = self._require_engine()
         with self._admission.reserve(1, request.latency_class, request.share_of):
             loop = asyncio.get_running_loop()
-            prompt = await loop.run_in_executor(self._tokenizers, encode, engine.tokenizer, request)
+            prompt = await loop.run_in_executor(self._tokenizers, encode, engine, request)
         return prompt.token_ids
 
     async def warm(self, request: GenerateRequest) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from streamserve.engine.grammar.limits import without_place
 from streamserve.engine.grammar.matcher import Matcher
 from streamserve.engine.text.formats.lark import callable_tools
-from streamserve.engine.text.tokenizer import Tokenizer
+from streamserve.engine.text.tokenizer import Prompt, Tokenizer
 from streamserve.protocol.errors import BadRequest, Overloaded, StreamserveError
 from streamserve.protocol.requests import GenerateRequest, Grammar, SamplingParams, Tool
 
@@ -95,12 +96,14 @@ def check_choice(
         raise BadRequest(message, code="conflicting_fields", param="allowed_token_ids")
 
 
-def echoes(tokenizer: Tokenizer, request: GenerateRequest) -> tuple[str, ...]:
+def echoes(tokenizer: Tokenizer, request: GenerateRequest, prompt: Prompt) -> tuple[str, ...]:
     """Return the prompt's text that each choice of a request with `echo` still has to begin with."""
     if request.messages is not None:
         text = request.messages[-1].content
+    elif request.prompt is None or request.sampling.truncate_prompt_tokens is not None:
+        text = tokenizer.decode(prompt.token_ids)
     else:
-        text = tokenizer.decode(request.prompt_token_ids or ()) if request.prompt is None else request.prompt
+        text = request.prompt
     shown = (*request.num_prompt_chars, *[0] * (request.n - len(request.num_prompt_chars)))
     return tuple(text[num_chars:] for num_chars in shown[: request.n])
 
@@ -126,7 +129,7 @@ def constrain(engine: LoadedEngine, prepared: Prepared) -> Prepared:
     try:
         return replace(prepared, matchers=_matchers(engine, prepared, prepared.grammar))
     except BadRequest as error:
-        raise _blamed(engine, request, error) from None
+        raise _blamed(engine, request, prepared.grammar, error) from None
 
 
 def _matchers(engine: LoadedEngine, prepared: Prepared, grammar: Grammar) -> tuple[Matcher, ...]:
@@ -167,8 +170,11 @@ def _arguments(parameters: Mapping[str, Any]) -> Grammar:
     return Grammar(kind="json_schema", value=json.dumps({"type": "object", **parameters}))
 
 
-def _blamed(engine: LoadedEngine, request: GenerateRequest, error: BadRequest) -> BadRequest:
-    """Return the error with the strict tool at fault, if one is by itself; of `tools` where nothing else binds."""
+def _blamed(engine: LoadedEngine, request: GenerateRequest, grammar: Grammar, error: BadRequest) -> BadRequest:
+    """Return the error with the strict tool at fault, if one is by itself; of `tools` where nothing else binds.
+
+    Else the request's own grammar by itself is at fault, where it is: of that of the whole output callers know nothing.
+    """
     for tool in [tool for tool in callable_tools(request) if tool.strict][:_MOST_BLAMED]:
         fault = engine.grammars.fault(_arguments(tool.parameters))
         if fault is not None:
@@ -176,4 +182,7 @@ def _blamed(engine: LoadedEngine, request: GenerateRequest, error: BadRequest) -
             return BadRequest(f"{tool.name}: {fault.message}", code=fault.code, param=param)
     if request.grammar is None:
         error.param = "tools"
-    return error
+        return without_place(error)
+    if request.grammar == grammar:
+        return error
+    return engine.grammars.fault(request.grammar) or without_place(error)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from streamserve.dialects.base import GOING_DOWN, Ending, ending
+from streamserve.dialects.base import GOING_DOWN, Ending, FrameIds, ending
 from streamserve.dialects.openai.chat import DescribesModel, IsStream
 from streamserve.protocol.errors import BadRequest, ErrorBody, to_body
 from streamserve.protocol.events import (
@@ -34,7 +34,6 @@ from streamserve.protocol.events import (
     Token,
     Usage,
 )
-from streamserve.protocol.ids import event_id
 from streamserve.protocol.json_body import loads_written
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, frame, one_line_json
 
@@ -117,6 +116,7 @@ def _place(id_: str, ids: Sequence[str], param: str) -> int:
     return ids.index(id_)
 
 
+DIALECT = "m"  # in the ids of frames
 THINKING, TOOL_USE = "thinking", "tool_use"
 PING = frame('{"type":"ping"}', event="ping")
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -130,10 +130,13 @@ _DELTAS = {
 
 
 class MessageFold:
-    """A fold of the first choice: each event of the log → the message's events, in order."""
+    """A fold of the first choice: each event of the log → the message's events, in order.
 
-    def __init__(self, *, message_id: str, model: str) -> None:
-        self._message_id, self._model = message_id, model
+    `shows_thinking` False leaves the text of the thinking blocks out: they stay, and are empty.
+    """
+
+    def __init__(self, *, message_id: str, model: str, shows_thinking: bool = True) -> None:
+        self._message_id, self._model, self._shows_thinking = message_id, model, shows_thinking
         self._kind = TEXT  # of the log's newest block; text 0 is implied
         self._index = -1  # of the newest block that is shown
         self._is_open = False
@@ -147,7 +150,8 @@ class MessageFold:
             if event.choice == 0 and event.text and self._kind in _DELTAS:
                 yield from self._open()
                 kind, field = _DELTAS[self._kind]
-                yield self._delta({"type": kind, field: event.text})
+                if self._kind != THINKING or self._shows_thinking:
+                    yield self._delta({"type": kind, field: event.text})
         elif isinstance(event, BlockStart):
             if event.choice == 0:
                 yield from self._close()
@@ -244,17 +248,23 @@ class MessageEncoder:
     keepalive = keepalive_event = PING
     takes_snapshots = False
 
-    def __init__(self, log_id: str, *, message_id: str, model: str) -> None:
-        self._log_id = log_id
-        self._fold = MessageFold(message_id=message_id, model=model)
+    def __init__(
+        self,
+        log_id: str,
+        *,
+        message_id: str,
+        model: str,
+        shows_thinking: bool = True,
+        after: int = 0,
+        num_seen: int = 0,
+    ) -> None:
+        self._ids = FrameIds(log_id, DIALECT, after=after, num_seen=num_seen)
+        self._fold = MessageFold(message_id=message_id, model=model, shows_thinking=shows_thinking)
 
     def encode(self, logged: LoggedEvent) -> bytes:
-        """Return the event's frames, `id:` on the last of them."""
+        """Return the event's frames, each with its id."""
         events = list(self._fold.feed(logged.event))
-        if not events:
-            return b""
-        frames = [_frame(one) for one in events[:-1]]
-        return b"".join([*frames, _frame(events[-1], event_id(self._log_id, logged.seq))])
+        return b"".join(_frame(event, id) for event, id in self._ids.of(logged.seq, events))
 
     def going_away(self, notice: GoingAway) -> bytes:
         """Return an error: the official client takes a clean end for a whole answer. The ids before it resume."""
@@ -263,19 +273,24 @@ class MessageEncoder:
         return _frame(_error(end))
 
 
-def identity(stream: IsStream) -> dict[str, str]:
+def identity(stream: IsStream) -> dict[str, Any]:
     """Return what names a message, streamed or whole."""
     return {"message_id": f"msg_{stream.id}", "model": stream.model}
 
 
-def encoder_for(stream: IsStream) -> MessageEncoder:
-    """Return the encoder of that stream: the same bytes for a reader of the answer and for one that resumes it."""
-    return MessageEncoder(stream.log_id, **identity(stream))
+def encoder_for(stream: IsStream, **options: Any) -> MessageEncoder:
+    """Return the encoder of that stream: the same bytes for a reader of the answer and for one that resumes it.
+
+    `options` are those of `MessageEncoder`.
+    """
+    return MessageEncoder(stream.log_id, **options, **identity(stream))
 
 
-def collect(events: Iterable[LoggedEvent], *, message_id: str, model: str) -> dict[str, Any]:
+def collect(
+    events: Iterable[LoggedEvent], *, message_id: str, model: str, shows_thinking: bool = True
+) -> dict[str, Any]:
     """Return the whole log as one `message`; raise the error that it ended in."""
-    fold = MessageFold(message_id=message_id, model=model)
+    fold = MessageFold(message_id=message_id, model=model, shows_thinking=shows_thinking)
     message: dict[str, Any] = {}
     pieces: list[str] = []  # of the open block
     for logged in events:

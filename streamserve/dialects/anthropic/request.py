@@ -7,8 +7,9 @@ turn of the assistant is the beginning of the answer. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +22,7 @@ from streamserve.dialects.fields import (
     boolean,
     conflict,
     integer,
+    list_of,
     object_of,
     one_of,
     read,
@@ -28,7 +30,7 @@ from streamserve.dialects.fields import (
     shorten,
     text,
 )
-from streamserve.dialects.generate import build, request_fields, sampling_fields, strings
+from streamserve.dialects.generate import build, most_tokens, request_fields, sampling_fields, stop_strings
 from streamserve.dialects.grammar_fields import schema_grammar
 from streamserve.dialects.messages import refuse_too_long
 from streamserve.dialects.native import ON_DISCONNECT
@@ -39,6 +41,7 @@ from streamserve.protocol.requests import GenerateRequest, Grammar, Limits, Mess
 
 _WORD = text(0, 512)
 _MAX_BUDGET = 2**31 - 1
+_MAX_EDITS = 16
 
 # Accepted, checked for their type, and without effect on an answer (docs/anthropic.md).
 IGNORED: Table = {
@@ -64,7 +67,9 @@ _MODES = {"auto": "auto", "any": "required", "none": "none", "tool": "required"}
 class MessagesRequest:
     """A checked body. `on_disconnect` is "" and `latency_class` None where the caller left them open.
 
-    `asks_for_thinking`: the caller has set what the chat template's variables come from.
+    `asks_for_thinking`: the caller has set what the chat template's variables come from; else the request has some of
+    ours beside the caller's own `template_kwargs`, which a template may lack. `shows_thinking` False leaves the text of
+    thoughts out of the response.
     """
 
     generate: GenerateRequest
@@ -73,6 +78,8 @@ class MessagesRequest:
     on_disconnect: str = ""
     pace: Pace = SITES_OWN
     asks_for_thinking: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    shows_thinking: bool = True
 
 
 def parse(
@@ -82,9 +89,11 @@ def parse(
     values = read(body, _table(limits))
     if needs_max_tokens:
         required(values, "max_tokens")
-    _refuse_long_thinking(values)
+    _refuse_long_thinking(values, body.get("max_tokens"))
+    _refuse_edits(values, body)
     config = values.get("output_config", {})
     asks_for_thinking = "thinking" in values or config.get("effort") is not None
+    named = values.get("chat_template_kwargs", {})
     kwargs = {**values.get("thinking", {"kwargs": _OFF})["kwargs"]}
     if config.get("effort") is not None:
         kwargs["reasoning_effort"] = _LEVELS[config["effort"]]
@@ -93,7 +102,7 @@ def parse(
         fields["stop"] = values["stop_sequences"]
     if "messages" in values:
         fields |= _conversation(values["messages"], values.get("system", ""), limits)
-        fields["chat_template_kwargs"] = kwargs
+        fields["chat_template_kwargs"] = {**kwargs, **named}
     elif "input" not in values:
         required(values, "messages")
     elif "system" in values:
@@ -107,7 +116,9 @@ def parse(
         stream=values.get("stream", False),
         on_disconnect=values.get("on_disconnect", ""),
         pace=pace_of(values),
+        template_kwargs=named,
         asks_for_thinking=asks_for_thinking,
+        shows_thinking=values.get("thinking", {}).get("display") != "omitted",
     )
 
 
@@ -122,10 +133,11 @@ def _table(limits: Limits) -> Table:
     return {
         **{name: shared[name] for name in (*_SHARED_SAMPLING, *_SHARED)},
         "metadata": lambda value, param: shared["metadata"](_without_nulls(value), param),
-        "max_tokens": integer(1, limits.max_tokens),
+        "max_tokens": most_tokens(limits),
         "messages": conversation.messages(limits),
         "system": conversation.system,
-        "stop_sequences": strings(limits.max_stop_chars, limits.max_stop),
+        "stop_sequences": stop_strings(limits),
+        "chat_template_kwargs": shared["chat_template_kwargs"],
         "stream": boolean,
         "on_disconnect": one_of(*ON_DISCONNECT),
         **PACE,
@@ -136,7 +148,7 @@ def _table(limits: Limits) -> Table:
         "service_tier": one_of(*_TIERS),
         **IGNORED,
         "container": _unsupported("This server runs no code for a model; leave it out."),
-        "context_management": _unsupported("Shorten the messages yourself.", {}, {"edits": []}),
+        "context_management": object_of({"edits": list_of(any_object, high=_MAX_EDITS)}),
         "mcp_servers": _unsupported("Send what their tools are as tools.", []),
         # The code on which the client's `tool_runner` and `thread` send the whole conversation instead.
         "thread": _unsupported("Send the whole conversation as messages.", code="thread_unsupported_request"),
@@ -167,7 +179,7 @@ def _latency_class(values: Mapping[str, Any]) -> str | None:
 
 
 def _thinking(value: Any, param: str) -> dict[str, Any]:
-    """Return `kwargs` for the chat template, and `budget_tokens` if there is one. Thoughts are always shown whole."""
+    """Return `kwargs` for the chat template, and `budget_tokens` and `display` if there are such."""
     thinking = any_object(value, param)
     kind = required(thinking, "type", prefix=param + ".")
     one_of("enabled", "disabled", "adaptive")(kind, param + ".type")
@@ -176,17 +188,74 @@ def _thinking(value: Any, param: str) -> dict[str, Any]:
     fields = read(thinking, {"type": one_of(kind), **budget, **shown}, prefix=param + ".")
     if kind == "enabled":
         required(fields, "budget_tokens", prefix=param + ".")
-    if fields.get("display") == "omitted":
-        where = param + ".display"
-        message = f"{where}: this server shows thoughts as they are. Leave it out, or send the type disabled."
-        raise BadRequest(message, code="unsupported_parameter", param=where)
     return {**fields, "kwargs": {"enabled": _ON, "disabled": _OFF, "adaptive": {}}[kind]}
 
 
-def _refuse_long_thinking(values: Mapping[str, Any]) -> None:
-    budget, most = values.get("thinking", {}).get("budget_tokens", 0), values.get("max_tokens")
+def _refuse_long_thinking(values: Mapping[str, Any], most: int | None) -> None:
+    """Raise BadRequest for a budget that is not below `most`, the maximum as it was sent."""
+    budget = values.get("thinking", {}).get("budget_tokens", 0)
     if most is not None and budget >= most:
         raise conflict("thinking.budget_tokens must be below max_tokens.", "thinking.budget_tokens")
+
+
+# Edits of `context_management` that begin at a size of the prompt: the size in tokens where the edit names none.
+_TRIGGERS = {"clear_tool_uses_20250919": 100_000, "compact_20260112": 150_000}
+_CLEAR_THINKING = "clear_thinking_20251015"
+_KEPT_TOOL_USES, _KEPT_THINKING_TURNS = 3, 1
+# A token is a byte of the text at least, and a template writes fewer tokens than these around a block.
+_TOKENS_OF_A_BLOCK = 64
+
+
+def _refuse_edits(values: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    """Raise BadRequest for an edit of the conversation that would change it; the others are as if they were made."""
+    for index, edit in enumerate(values.get("context_management", {}).get("edits", ())):
+        if not _changes_nothing(edit, body):
+            where = f"context_management.edits[{index}]"
+            message = (
+                f"{where} may change the conversation, which this server never edits. Shorten the messages yourself."
+            )
+            raise BadRequest(message, code="unsupported_parameter", param="context_management")
+
+
+def _changes_nothing(edit: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
+    """Return whether it is certain that an edit leaves the conversation as it is."""
+    kind, blocks = edit.get("type"), list(_blocks_of(body))
+    kept: object = edit.get("keep")
+    if kind == _CLEAR_THINKING:
+        num_turns: int = sum(_has_thinking(turn) for turn in body.get("messages") or ())
+        return bool(kept == "all" or num_turns <= _value_of(kept, "thinking_turns", _KEPT_THINKING_TURNS))
+    if not isinstance(kind, str) or kind not in _TRIGGERS:
+        return False
+    num_calls: int = sum(block.get("type") == "tool_use" for block in blocks)
+    if kind != "compact_20260112" and num_calls <= _value_of(kept, "tool_uses", _KEPT_TOOL_USES):
+        return True
+    trigger = edit.get("trigger")
+    if isinstance(trigger, dict) and trigger.get("type") == "tool_uses":
+        return num_calls <= _value_of(trigger, "tool_uses", -1)
+    parts = [body.get(name) for name in ("system", "messages", "tools")]
+    num_bytes = len(json.dumps(parts, ensure_ascii=False).encode(errors="replace"))
+    num_tokens: int = num_bytes + _TOKENS_OF_A_BLOCK * (len(blocks) + len(body.get("tools") or ()) + 1)
+    return num_tokens <= _value_of(trigger, "input_tokens", _TRIGGERS[kind])
+
+
+def _value_of(asked: Any, kind: str, default: int) -> int:
+    """Return the number in `{"type": kind, "value": 3}`, `default` where nothing is asked, -1 for anything else."""
+    if asked is None:
+        return default
+    value = asked.get("value") if isinstance(asked, dict) and asked.get("type") == kind else None
+    return value if type(value) is int else -1
+
+
+def _blocks_of(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the blocks of a checked body's messages; a text by itself is one."""
+    for turn in body.get("messages") or ():
+        content = turn.get("content")
+        yield from content if isinstance(content, list) else [{"type": "text"}]
+
+
+def _has_thinking(turn: Mapping[str, Any]) -> bool:
+    content = turn.get("content")
+    return isinstance(content, list) and any(block.get("type") == "thinking" for block in content)
 
 
 def _format(limits: Limits) -> Reader:

@@ -2,18 +2,21 @@
 
 Shapes as the official client's types have them (openai 3.52, `types/chat`). A failure after the head is one
 `data: {"error": {…}}`, which makes that client raise, and then no `[DONE]`. Text blocks are `content`. Thinking is
-`reasoning_content`, a field that other servers added; the public API has none. A tool_use block is one of `tool_calls`:
-its id and name first, then its arguments piece by piece. Citations with a url are `annotations`. Pure folds; bodies are
-parsed in request.py.
+`reasoning_content` and `reasoning`, fields that other servers added; the public API has none. A tool_use block is one
+of `tool_calls`: its id and name first, then its arguments piece by piece. Citations with a url are `annotations`. Token
+ids, where they are asked for, are in vLLM's fields. Pure folds; bodies are parsed in request.py.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
-from streamserve.dialects.base import GOING_DOWN, ending, successful
+from streamserve import __version__
+from streamserve.dialects.base import GOING_DOWN, FrameIds, ending, successful
 from streamserve.dialects.openai.parts import FIELD, Annotations, is_of_prompt, prompt_logprobs_json, without_prompt
 from streamserve.dialects.openai.request import ChatRequest, parse
 from streamserve.protocol.errors import ErrorBody, to_body
@@ -31,7 +34,6 @@ from streamserve.protocol.events import (
     Usage,
     is_terminal,
 )
-from streamserve.protocol.ids import event_id
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame, one_line_json
 
@@ -53,7 +55,8 @@ __all__ = [
 _OBFUSCATED_CHARS = 64
 THINKING, TOOL_USE = "thinking", "tool_use"
 # Values of the setting REASONING_FIELD: which field of a delta or message has the thinking. The first is the default.
-REASONING_FIELDS = ("reasoning_content", "reasoning", "both")
+REASONING_FIELDS = ("both", "reasoning_content", "reasoning")
+DIALECT = "c"  # in the ids of frames
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -124,14 +127,23 @@ class ChatEncoder:
         model: str,
         created: int,
         include_usage: bool = False,
+        continuous_usage: bool = False,
         include_obfuscation: bool = False,
+        include_reasoning: bool = True,
         reasoning_field: str = REASONING_FIELDS[0],
+        return_token_ids: bool = False,
+        prompt_token_ids: Sequence[int] | None = None,
         n: int = 1,
+        after: int = 0,
+        num_seen: int = 0,
     ) -> None:
-        self._log_id = log_id
-        self._head = {"id": completion_id, "object": "chat.completion.chunk", "created": created, "model": model}
+        self._ids = FrameIds(log_id, DIALECT, after=after, num_seen=num_seen)
+        self._head = {**_head(completion_id, created, model), "object": "chat.completion.chunk"}
         self._include_usage, self._include_obfuscation = include_usage, include_obfuscation
-        self._reasoning_field = reasoning_field
+        self._counts = UsageSoFar() if continuous_usage else None
+        self._reasoning_field = reasoning_field if include_reasoning else None
+        self._has_ids = return_token_ids
+        self._prompt_token_ids = prompt_token_ids  # until the first chunk has shown them
         self._n = n
         self._blocks, self._annotations = _Blocks(), Annotations(n)
         self._has_token_ids = True
@@ -139,12 +151,8 @@ class ChatEncoder:
         self._finished: set[int] = set()
 
     def encode(self, logged: LoggedEvent) -> bytes:
-        """Return the event's frames, `id:` on the last of them."""
-        data = self._data(logged.event)
-        if not data:
-            return b""
-        frames = [frame(one) for one in data[:-1]]
-        return b"".join([*frames, frame(data[-1], id=event_id(self._log_id, logged.seq))])
+        """Return the event's frames, each with its id."""
+        return b"".join(frame(data, id=id) for data, id in self._ids.of(logged.seq, self._data(logged.event)))
 
     def going_away(self, notice: GoingAway) -> bytes:
         """Return an error: the clients of this API take a clean end for a whole answer. The ids before it resume."""
@@ -163,6 +171,8 @@ class ChatEncoder:
         if isinstance(event, Meta):
             self._head["created"] = event.created  # the log's, also in a process that has only the row
             self._has_token_ids = event.has_token_ids
+            if self._counts is not None:
+                self._counts.begin(event)
         return self._end(event) if is_terminal(event) else []
 
     def _begin(self, block: BlockStart) -> list[str]:
@@ -180,18 +190,32 @@ class ChatEncoder:
         self._annotations.note(token, kind)
         if is_of_prompt(token, has_token_ids=self._has_token_ids):
             return []  # a whole completion shows them, a stream does not
+        delta = self._delta_of(token, kind)
+        # Before the token counts: what precedes the last frame must not depend on how tokens are joined.
+        start = [] if delta is None else self._start(token.choice, "" if "content" in delta else None)
+        if self._counts is not None:
+            self._counts.note(token, is_thinking=kind == THINKING)
+        if delta is None:
+            return []
+        logprobs = _logprobs_json([token]) if kind == TEXT else None
+        return [*start, *self._show(token.choice, delta, logprobs=logprobs, token_ids=token.token_ids)]
+
+    def _delta_of(self, token: Token, kind: str) -> dict[str, Any] | None:
+        """Return what a token adds to its choice; None for nothing."""
         if kind == TEXT and (token.text or token.logprobs):
-            return self._show(token.choice, {"content": token.text}, logprobs=_logprobs_json([token]))
-        if kind == THINKING and token.text:
-            return self._show(token.choice, _thinking_json(token.text, self._reasoning_field))
+            return {"content": token.text}
+        if kind == THINKING and token.text and self._reasoning_field is not None:
+            return _thinking_json(token.text, self._reasoning_field)
         if kind == TOOL_USE and token.text:
             call = {"index": self._blocks.call_of(token.choice), "function": {"arguments": token.text}}
-            return self._show(token.choice, {"tool_calls": [call]})
-        return []
+            return {"tool_calls": [call]}
+        return {} if self._has_ids and token.token_ids else None  # as in vLLM: each id is shown with its event
 
-    def _show(self, choice: int, delta: dict[str, Any], *, logprobs: Any = None) -> list[str]:
-        chunk = self._choice(choice, delta, logprobs=logprobs)
+    def _show(
+        self, choice: int, delta: dict[str, Any], *, logprobs: Any = None, token_ids: Sequence[int] = ()
+    ) -> list[str]:
         start = self._start(choice, "" if "content" in delta else None)
+        chunk = self._choice(choice, delta, logprobs=logprobs, token_ids=token_ids)
         return [*start, _obfuscated(chunk) if self._include_obfuscation else chunk]
 
     def _start(self, choice: int, content: str | None = "") -> list[str]:
@@ -218,15 +242,44 @@ class ChatEncoder:
         return [*out, "[DONE]"]
 
     def _choice(
-        self, choice: int, delta: dict[str, Any], *, logprobs: Any = None, finish_reason: str | None = None
+        self,
+        choice: int,
+        delta: dict[str, Any],
+        *,
+        logprobs: Any = None,
+        finish_reason: str | None = None,
+        token_ids: Sequence[int] = (),
     ) -> str:
-        return self._chunk([{"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}])
+        shown = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        if self._has_ids:
+            shown["token_ids"] = list(token_ids)
+        return self._chunk([shown])
 
     def _chunk(self, choices: list[dict[str, Any]], usage: Usage | None = None) -> str:
         chunk: dict[str, Any] = {**self._head, "choices": choices}
+        if self._prompt_token_ids is not None:
+            chunk["prompt_token_ids"], self._prompt_token_ids = list(self._prompt_token_ids), None
         if self._include_usage:
+            if usage is None and self._counts is not None:
+                usage = self._counts.usage
             chunk["usage"] = None if usage is None else _usage_json(usage)
         return one_line_json(chunk)
+
+
+class UsageSoFar:
+    """A fold: the counts of all choices, as far as the log goes."""
+
+    def __init__(self) -> None:
+        self.usage = Usage()
+
+    def begin(self, meta: Meta) -> None:
+        """Take the prompt's counts."""
+        self.usage = Usage(prompt_tokens=meta.prompt_tokens, cached_tokens=meta.cached_tokens)
+
+    def note(self, token: Token, *, is_thinking: bool = False) -> None:
+        """Count a token; text without ids is one."""
+        num = len(token.token_ids) or bool(token.text)
+        self.usage += Usage(completion_tokens=num, reasoning_tokens=num if is_thinking else 0)
 
 
 def _obfuscated(chunk: str) -> str:
@@ -244,7 +297,7 @@ def identity(stream: IsStream) -> dict[str, Any]:
 def encoder_for(stream: IsStream, **options: Any) -> ChatEncoder:
     """Return the encoder of that stream: the same bytes for a reader of the answer and for one that resumes it.
 
-    `options` are those of `ChatEncoder`: `include_usage`, `include_obfuscation`, `reasoning_field`.
+    `options` are those of `ChatEncoder`.
     """
     return ChatEncoder(stream.log_id, **options, **identity(stream))
 
@@ -254,6 +307,8 @@ class _Choice:
     """One choice of a completion being collected."""
 
     tokens: list[Token] = field(default_factory=list)  # of its text
+    token_ids: list[int] = field(default_factory=list)  # of all blocks
+    has_logprobs: bool = False
     thinking: list[str] = field(default_factory=list)
     calls: list[tuple[BlockStart, list[str]]] = field(default_factory=list)  # with their arguments
     annotations: list[dict[str, Any]] = field(default_factory=list)
@@ -261,6 +316,8 @@ class _Choice:
 
     def take(self, token: Token, kind: str) -> None:
         """Add a token of a block of that kind; later releases may have kinds that are not shown."""
+        self.token_ids += token.token_ids
+        self.has_logprobs |= token.logprobs is not None
         if kind == TEXT:
             self.tokens.append(token)
         elif kind == THINKING:
@@ -268,10 +325,10 @@ class _Choice:
         elif kind == TOOL_USE:
             self.calls[-1][1].append(token.text)
 
-    def as_json(self, index: int, default_reason: str, reasoning_field: str) -> dict[str, Any]:
+    def as_json(self, index: int, default_reason: str, reasoning_field: str | None) -> dict[str, Any]:
         content = "".join(token.text for token in self.tokens)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if self.thinking:
+        if self.thinking and reasoning_field is not None:
             message |= _thinking_json("".join(self.thinking), reasoning_field)
         if self.calls:
             message |= {"content": content or None, "tool_calls": [_call_json(*call) for call in self.calls]}
@@ -280,7 +337,8 @@ class _Choice:
         return {
             "index": index,
             "message": message,
-            "logprobs": _logprobs_json(self.tokens),
+            "logprobs": _logprobs_json(self.tokens)
+            or ({"content": [], "refusal": None} if self.has_logprobs else None),
             "finish_reason": self.finish_reason or default_reason,
         }
 
@@ -298,8 +356,14 @@ def collect(
     created: int,
     n: int,
     reasoning_field: str = REASONING_FIELDS[0],
+    include_reasoning: bool = True,
+    return_token_ids: bool = False,
+    prompt_token_ids: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Return the whole log as one `chat.completion`; raise the error that it ended in."""
+    """Return the whole log as one `chat.completion`; raise the error that it ended in.
+
+    `include_reasoning` False leaves the thoughts out.
+    """
     choices = [_Choice() for _ in range(n)]
     blocks, annotations, done = _Blocks(), Annotations(n), None
     events, of_prompt = without_prompt(events)
@@ -322,10 +386,15 @@ def collect(
         elif is_terminal(event):
             done = successful(event)
     assert done is not None, "the log has no terminal event"
+    field = reasoning_field if include_reasoning else None
+    shown = [one.as_json(index, done.finish_reason, field) for index, one in enumerate(choices)]
+    if return_token_ids:
+        shown = [{**one, "token_ids": choice.token_ids} for one, choice in zip(shown, choices, strict=True)]
     return {
-        **_whole_head(completion_id, model, created),
-        "choices": [one.as_json(index, done.finish_reason, reasoning_field) for index, one in enumerate(choices)],
+        **_head(completion_id, created, model),
+        "choices": shown,
         "usage": _usage_json(done.usage),
+        **({} if prompt_token_ids is None else {"prompt_token_ids": list(prompt_token_ids)}),
         **({FIELD: prompt_logprobs_json(of_prompt)} if of_prompt else {}),
     }
 
@@ -336,14 +405,21 @@ def from_text(
     """Return what is left of a `chat.completion` whose events are dropped: its text, without thoughts and calls."""
     choice = _Choice(tokens=[Token(text=text, token_ids=())])
     return {
-        **_whole_head(completion_id, model, created),
+        **_head(completion_id, created, model),
         "choices": [choice.as_json(0, finish_reason, REASONING_FIELDS[0])],
         "usage": _usage_json(usage),
     }
 
 
-def _whole_head(completion_id: str, model: str, created: int) -> dict[str, Any]:
-    return {"id": completion_id, "object": "chat.completion", "created": created, "model": model}
+def _head(completion_id: str, created: int, model: str) -> dict[str, Any]:
+    head = {"id": completion_id, "object": "chat.completion", "created": created, "model": model}
+    return {**head, "system_fingerprint": fingerprint(model)}
+
+
+@lru_cache(maxsize=64)
+def fingerprint(model: str) -> str:
+    """Return what names the software and the model of an answer: the same in every process of a release."""
+    return "fp_" + hashlib.sha256(f"{__version__}/{model}".encode(errors="replace")).hexdigest()[:12]
 
 
 def _thinking_json(text: str, field: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from streamserve.dialects.base import GOING_DOWN, TextBlocks, ending, successful
+from streamserve.dialects.base import GOING_DOWN, FrameIds, TextBlocks, ending, successful
 from streamserve.dialects.fields import (
     Reader,
     boolean,
@@ -22,12 +22,20 @@ from streamserve.dialects.fields import (
     one_of,
     read,
     required,
-    text,
 )
-from streamserve.dialects.generate import Prompt, build, prompt_logprobs, prompts, request_fields, sampling_fields
+from streamserve.dialects.generate import (
+    Prompt,
+    alias_fields,
+    build,
+    most_tokens,
+    prompt_logprobs,
+    prompts,
+    request_fields,
+    sampling_fields,
+)
 from streamserve.dialects.grammar_fields import format_fields, take_format
 from streamserve.dialects.native import ON_DISCONNECT
-from streamserve.dialects.openai.chat import IsStream, error_json
+from streamserve.dialects.openai.chat import IsStream, UsageSoFar, error_json, fingerprint
 from streamserve.dialects.openai.parts import (
     FIELD,
     is_of_prompt,
@@ -35,6 +43,7 @@ from streamserve.dialects.openai.parts import (
     refuse_streamed,
     without_prompt,
 )
+from streamserve.dialects.openai.request import IGNORED, elsewhere_fields, usage_options
 from streamserve.dialects.pace import PACE, SITES_OWN, Pace, pace_of
 from streamserve.protocol.errors import BadRequest, to_body
 from streamserve.protocol.events import (
@@ -51,13 +60,12 @@ from streamserve.protocol.events import (
     Usage,
     is_terminal,
 )
-from streamserve.protocol.ids import event_id
 from streamserve.protocol.requests import GenerateRequest, Limits
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame, one_line_json
 
+DIALECT = "t"  # in the ids of frames
 DEFAULT_MAX_TOKENS = 16  # of this API, whose callers rely on it
 _MAX_BEST_OF = 20
-_WORD = text(0, 512)
 _STREAM_OPTIONS = {"include_usage": boolean, "include_obfuscation": boolean, "continuous_usage_stats": boolean}
 # Fields of the other APIs that have no meaning here, beside what the request should do.
 _ELSEWHERE = {"messages": "Send them to /v1/chat/completions.", "suffix": "Text is continued, not filled in."}
@@ -75,6 +83,8 @@ class CompletionRequest:
     latency_class: str | None = None
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
+    return_token_ids: bool = False
     on_disconnect: str = ""
     pace: Pace = SITES_OWN
     shows_prompt: bool = False
@@ -109,7 +119,8 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Com
         generates=tuple(_with_prompt(asked, prompt) for prompt in given),
         latency_class=values.get("latency_class"),
         stream=values.get("stream", False),
-        include_usage=values.get("stream_options", {}).get("include_usage", False),
+        **usage_options(values.get("stream_options", {})),
+        return_token_ids=values.get("return_token_ids", False),
         on_disconnect=values.get("on_disconnect", ""),
         pace=pace_of(values),
         shows_prompt=shows_prompt,
@@ -128,9 +139,12 @@ def _table(limits: Limits) -> Mapping[str, Reader]:
     shared = {name: reader for name, reader in request_fields(limits).items() if name not in without}
     return {
         **sampling_fields(limits),
+        **alias_fields(limits),
         **shared,
+        **IGNORED,
+        **elsewhere_fields(),
         "prompt": prompts(limits),
-        "max_tokens": integer(0, limits.max_tokens),
+        "max_tokens": most_tokens(limits, 0),
         "seed": integer(-(2**63), 2**63 - 1),
         FIELD: prompt_logprobs(limits),
         **format_fields(limits),
@@ -139,7 +153,7 @@ def _table(limits: Limits) -> Mapping[str, Reader]:
         "stream_options": object_of(_STREAM_OPTIONS),
         "on_disconnect": one_of(*ON_DISCONNECT),
         **PACE,
-        "user": _WORD,
+        "return_token_ids": boolean,
         **{name: _refused(way_out) for name, way_out in _ELSEWHERE.items()},
     }
 
@@ -187,6 +201,7 @@ class CompletionEncoder:
     """One stream's chunks: per choice text, then a finish chunk; then usage if asked for; then `[DONE]`.
 
     `joined` is shared by the encoders of one response, whose choices begin at `first_index`: those frames have no ids.
+    `continuous_usage` counts in every chunk; `return_token_ids` adds ids to them, the first of a choice the prompt's.
     """
 
     content_type = CONTENT_TYPE
@@ -204,28 +219,36 @@ class CompletionEncoder:
         stream: IsStream,
         *,
         include_usage: bool = False,
+        continuous_usage: bool = False,
+        return_token_ids: bool = False,
+        prompt_token_ids: Sequence[int] | None = None,
         joined: Joined | None = None,
         completion_id: str = "",
         first_index: int = 0,
+        after: int = 0,
+        num_seen: int = 0,
     ) -> None:
-        self._log_id, self._n, self._first_index = stream.log_id, stream.request.n, first_index
+        self._n, self._first_index = stream.request.n, first_index
         self._prompt_top = _prompt_top(stream)
-        self._has_ids = joined is None
+        self._ids = FrameIds(stream.log_id, DIALECT, after=after, num_seen=num_seen) if joined is None else None
+        self._counts = UsageSoFar() if continuous_usage else None
+        self._shows_ids = return_token_ids
+        self._prompt_token_ids = prompt_token_ids
         self._joined = joined or Joined(1, include_usage=include_usage)
         self._include_usage = include_usage
         self._head = _head(completion_id or id_of(stream), stream)
         self._blocks = TextBlocks()
         self._has_token_ids = True
+        self._begun: set[int] = set()
         self._finished: set[int] = set()
         self._offsets = [_Offsets() for _ in range(self._n)]
 
     def encode(self, logged: LoggedEvent) -> bytes:
-        """Return the event's frames, `id:` on the last of them."""
+        """Return the event's frames, each with its id where the response has one stream."""
         data = self._data(logged.event)
-        if not data:
-            return b""
-        id = event_id(self._log_id, logged.seq) if self._has_ids and logged.seq else None
-        return b"".join([*map(frame, data[:-1]), frame(data[-1], id=id)])
+        if self._ids is None:
+            return b"".join(map(frame, data))
+        return b"".join(frame(one, id=id) for one, id in self._ids.of(logged.seq, data))
 
     def going_away(self, notice: GoingAway) -> bytes:
         """Return an error: the clients of this API take a clean end for a whole answer. The ids before it resume."""
@@ -241,15 +264,21 @@ class CompletionEncoder:
         if isinstance(event, Meta):
             self._head["created"] = event.created
             self._has_token_ids = event.has_token_ids
+            if self._counts is not None:
+                self._counts.begin(event)
         return self._end(event) if is_terminal(event) else []
 
     def _text(self, token: Token) -> list[str]:
-        if token not in self._blocks or not (token.text or token.logprobs):
-            return []
         if is_of_prompt(token, has_token_ids=self._has_token_ids):
             shown = _shortened(token.logprobs or (), self._prompt_top)
             return [self._chunk(choice, "", positions=shown) for choice in range(self._n) if shown]
-        return [self._chunk(token.choice, token.text, positions=token.logprobs)]
+        if self._counts is not None and (token.token_ids or not self._has_token_ids):  # else `echo` repeats the prompt
+            self._counts.note(token)
+        is_text = token in self._blocks
+        if not (is_text and (token.text or token.logprobs)) and not (self._shows_ids and token.token_ids):
+            return []
+        text, positions = (token.text, token.logprobs) if is_text else ("", None)
+        return [self._chunk(token.choice, text, positions=positions, token_ids=token.token_ids)]
 
     def _finish(self, choice: int, reason: str) -> list[str]:
         if choice in self._finished:
@@ -264,7 +293,7 @@ class CompletionEncoder:
         assert isinstance(event, Done)
         out = [data for choice in range(self._n) for data in self._finish(choice, event.finish_reason)]
         self._joined.note(event.usage, self._head)
-        return [*out, *self._joined.end()] if self._has_ids else out
+        return out if self._ids is None else [*out, *self._joined.end()]
 
     def _chunk(
         self,
@@ -273,15 +302,23 @@ class CompletionEncoder:
         *,
         positions: Sequence[PositionLogprobs] | None = None,
         finish_reason: str | None = None,
+        token_ids: Sequence[int] = (),
     ) -> str:
-        shown = {
+        shown: dict[str, Any] = {
             "index": self._first_index + choice,
             "text": text,
             "logprobs": _logprobs_json(positions, self._offsets[choice]) if positions else None,
             "finish_reason": finish_reason,
         }
+        if self._shows_ids:
+            shown["token_ids"] = list(token_ids)
+            if self._prompt_token_ids is not None and choice not in self._begun:
+                self._begun.add(choice)
+                shown["prompt_token_ids"] = list(self._prompt_token_ids)
         chunk = {**self._head, "choices": [shown]}
-        return one_line_json({**chunk, "usage": None} if self._include_usage else chunk)
+        if not self._include_usage:
+            return one_line_json(chunk)
+        return one_line_json({**chunk, "usage": None if self._counts is None else self._counts.usage.as_json()})
 
 
 class _Offsets:
@@ -302,6 +339,7 @@ class _Choice:
     """One choice of a completion being collected."""
 
     texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     positions: list[PositionLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
 
@@ -314,16 +352,25 @@ class _Choice:
         }
 
 
-def collect(answers: Sequence[tuple[IsStream, Iterable[LoggedEvent]]], *, shows_prompt: bool = False) -> dict[str, Any]:
-    """Return the whole logs of a response's streams as one `text_completion`; raise the first error one ended in."""
+def collect(
+    answers: Sequence[tuple[IsStream, Iterable[LoggedEvent]]],
+    *,
+    shows_prompt: bool = False,
+    prompt_token_ids: Sequence[Sequence[int]] | None = None,
+) -> dict[str, Any]:
+    """Return the whole logs of a response's streams as one `text_completion`; raise the first error one ended in.
+
+    With the `prompt_token_ids` of each stream, choices have these and the ids of their own tokens.
+    """
     choices: list[dict[str, Any]] = []
     usage = Usage()
-    for stream, events in answers:
+    for number, (stream, events) in enumerate(answers):
         found, of_prompt, done = _collect_one(events, stream)
-        more = {FIELD: prompt_logprobs_json(of_prompt)} if shows_prompt else {}
-        choices += [
-            {**one.as_json(len(choices) + place, done.finish_reason), **more} for place, one in enumerate(found)
-        ]
+        more: dict[str, Any] = {FIELD: prompt_logprobs_json(of_prompt)} if shows_prompt else {}
+        for one in found:
+            if prompt_token_ids is not None:
+                more = {**more, "prompt_token_ids": list(prompt_token_ids[number]), "token_ids": one.token_ids}
+            choices.append({**one.as_json(len(choices), done.finish_reason), **more})
         usage += done.usage
     first = answers[0][0]
     return {**_head(id_of(first), first), "choices": choices, "usage": usage.as_json()}
@@ -336,6 +383,7 @@ def _collect_one(events: Iterable[LoggedEvent], stream: IsStream) -> tuple[list[
     for logged in events:
         event = logged.event
         if isinstance(event, Token):
+            choices[event.choice].token_ids += event.token_ids
             if event in blocks:
                 choices[event.choice].texts.append(event.text)
                 choices[event.choice].positions += event.logprobs or ()
@@ -395,4 +443,5 @@ def id_of(stream: IsStream) -> str:
 
 
 def _head(completion_id: str, stream: IsStream) -> dict[str, Any]:
-    return {"id": completion_id, "object": "text_completion", "created": stream.created, "model": stream.model}
+    head = {"id": completion_id, "object": "text_completion", "created": stream.created, "model": stream.model}
+    return {**head, "system_fingerprint": fingerprint(stream.model)}

@@ -12,7 +12,7 @@ from typing import Any
 
 from streamserve.dialects.base import Ending
 from streamserve.dialects.fields import conflict, read
-from streamserve.dialects.generate import build, request_fields, sampling_fields
+from streamserve.dialects.generate import alias_fields, build, request_fields, sampling_fields
 from streamserve.dialects.native import NO_TEXT, TokensEncoder, on_disconnect, query_values
 from streamserve.dialects.openai.chat import error_json
 from streamserve.dialects.pace import PACE, Pace, pace_of
@@ -51,7 +51,8 @@ class PlainRequest:
 
 def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> PlainRequest:
     """Check every field; raise `BadRequest` naming the first wrong one."""
-    values = read(body, {**sampling_fields(limits), **request_fields(limits), **PACE, "on_disconnect": on_disconnect})
+    table = {**sampling_fields(limits), **alias_fields(limits), **request_fields(limits), **PACE}
+    values = read(body, {**table, "on_disconnect": on_disconnect})
     if values.get("n", 1) > 1:
         raise conflict("This stream shows one choice; use /v1/completions or /streams for n above 1.", "n")
     if "logprobs" in values:

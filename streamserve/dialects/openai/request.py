@@ -25,7 +25,14 @@ from streamserve.dialects.fields import (
     text,
     wrong_type,
 )
-from streamserve.dialects.generate import build, prompt_logprobs, request_fields, sampling_fields
+from streamserve.dialects.generate import (
+    alias_fields,
+    build,
+    most_tokens,
+    prompt_logprobs,
+    request_fields,
+    sampling_fields,
+)
 from streamserve.dialects.grammar_fields import format_fields, take_format
 from streamserve.dialects.native import ON_DISCONNECT
 from streamserve.dialects.openai.parts import refuse_streamed
@@ -95,8 +102,10 @@ _STREAM_OPTIONS: Table = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """A checked body. With `stream`, `include_usage` asks for a last chunk with token counts, `include_obfuscation` for
-    deltas whose size says little about their text. `on_disconnect` is "" where the caller left it open.
+    """A checked body. With `stream`, `include_usage` asks for a last chunk with token counts, `continuous_usage` for
+    the counts so far in every chunk, `include_obfuscation` for deltas whose size says little about their text.
+    `include_reasoning` False leaves thoughts out of the response; `return_token_ids` adds the tokens' ids to it.
+    `on_disconnect` is "" where the caller left it open.
     `latency_class` is what the body names, by that field or by `service_tier`; None leaves it to the defaults. `store`
     asks for the answer to be kept, with `metadata`.
     `grammar_field` is where the grammar stood.
@@ -106,7 +115,10 @@ class ChatRequest:
     latency_class: str | None = None
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
     include_obfuscation: bool = False
+    include_reasoning: bool = True
+    return_token_ids: bool = False
     on_disconnect: str = ""
     pace: Pace = SITES_OWN
     grammar_field: str = "grammar"
@@ -122,13 +134,21 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Cha
     if "stream_options" in values and not stream:
         raise conflict("stream_options is for streams; set stream to true or leave it out.", "stream_options")
     refuse_streamed(values)
+    if not values.get("add_generation_prompt", True) and not values.get("continue_final_message", False):
+        raise BadRequest(
+            "add_generation_prompt false is for continue_final_message, which continues the last message. Send both.",
+            code="unsupported_parameter",
+            param="add_generation_prompt",
+        )
     options = values.get("stream_options", {})
     return ChatRequest(
         generate=with_tools(build(values, limits, default_model=default_model), values),
         latency_class=values.get("latency_class"),
         stream=stream,
-        include_usage=options.get("include_usage", False),
+        **usage_options(options),
         include_obfuscation=options.get("include_obfuscation", False),
+        include_reasoning=values.get("include_reasoning", True),
+        return_token_ids=values.get("return_token_ids", False),
         on_disconnect=values.get("on_disconnect", ""),
         pace=pace_of(values),
         grammar_field=grammar_field,
@@ -137,9 +157,24 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Cha
     )
 
 
+def usage_options(options: Mapping[str, bool]) -> dict[str, bool]:
+    """Return which counts `stream_options` asks for. As in vLLM, counts in every chunk need those of the last one."""
+    include_usage = options.get("include_usage", False)
+    return {
+        "include_usage": include_usage,
+        "continuous_usage": include_usage and options.get("continuous_usage_stats", False),
+    }
+
+
 def _table(limits: Limits) -> Table:
     refused = {name: _refused(*rule) for name, rule in _REFUSED.items()}
-    return {**sampling_fields(limits), **request_fields(limits), **_own_fields(limits), **IGNORED, **refused}
+    shared = {**sampling_fields(limits), **alias_fields(limits), **request_fields(limits)}
+    return {**shared, **_own_fields(limits), **IGNORED, **refused, **elsewhere_fields()}
+
+
+def elsewhere_fields() -> Table:
+    """Return the readers of the fields of other servers that ask for something only by some of their values."""
+    return {name: _refused(*rule) for name, rule in _ELSEWHERE.items()}
 
 
 def _own_fields(limits: Limits) -> dict[str, Reader]:
@@ -150,7 +185,10 @@ def _own_fields(limits: Limits) -> dict[str, Reader]:
         "on_disconnect": one_of(*ON_DISCONNECT),
         **PACE,
         "stream_options": object_of(_STREAM_OPTIONS),
-        "max_completion_tokens": integer(1, limits.max_tokens),
+        "max_completion_tokens": most_tokens(limits),
+        "add_generation_prompt": boolean,
+        "include_reasoning": boolean,
+        "return_token_ids": boolean,
         "seed": integer(-(2**63), 2**63 - 1),
         "logprobs": boolean,
         "top_logprobs": integer(0, limits.max_logprobs),
@@ -251,22 +289,21 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "moderation": (_never,),
     "web_search_options": (_never,),
     # Of other servers.
-    "add_generation_prompt": (_TRUE,),
     "add_special_tokens": (_FALSE,),
     "best_of": (_only(1), "n asks for several answers."),
+    "reasoning_format": (_only("auto", "deepseek"),),
+    "separate_reasoning": (_TRUE,),
+    "stream_reasoning": (_TRUE,),
+}
+# Those that other servers take on every route.
+_ELSEWHERE: Mapping[str, tuple[Any, ...]] = {
     "dry_multiplier": (_ZERO,),
-    "include_reasoning": (_TRUE,),
     "length_penalty": (_ONE,),
     "mirostat": (_ZERO,),
-    "reasoning_format": (_only("auto", "deepseek"),),
     "repeat_penalty": (_ONE, "Send repetition_penalty."),
-    "return_token_ids": (_FALSE, "The native routes show token ids."),
     "return_tokens_as_token_ids": (_FALSE,),
     "safe_prompt": (_FALSE,),
-    "separate_reasoning": (_TRUE,),
-    "skip_special_tokens": (_TRUE,),
     "spaces_between_special_tokens": (_TRUE,),
-    "stream_reasoning": (_TRUE,),
     "transforms": (_is_empty_list,),
     "typical_p": (_ONE,),
     "use_beam_search": (_FALSE,),

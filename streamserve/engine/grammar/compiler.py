@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import LifoQueue
 
-from streamserve.engine.grammar.limits import PARAM, GrammarLimits, refusal, unsupported_grammar
+from streamserve.engine.grammar.limits import PARAM, GrammarLimits, refusal, unsupported_grammar, without_place
 from streamserve.engine.grammar.matcher import Matcher, TokenTable, Vocabulary
 from streamserve.engine.grammar.prover import Prover
 from streamserve.engine.grammar.source import source_of
@@ -102,7 +102,10 @@ class GrammarCompiler:
             source = source_of(grammar, self.limits)
             self._require_support()
             with self._one_prover() as prover:
-                found = Proved(source, prover.prove(source))
+                try:
+                    found = Proved(source, prover.prove(source))
+                except BadRequest as error:  # a place in the text that was compiled: the caller's own is Lark
+                    raise error if grammar.kind == "lark" else without_place(error) from None
             self._proved.add(key, found)
         return found
 

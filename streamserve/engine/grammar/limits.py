@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from streamserve.protocol.errors import BadRequest
 
 # What requests name the field by; other dialects rename it.
 PARAM = "grammar"
+_CANNOT = "The grammar cannot be used: "
 _MAX_SHOWN_CHARS = 300  # of what the compiler says of a caller's grammar
+# Lines of the text that was compiled, which is not the caller's own: numbered, or a mark below a place.
+_EXCERPT = re.compile(r"^(?: *\d+ \| .*| *\| .*| *\^+ *)$", re.MULTILINE)
+_PLACE = re.compile(r"^(?:at )?\d+\(\d+\): ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +52,7 @@ def unsupported_grammar(message: str) -> BadRequest:
 
 def refusal(code: str, message: str) -> BadRequest:
     """Return the error with a code of the worker's."""
-    return BadRequest(f"The grammar cannot be used: {message}", code=code, param=PARAM)
+    return BadRequest(_CANNOT + message, code=code, param=PARAM)
 
 
 def too_complex(message: str) -> BadRequest:
@@ -56,6 +61,12 @@ def too_complex(message: str) -> BadRequest:
 
 
 def shown(message: str) -> str:
-    """Return what the compiler says, short and in one line: it speaks of the caller's own text."""
-    first = " ".join(message.partition("<state>")[0].split())
+    """Return what the compiler says, short and in one line, without the text that it quotes."""
+    first = " ".join(_EXCERPT.sub("", message.partition("<state>")[0]).split())
     return first if len(first) <= _MAX_SHOWN_CHARS else first[:_MAX_SHOWN_CHARS] + "…"
+
+
+def without_place(error: BadRequest) -> BadRequest:
+    """Return the error without the line and column that it begins with: those of a text that is not the caller's."""
+    said = error.message.removeprefix(_CANNOT)
+    return refusal(error.code, _PLACE.sub("", said)) if said != error.message else error

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from streamserve.engine.grammar.gbnf import as_lark
 from streamserve.engine.grammar.lark import Unreadable, endless_rules, with_schemas
 from streamserve.engine.grammar.limits import GrammarLimits, invalid_grammar, too_complex, unsupported_grammar
 from streamserve.protocol.requests import GRAMMAR_KINDS, Grammar
@@ -121,12 +122,17 @@ def _as_text_of(grammar: Mapping[str, Any]) -> str:
     return as_text({"grammars": [grammar, _ANY_TOKENS]})
 
 
+def _gbnf(value: str, limits: GrammarLimits) -> str:
+    return _lark(as_lark(Grammar(kind="gbnf", value=value), limits).value, limits)
+
+
 _MAKERS: Mapping[str, Callable[[str, GrammarLimits], str]] = {
     "json_schema": _json_schema,
     "json_object": _json_object,
     "regex": _regex,
     "choice": _choice,
     "lark": _lark,
+    "gbnf": _gbnf,
 }
 
 

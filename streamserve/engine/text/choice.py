@@ -128,7 +128,7 @@ class Choice:
         """Return the events of one id; those of the last one end the answer, which `is_cut` or was ended."""
         self.num_tokens += 1
         self._token_ids.append(token_id)
-        text = "" if is_eos else self._text_of(token_id)
+        text = self._end_text(token_id) if is_eos else self._text_of(token_id)
         if is_last and not is_eos:
             text += self._detokenizer.flush()
         is_checked = self.num_tokens > self._sampling.min_tokens
@@ -146,7 +146,7 @@ class Choice:
         assert self._source is not None
         mark = self._source.tags.marks.get(token_id)
         if mark is None:
-            return self._detokenizer.feed(token_id)
+            return self._decode(token_id)
         return self._detokenizer.flush() + mark  # half a code point before a tag is no text
 
     def _end_again(self, update: SequenceUpdate) -> list[Event]:
@@ -212,13 +212,28 @@ class Choice:
             is_end = update.finish_reason == "stop" and not update.is_complete
             if is_end and num_fed == len(update.token_ids) - 1:
                 self.num_tokens += 1  # the eos or stop token: counted, no part of the text
+                end = self._end_text(token_id)
+                text += end if not end or self._stop is None else self._stop.flush() + end
             else:
                 text += self._feed(token_id)
         return text, len(update.token_ids)
 
+    def _end_text(self, token_id: int) -> str:
+        """Return the text of the token that ends the answer: none, unless what ends it is kept."""
+        is_tag = self._source is not None and token_id in self._source.tags.marks
+        if is_tag or not self._sampling.include_stop:
+            return ""
+        return self._decode(token_id)
+
+    def _decode(self, token_id: int) -> str:
+        """Return the text that is certain now; a special token, where they are shown, stands for its own."""
+        if self._sampling.skip_special_tokens or not self._tokenizer.is_special(token_id):
+            return self._detokenizer.feed(token_id)
+        return self._detokenizer.flush() + self._tokenizer.token_bytes(token_id).decode(errors="replace")
+
     def _feed(self, token_id: int) -> str:
         self.num_tokens += 1
-        text = self._detokenizer.feed(token_id)
+        text = self._decode(token_id)
         if self._stop is None:
             return text
         if self.num_tokens <= self._sampling.min_tokens:

@@ -64,6 +64,7 @@ def test_a_prompt_is_a_completion() -> None:
 SETTINGS: dict[str, Any] = {
     "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 2, "stop_token_ids": (7,), "ignore_eos": True,
     "logit_bias": ((5, -1.0),), "allowed_token_ids": (1, 2), "bad_words": ("no",), "include_stop": True,
+    "skip_special_tokens": False, "truncate_prompt_tokens": 5,
 }  # fmt: skip
 
 
@@ -79,6 +80,24 @@ def test_each_extra_field_is_sent_or_refused(server: str, name: str) -> None:
     with pytest.raises(BadRequest, match=f"{name} is not supported by this model's server") as caught:
         body(request, server)
     assert caught.value.param == name
+
+
+OFF = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_what_the_caller_switches_off_is_off_there_too(server: str) -> None:
+    """A server has its model's own defaults: 0 is said where the caller has said it, in the server's word for it."""
+    unset = ("temperature", "top_p")
+    sent = body(chat(**OFF, unset=unset), server)
+    fields = SERVERS[server].fields
+    no_top_k = 0 if server in ("llama-server", "streamserve") else -1
+    expected = {"top_k": no_top_k, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert {name: sent.get(fields[name]) for name in OFF if name in fields} == {
+        name: value for name, value in expected.items() if name in fields
+    }
+    left_open = body(chat(unset=(*unset, *OFF)), server)
+    assert not {fields[name] for name in OFF if name in fields} & left_open.keys()
 
 
 def test_what_no_server_has_is_refused() -> None:
@@ -134,6 +153,7 @@ def test_the_choice_of_tools(choice: ToolChoice, sent: Any, names: list[str]) ->
 OBJECT = Grammar(kind="json_schema", value='{"type":"object"}')
 REGEX, LARK = Grammar(kind="regex", value="a+"), Grammar(kind="lark", value='start: "a"')
 CHOICE = Grammar(kind="choice", value='["a","b.\\n"]')
+GBNF = Grammar(kind="gbnf", value='root ::= "a"')
 STRICT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}, "strict": True}}
 SENT: list[tuple[str, Grammar, dict[str, Any]]] = [
     ("openai", Grammar(kind="json_object"), {"response_format": {"type": "json_object"}}),
@@ -146,6 +166,11 @@ SENT: list[tuple[str, Grammar, dict[str, Any]]] = [
     ("vllm-guided", REGEX, {"guided_regex": "a+"}),
     ("vllm-guided", CHOICE, {"guided_choice": ["a", "b.\n"]}),
     ("vllm-guided", LARK, {"guided_grammar": 'start: "a"'}),
+    ("llama-server", GBNF, {"grammar": 'root ::= "a"'}),
+    ("vllm", GBNF, {"structured_outputs": {"grammar": 'root ::= "a"'}}),
+    ("vllm-guided", GBNF, {"guided_grammar": 'root ::= "a"'}),
+    ("sglang", GBNF, {"ebnf": 'root ::= "a"'}),
+    ("streamserve", GBNF, {"grammar": {"type": "gbnf", "grammar": 'root ::= "a"'}}),
     ("sglang", REGEX, {"regex": "a+"}),
     ("sglang", CHOICE, {"regex": "(a)|(b\\.\n)"}),
     ("streamserve", OBJECT, {"grammar": {"type": "json_schema", "schema": {"type": "object"}}}),
@@ -175,7 +200,7 @@ def test_a_schema_of_a_prompt() -> None:
 
 
 @pytest.mark.parametrize("server", SERVERS)
-@pytest.mark.parametrize("grammar", [REGEX, CHOICE, LARK], ids=lambda grammar: grammar.kind)
+@pytest.mark.parametrize("grammar", [REGEX, CHOICE, LARK, GBNF], ids=lambda grammar: grammar.kind)
 def test_a_grammar_that_a_server_lacks_is_refused(server: str, grammar: Grammar) -> None:
     """It is never dropped; the message names the kinds that the server takes."""
     if grammar.kind in SERVERS[server].grammars:

@@ -17,7 +17,7 @@ from streamserve.clients.remote.config import RemoteConfig
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import BlockText, Done, Event, Meta, Token
 from streamserve.protocol.grammar import check_events
-from streamserve.protocol.requests import GenerateRequest, Grammar, SamplingParams, ShownChoice
+from streamserve.protocol.requests import MODEL_DEFAULTS, GenerateRequest, Grammar, SamplingParams, ShownChoice
 from tests.support.engines.clients import collect, text
 from tests.support.servers.upstreams import chat, llama_server, until
 
@@ -126,7 +126,9 @@ def prompt(**fields: Any) -> GenerateRequest:
     )
 
 
-@pytest.mark.parametrize("make", [partial(chat, "Hello", seed=3), prompt], ids=["chat", "prompt"])
+@pytest.mark.parametrize(
+    "make", [partial(chat, "Hello", seed=3, unset=MODEL_DEFAULTS[1:]), prompt], ids=["chat", "prompt"]
+)
 @pytest.mark.parametrize(
     ("grammar", "found"),
     [

@@ -350,7 +350,7 @@ def test_refusals_are_counted_by_class() -> None:
     for _ in range(2):
         with pytest.raises(Overloaded):
             bounds.check_wait("chat", BUSY, num_tokens=LONG)
-    with pytest.raises(Overloaded), bounds.reserve(3, "document"):
+    with bounds.reserve(1, "document"), pytest.raises(Overloaded), bounds.reserve(2, "document"):
         pass
     bounds.note(SequenceUpdate(seq_id=2, at=140.0, error="queue_timeout"))
     timings = bounds._timings

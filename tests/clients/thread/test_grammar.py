@@ -230,3 +230,27 @@ async def test_the_echo_engine_without_a_format_refuses_a_forced_call() -> None:
         with pytest.raises(BadRequest, match="FORMAT") as caught:
             await client.generate(ask(prompt=None, messages=HI, tools=(tool,), tool_choice=FORCED))
         assert (caught.value.code, caught.value.param) == ("tools_unsupported", "tool_choice")
+
+
+async def test_a_gbnf_grammar_holds_beside_calls_and_thoughts() -> None:
+    """With a format it is a part of the whole output's grammar; what is wrong with it is said of it alone."""
+    client = echo_client(format_name="hermes")
+    await ready(client)
+    try:
+        tools = (Tool(name="weather"),)
+        request = ask(
+            messages=HI, prompt=None, tools=tools, grammar=Grammar(kind="gbnf", value='root ::= "yes" | "no"')
+        )
+        events = await collect(
+            await client.generate(replace(request, sampling=replace(request.sampling, max_tokens=60)))
+        )
+        kinds = {event.index: event.kind for event in events if isinstance(event, BlockStart)}
+        shown = "".join(e.text for e in events if isinstance(e, Token) and kinds.get(e.index, "text") == "text")
+        assert shown.strip() in ("yes", "no") or "tool_use" in kinds.values()
+        for wrong in ('root ::= "a" | b', "root ::= [z-a]"):
+            with pytest.raises(BadRequest) as caught:
+                await client.generate(replace(request, grammar=Grammar(kind="gbnf", value=wrong)))
+            assert caught.value.code == "invalid_grammar"
+            assert not {"tool_call", "think", "%lark", "start: "} & set(caught.value.message.split())
+    finally:
+        await client.aclose()

@@ -112,16 +112,26 @@ async def test_broken_tokenizer_is_a_bad_request() -> None:
 
 
 async def test_too_long_names_the_numbers() -> None:
-    """A request that can never fit is refused with its sizes, the limit and the way out."""
+    """A prompt that leaves no room for a token is refused with its size, the limit and the way out."""
     async with serving() as client:
-        with pytest.raises(PromptTooLong) as caught:
-            await client.generate(ask("x" * 400, max_tokens=200))
-        assert caught.value.message == (
-            "prompt has 400 tokens; this model takes 512 with max_tokens=200. Shorten the prompt or lower max_tokens."
-        )
-        assert caught.value.param == "max_tokens"
-        with pytest.raises(PromptTooLong, match=r"prompt has 512 tokens; this model takes 512\. Shorten the prompt\."):
-            await client.generate(ask("x" * 512, max_tokens=None))
+        for max_tokens in (None, 1, 200):
+            with pytest.raises(PromptTooLong) as caught:
+                await client.generate(ask("x" * 512, max_tokens=max_tokens))
+            assert caught.value.message == (
+                "prompt has 512 tokens; this model takes 512 with the answer. Shorten the prompt."
+            )
+            assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("max_tokens", [12, 13, 200, 2**31 - 1])
+async def test_a_maximum_is_lowered_to_what_fits(max_tokens: int) -> None:
+    """`max_tokens` is a maximum: above what fits the answer ends with `length` where the model does."""
+    async with serving() as client:
+        generation = await client.generate(ask("x" * 500, max_tokens=max_tokens, ignore_eos=True))
+        assert generation.accepted.max_tokens == 12
+        done = (await collect(generation))[-1]
+        assert isinstance(done, Done)
+        assert (done.finish_reason, done.usage.completion_tokens) == ("length", 12)
 
 
 async def test_pool_limits_too() -> None:
@@ -129,7 +139,7 @@ async def test_pool_limits_too() -> None:
     async with serving(EchoRunner(num_blocks=11, block_size=4)) as client:
         assert client.describe().max_model_len == 40
         with pytest.raises(PromptTooLong):
-            await client.generate(ask("x" * 20, max_tokens=21))
+            await client.generate(ask("x" * 40, max_tokens=20))
         events = await collect(await client.generate(ask("x" * 20, max_tokens=20)))
     assert isinstance(events[-1], Done)
 

@@ -10,10 +10,11 @@ import pytest
 
 from streamserve.clients.thread.rules import MOST_PROMPT_CANDIDATES, bad_word_ids
 from streamserve.engine.echo import ASSISTANT, END_OF_TURN, USER, VOCAB_SIZE, EchoRunner, EchoTokenizer
-from streamserve.protocol.errors import BadRequest
+from streamserve.protocol.errors import BadRequest, Overloaded
 from streamserve.protocol.events import ChoiceDone, Done, Event, PositionLogprobs, Token
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
 from tests.support.engines.clients import CONFIG, ask, collect, echo_runner, ids, serving, text
+from tests.support.engines.runners import GatedRunner
 
 TOKENIZER = EchoTokenizer()
 HI = (Message(role="user", content="Hi"),)
@@ -219,3 +220,58 @@ async def test_the_bound_counts_tokens_and_candidates() -> None:
     most = MOST_PROMPT_CANDIDATES // len(PROMPT) - 1
     events = await answer(ask(PROMPT, prompt_logprobs=most, max_tokens=1), overlap=False)
     assert len(of_prompt(events)) == len(PROMPT)
+
+
+@pytest.mark.parametrize(("kept", "expected"), [(4, "boat"), (1, "t"), (400, "The old boat")])
+async def test_the_end_of_a_prompt_is_kept(kept: int, expected: str) -> None:
+    """`truncate_prompt_tokens` k: the answer is that to the last k tokens, which `echo` repeats, too."""
+    request = ask("The old boat", truncate_prompt_tokens=kept, echo=True)
+    async with serving() as client:
+        assert TOKENIZER.decode(await client.tokenize(request)) == expected
+        generation = await client.generate(request)
+        assert generation.accepted.num_prompt_tokens == len(expected)
+        truncated = await collect(generation)
+    whole = await answer(ask(expected, echo=True))
+    assert text(truncated) == text(whole)
+    assert text(truncated).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("length", "max_tokens", "num_kept"),
+    [(1000, 12, 500), (1000, None, 511), (1000, 600, 256), (100, 12, 100), (505, 12, 500)],
+)
+async def test_as_many_tokens_of_a_prompt_are_kept_as_fit(length: int, max_tokens: int | None, num_kept: int) -> None:
+    """-1 leaves room for `max_tokens`, and keeps half of what the model takes at least."""
+    async with serving() as client:
+        generation = await client.generate(ask("x" * length, max_tokens=max_tokens, truncate_prompt_tokens=-1))
+        generation.cancel()
+    assert generation.accepted.num_prompt_tokens == num_kept
+
+
+async def test_no_prompt_is_kept_whole_by_none_of_it() -> None:
+    """0 would keep nothing; it is refused, at the door of the engine too."""
+    assert (await refusal(ask(truncate_prompt_tokens=0))).param == "truncate_prompt_tokens"
+    assert (await refusal(ask(truncate_prompt_tokens=-2))).param == "truncate_prompt_tokens"
+
+
+async def test_more_choices_than_ever_fit_are_refused() -> None:
+    """Each choice is a sequence: a request for more than the queue and the batch hold is a 400, not a wait for ever."""
+    config = replace(CONFIG, max_num_seqs=2, max_waiting=3)
+    async with serving(config=config) as client:
+        with pytest.raises(BadRequest) as caught:
+            await client.generate(ask(n=6))
+        assert (caught.value.code, caught.value.param) == ("invalid_value", "n")
+        assert "5" in caught.value.message
+        events = await collect(await client.generate(ask(n=5, temperature=1.0)))
+        assert sum(isinstance(event, ChoiceDone) for event in events) == 5
+
+
+async def test_sixteen_choices_take_sixteen_places() -> None:
+    """`n` counts in the queue as so many requests: a caller has no more by asking at once."""
+    config = replace(CONFIG, max_num_seqs=2, max_waiting=20)
+    async with serving(GatedRunner(echo_runner()), config) as client:
+        first = await client.generate(ask(n=16, temperature=1.0))
+        with pytest.raises(Overloaded):
+            await client.generate(ask(n=16, temperature=1.0))
+        first.cancel()
+        (await client.generate(ask(n=16, temperature=1.0))).cancel()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.dialects.anthropic.message import PING, MessageEncoder, collect
+from streamserve.dialects.anthropic.message import PING, MessageEncoder, MessageFold, collect
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import BlockStart, BlockStop, ChoiceDone, Citation, Done, Event, GoingAway, LoggedEvent
 from tests.support.bodies.event_logs import LOG_ID, META, block, blocks, failure, numbered, success, tok, two_choices
@@ -219,17 +218,6 @@ def test_a_keepalive_is_a_ping():
     assert PING == b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
-def test_each_shown_event_has_its_id():
-    """A reader can resume after any event that made a frame; the rest is the same bytes."""
-    log = blocks()
-    frames = wire(log)
-    shown = [logged.seq for logged, one in zip(log, frames, strict=True) if one]
-    assert re.findall(r"^id: (.*)$", b"".join(frames).decode(), re.MULTILINE) == [f"{LOG_ID}-{seq}" for seq in shown]
-    for cut in shown:
-        rest = b"".join(one for logged, one in zip(log, wire(log), strict=True) if logged.seq > cut)
-        assert b"".join(frames[:cut]) + rest == b"".join(frames)
-
-
 def test_a_citation_waits_for_text():
     """What is cited before the text, or within a thought, is the next text's; without any it has an empty one."""
     one, two = Citation(source="docs", id="1", url="/1"), Citation(source="docs", id="2", title="Two", choice=0)
@@ -263,3 +251,15 @@ def test_what_is_streamed_makes_the_whole_message(parts: list[tuple[str, list[st
     sofar, is_over = folded(b"".join(wire(log[:cut])))
     assert is_over == (cut >= len(log))
     assert len(sofar.get("content", [])) <= len(whole(log)["content"])
+
+
+def test_thoughts_without_their_text():
+    """`display: omitted`: the block of the thought is there, with its signature, and is empty, streamed and whole."""
+    log = success(*block(0, "thinking", "Hm", ".", signature="s1"), *block(1, "text", "Hi"))
+    fold = MessageFold(message_id="msg_1", model="m", shows_thinking=False)
+    events = [event for logged in log for event in fold.feed(logged.event)]
+    assert [event["delta"] for event in events if event["type"] == "content_block_delta"] == [
+        {"type": "signature_delta", "signature": "s1"}, {"type": "text_delta", "text": "Hi"}
+    ]  # fmt: skip
+    content = collect(log, shows_thinking=False, **NAMED)["content"]
+    assert content == [{"type": "thinking", "thinking": "", "signature": "s1"}, {"type": "text", "text": "Hi"}]

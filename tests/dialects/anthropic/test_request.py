@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streamserve.dialects.anthropic.request import IGNORED, MessagesRequest, _table, field_of, parse, parse_count
 from streamserve.dialects.pace import PACE
-from streamserve.protocol.errors import StreamserveError
+from streamserve.protocol.errors import BadRequest, StreamserveError
 from streamserve.protocol.json_body import decode_json
 from streamserve.protocol.requests import Grammar, Message, Tool, ToolChoice
 from tests.support.bodies.bad_fields import BadBody
@@ -248,3 +248,64 @@ def test_no_object_raises_anything_but_ours(body: dict[str, Any], turns: list[An
     except StreamserveError:
         return
     assert asked.generate.messages
+
+
+def test_the_clients_own_maximum_is_lowered():
+    """32,000 tokens, and a thinking budget just below: the default of agents is no error."""
+    asked = ask(max_tokens=32_000, thinking={"type": "enabled", "budget_tokens": 31_999})
+    assert asked.generate.sampling.max_tokens == LIMITS.max_tokens
+
+
+def test_variables_of_the_template_can_be_named():
+    """`chat_template_kwargs` go before what `thinking` means; they are kept where the template lacks a switch."""
+    asked = ask(chat_template_kwargs={"reasoning_effort": "low"})
+    assert asked.generate.chat_template_kwargs == {
+        "enable_thinking": False, "thinking": False, "reasoning_effort": "low"
+    }  # fmt: skip
+    assert (asked.template_kwargs, asked.asks_for_thinking) == ({"reasoning_effort": "low"}, False)
+    own = ask(thinking={"type": "adaptive"}, chat_template_kwargs={"enable_thinking": True})
+    assert own.generate.chat_template_kwargs == {"enable_thinking": True}
+
+
+def test_the_text_of_thoughts_can_be_left_out():
+    """`display`: the thoughts are shown as they are, or their text is left out of the response."""
+    for display, shows in ((None, True), ("summarized", True), ("omitted", False)):
+        assert ask(thinking={"type": "adaptive", "display": display}).shows_thinking == shows
+
+
+CALL_AND_RESULT = [
+    {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."},
+                                      {"type": "tool_use", "id": "c1", "name": "get_weather", "input": {}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "Fog."}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("edit", "num_calls", "changes"),
+    [
+        ({"type": "clear_thinking_20251015", "keep": "all"}, 9, False),
+        ({"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 2}}, 2, False),
+        ({"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 2}}, 3, True),
+        ({"type": "clear_thinking_20251015"}, 1, False),
+        ({"type": "clear_thinking_20251015"}, 2, True),
+        ({"type": "clear_tool_uses_20250919"}, 9, False),
+        ({"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 100}}, 3, False),
+        ({"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 100}}, 4, True),
+        ({"type": "clear_tool_uses_20250919", "trigger": {"type": "tool_uses", "value": 4}}, 4, False),
+        ({"type": "clear_tool_uses_20250919", "trigger": {"type": "tool_uses", "value": 4}}, 5, True),
+        ({"type": "compact_20260112"}, 9, False),
+        ({"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 100}}, 1, True),
+        ({"type": "clear_everything"}, 0, True),
+        ({}, 0, True),
+    ],
+)
+def test_edits_that_change_nothing_are_accepted(edit: dict[str, Any], num_calls: int, changes: bool):
+    """An edit that certainly leaves this conversation as it is, is accepted; any other is a 400, never silence."""
+    messages = [*HI, *CALL_AND_RESULT * num_calls]
+    if not changes:
+        plain = ask(messages=messages, tools=[WEATHER])
+        assert ask(messages=messages, tools=[WEATHER], context_management={"edits": [edit]}) == plain
+        return
+    with pytest.raises(BadRequest) as caught:
+        ask(messages=messages, tools=[WEATHER], context_management={"edits": [edit]})
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "context_management")

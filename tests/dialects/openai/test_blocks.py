@@ -1,7 +1,6 @@
 """Laws of thoughts and tool calls in the chat completion fold: shapes, order, and the official client's fold."""
 
 import json
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -51,8 +50,8 @@ def test_each_block_has_its_deltas():
     function = {"name": "look_up", "arguments": ""}
     assert deltas(blocks()) == [
         {"role": "assistant", "content": None, "refusal": None},
-        {"reasoning_content": "Hm"},
-        {"reasoning_content": "."},
+        {"reasoning_content": "Hm", "reasoning": "Hm"},
+        {"reasoning_content": ".", "reasoning": "."},
         {"content": "Hel"},
         {"content": "lo"},
         {"annotations": [{"index": 0, **cited("https://a", "A", 0, 5)}]},
@@ -75,6 +74,7 @@ def test_a_whole_answer_has_each_block():
                 "content": "Hello",
                 "refusal": None,
                 "reasoning_content": "Hm.",
+                "reasoning": "Hm.",
                 "annotations": [cited("https://a", "A", 0, 5)],
                 "tool_calls": [
                     {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"a":1}'}}
@@ -152,19 +152,6 @@ def test_a_block_of_a_later_release_is_not_shown():
     log = success(*block(0, "mood", "glad"), *block(1, "text", "Hi"))
     assert deltas(log) == [{"role": "assistant", "content": "", "refusal": None}, {"content": "Hi"}, {}]
     assert collect(log, n=1, **IDENTITY)["choices"][0]["message"]["content"] == "Hi"
-
-
-def test_each_shown_event_has_its_id():
-    """A reader can resume after any event that made a frame, a call's beginning too; the rest is the same bytes."""
-    log = blocks()
-    encoder = ChatEncoder(LOG_ID, **IDENTITY)
-    whole = [encoder.encode(logged) for logged in log]
-    shown = [logged.seq for logged, wire in zip(log, whole, strict=True) if wire]
-    assert re.findall(r"^id: (.*)$", b"".join(whole).decode(), re.MULTILINE) == [f"{LOG_ID}-{seq}" for seq in shown]
-    for cut in shown:
-        again = ChatEncoder(LOG_ID, **IDENTITY)
-        rest = b"".join(wire for logged in log if (wire := again.encode(logged)) and logged.seq > cut)
-        assert rest == b"".join(whole[cut:])
 
 
 @pytest.mark.parametrize("text", ["a", "Hé", "x" * 70])
@@ -250,3 +237,45 @@ def test_the_clients_accumulator_makes_the_whole_answer(parts: list[tuple[str, l
     assert calls == expected.get("tool_calls", [])
     assert annotations == expected.get("annotations", [])
     assert folded["usage"] == whole["usage"]
+
+
+def test_thoughts_can_be_left_out():
+    """`include_reasoning` false: no field of a delta or a message has them, and they still count."""
+    log = success(*block(0, "thinking", "Hm", "."), *block(1, "text", "Hi"))
+    first, text, last = deltas(log, include_reasoning=False)
+    assert (first["content"], text, last) == ("", {"content": "Hi"}, {})
+    whole = collect(log, n=1, include_reasoning=False, **IDENTITY)
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": "Hi", "refusal": None}
+    assert whole["usage"] == collect(log, n=1, **IDENTITY)["usage"]
+
+
+def test_counts_stand_in_every_chunk():
+    """`continuous_usage_stats`: the prompt's tokens at once, the answer's as far as it has come, thoughts apart."""
+    log = success(*block(0, "thinking", "Hm", "."), *block(1, "text", "Hi"))
+    chunks = [chunk["usage"] for chunk in frames(log, include_usage=True, continuous_usage=True) if chunk != "[DONE]"]
+    assert [one["prompt_tokens"] for one in chunks] == [9] * 6
+    assert [one["completion_tokens"] for one in chunks] == [0, 1, 2, 3, 3, 2]  # the last one is what `done` says
+    assert [one["completion_tokens_details"]["reasoning_tokens"] for one in chunks[:-1]] == [0, 1, 2, 2, 2]
+    assert [one["prompt_tokens_details"]["cached_tokens"] for one in chunks] == [4] * 6
+
+
+def test_ids_of_tokens_are_vllms():
+    """`return_token_ids`: the prompt's in the first chunk; the answer's in their chunks, those without text too."""
+    log = success(*block(0, "thinking", "Hm", ""), tok("Hi", 5, 6, index=1), tok("", 2, index=1), tok("x", 9, choice=1))
+    options = {"return_token_ids": True, "prompt_token_ids": (1, 2, 3)}
+    chunks = [chunk for chunk in frames(log, n=2, include_reasoning=False, **options) if chunk != "[DONE]"]
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [[1, 2, 3], *[None] * (len(chunks) - 1)]
+    ids = [(one["index"], number) for chunk in chunks for one in chunk["choices"] for number in one["token_ids"]]
+    assert ids == [(0, 7), (0, 7), (0, 5), (0, 6), (0, 2), (1, 9)]
+    whole = collect(log, n=2, **options, **IDENTITY)
+    assert whole["prompt_token_ids"] == [1, 2, 3]
+    assert [one["token_ids"] for one in whole["choices"]] == [[7, 7, 5, 6, 2], [9]]
+    assert "token_ids" not in collect(log, n=2, **IDENTITY)["choices"][0]
+
+
+def test_log_probabilities_of_thoughts_alone_are_an_empty_list():
+    """Asked for, and every token is of a thought: there are none to show, which is not the same as not asked for."""
+    emoji = split_emoji()
+    thought = [BlockStart(choice=0, index=0, kind="thinking"), emoji, BlockStop(choice=0, index=0)]
+    assert collect(success(*thought), n=1, **IDENTITY)["choices"][0]["logprobs"] == {"content": [], "refusal": None}
+    assert collect(success(*block(0, "thinking", "Hm")), n=1, **IDENTITY)["choices"][0]["logprobs"] is None

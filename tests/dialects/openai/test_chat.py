@@ -7,14 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.dialects.openai.chat import ChatEncoder, collect, error_json, models_json
+from streamserve.dialects.openai.chat import ChatEncoder, collect, error_json, fingerprint, models_json
 from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.errors import Cancelled, EngineUnavailable, ErrorBody, StreamserveError
 from streamserve.protocol.events import LoggedEvent
 from tests.support.bodies.event_logs import IDENTITY, LOG_ID, failure, split_emoji, success, tok, two_choices
 from tests.support.checks.sse_reader import read_events
 
-HEAD = '{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"helpdesk","choices":['
+HEAD = (
+    '{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"helpdesk",'
+    f'"system_fingerprint":"{fingerprint("helpdesk")}","choices":['
+)
 
 
 def wire(log: list[LoggedEvent], **options: Any) -> bytes:
@@ -29,12 +32,13 @@ def chunks(log: list[LoggedEvent], **options: Any) -> list[Any]:
 
 
 def test_the_wire_of_a_short_answer():
-    """A short answer has exactly these bytes: role, delta, finish, [DONE]; `id:` is on the last frame of each event."""
+    """A short answer has exactly these bytes: role, delta, finish, [DONE]; each frame has an id of its own."""
     nothing = '"logprobs":null,"finish_reason":null}]}'
     assert wire(success(tok("Hé"))).decode() == (
+        f"id: {LOG_ID}-2:c1\n"
         f'data: {HEAD}{{"index":0,"delta":{{"role":"assistant","content":"","refusal":null}},{nothing}\n\n'
         f'id: {LOG_ID}-3\ndata: {HEAD}{{"index":0,"delta":{{"content":"Hé"}},{nothing}\n\n'
-        f'data: {HEAD}{{"index":0,"delta":{{}},"logprobs":null,"finish_reason":"stop"}}]}}\n\n'
+        f'id: {LOG_ID}-3:c1\ndata: {HEAD}{{"index":0,"delta":{{}},"logprobs":null,"finish_reason":"stop"}}]}}\n\n'
         f"id: {LOG_ID}-4\ndata: [DONE]\n\n"
     )
 
@@ -140,6 +144,7 @@ def test_a_collected_answer():
         "object": "chat.completion",
         "created": 1_700_000_000,
         "model": "helpdesk",
+        "system_fingerprint": fingerprint("helpdesk"),
         "choices": [
             {
                 "index": index,

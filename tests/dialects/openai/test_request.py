@@ -7,7 +7,7 @@ import pytest
 
 from streamserve.dialects.openai import chat as openai_chat
 from streamserve.dialects.openai.chat import ChatRequest
-from streamserve.dialects.openai.request import _REFUSED, IGNORED
+from streamserve.dialects.openai.request import _ELSEWHERE, _REFUSED, IGNORED
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import (
     MODEL_DEFAULTS,
@@ -218,7 +218,9 @@ def test_what_asks_for_nothing_changes_nothing(name: str):
 def test_the_ignore_list_is_tested_whole():
     """A name that is added to either list needs a case above."""
     assert set(IGNORED) == set(IGNORABLE)
-    assert {*_REFUSED, "tools", "tool_choice", "parallel_tool_calls", "response_format"} == set(ASKING_NOTHING)
+    honoured = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "add_generation_prompt"}
+    honoured |= {"include_reasoning", "return_token_ids", "skip_special_tokens"}
+    assert {*_REFUSED, *_ELSEWHERE, *honoured} == set(ASKING_NOTHING)
 
 
 def test_store_and_metadata_are_for_the_site():
@@ -332,3 +334,81 @@ def test_a_grammar_is_taken_here_too():
     with pytest.raises(BadRequest) as caught:
         parse(response_format={"type": "json_schema", "json_schema": large})
     assert caught.value.param == "response_format.json_schema.schema"
+
+
+def test_fields_of_vllms_users():
+    """Names and values that vLLM's, llama-server's and the SDKs' users send mean here what they mean there."""
+    assert parse(include_stop_str_in_output=True).generate.sampling.include_stop
+    assert parse(top_k=-1).generate == parse(top_k=0).generate
+    assert parse(stop="").generate.sampling.stop == parse(stop=[]).generate.sampling.stop == ()
+    assert parse(stop=["", "END"]).generate.sampling.stop == ("END",)
+    assert parse(stop=[str(number) for number in range(16)], n=16).generate.n == 16
+    assert not parse(skip_special_tokens=False).generate.sampling.skip_special_tokens
+    assert parse(truncate_prompt_tokens=5).generate.sampling.truncate_prompt_tokens == 5
+    asked = parse(include_reasoning=False, return_token_ids=True)
+    assert (asked.include_reasoning, asked.return_token_ids) == (False, True)
+    assert (parse().include_reasoning, parse().return_token_ids) == (True, False)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert parse(tools=tools, tool_choice="any").generate == parse(tools=tools, tool_choice="required").generate
+    begun = [*HI, {"role": "assistant", "content": "It is"}]
+    plain = parse(messages=begun, continue_final_message=True)
+    assert parse(messages=begun, continue_final_message=True, add_generation_prompt=False) == plain
+
+
+def test_a_name_and_its_alias_must_agree():
+    """Both names of one field are accepted if they say the same."""
+    assert parse(include_stop=True, include_stop_str_in_output=True).generate.sampling.include_stop
+    with pytest.raises(BadRequest, match="differ") as caught:
+        parse(include_stop=True, include_stop_str_in_output=False)
+    assert caught.value.param == "include_stop_str_in_output"
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_maximum_above_the_sites_is_the_sites(name: str):
+    """What a client has as its default, 32,000 or all there are, is lowered to LIMITS' MAX_TOKENS."""
+    for value in (16_385, 32_000, 2**63 - 1):
+        assert parse(**{name: value}).generate.sampling.max_tokens == 16_384
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"include_usage": True, "continuous_usage_stats": True}, (True, True)),
+        ({"continuous_usage_stats": True}, (False, False)),
+        ({"include_usage": True}, (True, False)),
+    ],
+)
+def test_counts_in_every_chunk_need_those_of_the_last(options: dict[str, bool], expected: tuple[bool, bool]):
+    """As in vLLM, `continuous_usage_stats` alone shows nothing."""
+    asked = parse(stream=True, stream_options=options)
+    assert (asked.include_usage, asked.continuous_usage) == expected
+
+
+@pytest.mark.parametrize(
+    "format_",
+    [
+        {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
+        {"type": "json_schema", "schema": {"type": "object"}},
+        {"type": "json_object", "schema": {"type": "object"}},
+    ],
+)
+def test_a_schema_binds_wherever_it_stands(format_: dict[str, Any]):
+    """A `json_schema` without a name, and llama-server's place for the schema, beside the type."""
+    assert parse(response_format=format_).generate.grammar == Grammar(kind="json_schema", value='{"type":"object"}')
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ('root ::= "yes" | "no"', "gbnf"),
+        ("# one\n  my-rule ::= [a-z]+\nroot ::= my-rule", "gbnf"),
+        ('start: "yes" | "no"', "lark"),
+        ('start: "a ::= b"', "lark"),
+    ],
+)
+def test_a_grammar_that_is_text_is_gbnf_or_lark(source: str, kind: str):
+    """In llama-server's field, in vLLM's, old and new; an object says its type."""
+    expected = Grammar(kind=kind, value=source)
+    for fields in ({"grammar": source}, {"guided_grammar": source}, {"structured_outputs": {"grammar": source}}):
+        assert parse(**fields).generate.grammar == expected
+    assert parse(grammar={"type": kind, "grammar": source}).generate.grammar == expected

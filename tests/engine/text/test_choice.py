@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import cast
 
 from hypothesis import given
@@ -11,8 +12,10 @@ from streamserve.engine.echo import EOS, EchoTokenizer
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import RawLogprobs
 from streamserve.engine.text.choice import Choice
+from streamserve.engine.text.hf_tokenizer import HFTokenizer
 from streamserve.protocol.events import Token
 from tests.support.engines.cores import sampling
+from tests.support.models.tagged import ids_of, tagged_tokenizer
 
 ECHO = EchoTokenizer()
 
@@ -139,3 +142,38 @@ def test_resume_after_a_stop_string() -> None:
     assert (one.stopped_at, one.stop_string) == (2, "b")
     assert one.push(update(finish_reason="stop")) == []
     assert one.finish_reason == "stop"
+
+
+def test_the_token_that_ends_an_answer_can_be_kept() -> None:
+    """`include_stop` keeps the text of a stop token, after what a stop string held back; a special one has no text."""
+    one = choice("xyz", stop_token_ids=(ord("b"),), include_stop=True)
+    assert texts(one, ids("axyb"), "stop") == ["a", "", "", "xyb"]
+    assert (one.num_tokens, one.finish_reason, one.stop_string) == (4, "stop", None)
+    assert texts(choice(include_stop=True), [*ids("a"), EOS], "stop") == ["a", ""]
+
+
+def special_choice(folder: Path, **fields: object) -> tuple[Choice, HFTokenizer]:
+    tokenizer = tagged_tokenizer(folder, special=("<|note|>",))
+    return Choice(tokenizer, sampling(**fields)), tokenizer
+
+
+def test_special_tokens_can_be_shown(tmp_path: Path) -> None:
+    """`skip_special_tokens` false: they stand in the text as they are written; the end only with `include_stop`."""
+    for fields, expected in (
+        ({}, "ab"),
+        ({"skip_special_tokens": False}, "a<|note|>b"),
+        ({"skip_special_tokens": False, "include_stop": True}, "a<|note|>b<|eos|>"),
+        ({"include_stop": True}, "ab"),
+    ):
+        one, tokenizer = special_choice(tmp_path, **fields)
+        assert "".join(texts(one, [*ids_of(tokenizer, "a<|note|>b<|eos|>")], "stop")) == expected
+
+
+def test_shown_special_tokens_take_part_in_stop_strings(tmp_path: Path) -> None:
+    """What is text can stop the text, and half a code point before a special token is none."""
+    one, tokenizer = special_choice(tmp_path, skip_special_tokens=False, stop=("<|note|>b",))
+    assert "".join(texts(one, [*ids_of(tokenizer, "a<|note|>bc")])) == "a"
+    assert one.stop_string == "<|note|>b"
+    one, tokenizer = special_choice(tmp_path, skip_special_tokens=False)
+    [half, _], [note] = ids_of(tokenizer, "é"), ids_of(tokenizer, "<|note|>")
+    assert "".join(texts(one, [half, note])) == "<|note|>"

@@ -63,8 +63,9 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     ({"system": [IMAGE]}, "unsupported_content", "system[0]"),
     ({"system": 1}, "invalid_type", "system"),
     ({"system": "Hi", "messages": None, "input": {}}, "conflicting_fields", "system"),
-    ({"stop_sequences": ["a"] * 5}, "invalid_value", "stop_sequences"),
-    ({"stop_sequences": [""]}, "invalid_value", "stop_sequences[0]"),
+    ({"stop_sequences": ["a"] * 17}, "invalid_value", "stop_sequences"),
+    ({"stop_sequences": ["a", 1]}, "invalid_type", "stop_sequences[1]"),
+    ({"chat_template_kwargs": ["thinking"]}, "invalid_type", "chat_template_kwargs"),
     ({"temperature": 9}, "invalid_value", "temperature"),
     ({"stream": 1}, "invalid_type", "stream"),
     ({"thinking": {"type": "enabled"}}, "missing_field", "thinking.budget_tokens"),
@@ -72,7 +73,25 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     ({"thinking": {"type": "disabled", "budget_tokens": 4}}, "unknown_field", "thinking.budget_tokens"),
     ({"thinking": {"type": "deep"}}, "invalid_value", "thinking.type"),
     ({"thinking": {}}, "missing_field", "thinking.type"),
-    ({"thinking": {"type": "adaptive", "display": "omitted"}}, "unsupported_parameter", "thinking.display"),
+    ({"thinking": {"type": "adaptive", "display": "some"}}, "invalid_value", "thinking.display"),
+    (
+        {
+            "context_management": {
+                "edits": [
+                    {
+                        "type": "clear_tool_uses_20250919",
+                        "trigger": {"type": "input_tokens", "value": 1},
+                        "keep": {"type": "tool_uses", "value": -1},
+                    }
+                ]
+            }
+        },
+        "unsupported_parameter",
+        "context_management",
+    ),
+    ({"context_management": {"edits": [{"type": "summarize"}]}}, "unsupported_parameter", "context_management"),
+    ({"context_management": {"edits": {}}}, "invalid_type", "context_management.edits"),
+    ({"context_management": {"edit": []}}, "unknown_field", "context_management.edit"),
     ({"tools": [{"name": "x"}]}, "missing_field", "tools[0].input_schema"),
     ({"tools": [{**WEATHER, "name": "two words"}]}, "invalid_value", "tools[0].name"),
     ({"tools": [WEATHER, WEATHER]}, "invalid_value", "tools[1]"),

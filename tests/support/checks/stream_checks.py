@@ -34,7 +34,7 @@ from streamserve.protocol.events import (
 from streamserve.protocol.grammar import Grammar, GrammarError
 from tests.support.checks.message_checks import folded
 
-_ID = re.compile(r"([a-z0-9]{12})-([1-9][0-9]*)")
+_ID = re.compile(r"([a-z0-9]{12})-([1-9][0-9]*)(?::[a-z]([1-9][0-9]*))?")
 _SUCCESS = {"stop", "length", "tool_calls", "content_filter"}
 _TERMINAL = {"done", "error"}
 # A notice that this server stops showing the stream: not logged, without an id, and the last frame.
@@ -65,10 +65,15 @@ class Frame:
     def seq(self) -> int:
         return int(self._parts()[1])
 
-    def _parts(self) -> tuple[str, str]:
+    @property
+    def place(self) -> tuple[int, int]:
+        """The event that the reader has with this frame, and how many frames after it."""
+        return self.seq, int(self._parts()[2] or 0)
+
+    def _parts(self) -> tuple[str, str, str | None]:
         match = _ID.fullmatch(self.id)
         assert match is not None, f"{self.id!r} is not an event id"
-        return match[1], match[2]
+        return match[1], match[2], match[3]
 
 
 _KEEPALIVE = Frame("keepalive", "{}", "")
@@ -280,8 +285,8 @@ def check_stream(data: bytes, *, after: int, is_whole: bool) -> None:
 def _check_anthropic(data: bytes, frames: list[Frame], after: int, is_whole: bool) -> None:
     """Check a stream of the Messages API: its grammar, if it is there from the start; ids rise; it has one end."""
     shown = [frame for frame in frames if frame.event != "ping"]
-    seqs = [after, *(frame.seq for frame in shown if frame.id)]
-    assert seqs == sorted(set(seqs)), f"ids do not rise: {seqs}"
+    places = [(after, 0), *(frame.place for frame in shown if frame.id)]
+    assert places == sorted(set(places)), f"ids do not rise: {places}"
     ends = [place for place, frame in enumerate(shown) if frame.event in ("message_stop", "error")]
     assert ends in ([], [len(shown) - 1]), "something follows the end"
     assert ends or not is_whole, "no end"
@@ -312,8 +317,8 @@ def _check_messages(frames: list[Frame], after: int, is_whole: bool) -> None:
     shown = [frame for frame in frames if frame.event != _FAREWELL]
     ids = [frame for frame in shown if frame.id]
     assert len({frame.log_id for frame in ids}) <= 1, "ids of two logs in one stream"
-    seqs = [after, *(frame.seq for frame in ids)]
-    assert seqs == sorted(set(seqs)), f"ids do not rise: {seqs}"
+    places = [(after, 0), *(frame.place for frame in ids)]
+    assert places == sorted(set(places)), f"ids do not rise: {places}"
     assert _FAREWELL not in [frame.event for frame in frames[:-1]], "something follows a farewell"
     if is_whole and shown == frames:
         _check_end(frames)

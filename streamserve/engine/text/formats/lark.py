@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
+from streamserve.engine.grammar.gbnf import as_lark
+from streamserve.engine.grammar.limits import GrammarLimits
 from streamserve.engine.text.formats.base import Tags
 from streamserve.engine.text.formats.xml_call import parameters_of
 from streamserve.protocol.errors import BadRequest
@@ -219,4 +221,4 @@ def _of_grammar(grammar: Grammar) -> str:
     if grammar.kind == "regex":
         pattern = re.sub(r"(\\.)|/", lambda match: match[1] or r"\/", grammar.value, flags=re.DOTALL)
         return "/" + pattern.replace("\n", r"\n") + "/"
-    return "%lark {\n" + grammar.value + "\n}"
+    return "%lark {\n" + as_lark(grammar, GrammarLimits()).value + "\n}"
