@@ -354,4 +354,5 @@ def _as_accepted(request: GenerateRequest, generation: Generation) -> GenerateRe
     unset = tuple(name for name in ("seed", "max_tokens") if getattr(request.sampling, name) is None)
     sampling = replace(request.sampling, seed=accepted.seed, max_tokens=accepted.max_tokens)
     needs = tuple(sorted({*request.needs, *accepted.needs}))
-    return replace(request, sampling=sampling, unset=request.unset + unset, needs=needs)
+    # What it waited for its first acceptance is spent.
+    return replace(request, sampling=sampling, unset=request.unset + unset, needs=needs, waited_seconds=0.0)
