@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from io import BytesIO
 from typing import Any
 from urllib.parse import urlsplit
 
 from django.conf import settings as django_settings
 from django.contrib.auth.middleware import auser, get_user
 from django.contrib.sessions.backends.db import SessionStore as DatabaseSession
+from django.core.exceptions import DisallowedHost
+from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, QueryDict
-from django.http.request import split_domain_port, validate_host
 from django.middleware.csrf import CsrfViewMiddleware
 from django.utils.http import is_same_domain
 
@@ -57,7 +59,7 @@ async def admit(access: Access, request: HttpRequest, headers: Mapping[str, str]
     # Unsafe methods need the CSRF token; reads, and anonymous requests without any cookie, need the same origin.
     has_no_cookie = principal.kind == "anonymous" and not request.COOKIES
     if request.method in SAFE_METHODS or has_no_cookie:
-        check_same_origin(headers, scheme=request.scheme or "http", host=request.get_host())
+        check_same_origin(headers, scheme=request.scheme or "http", host=_host_of(request))
     else:
         check_csrf(request)
     return principal
@@ -193,23 +195,22 @@ def headers_of(scope: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_handshake(scope: Mapping[str, Any], headers: Mapping[str, str]) -> None:
-    """Raise Forbidden for a host that is not in ALLOWED_HOSTS, and for cookies from a foreign page."""
-    host = headers.get("host", "")
-    allowed = django_settings.ALLOWED_HOSTS or ([".localhost", "127.0.0.1", "[::1]"] if django_settings.DEBUG else [])
-    if not validate_host(split_domain_port(host)[0], allowed):
-        raise Forbidden("This host is not in ALLOWED_HOSTS.")
+    """Raise Forbidden for a host that is not in ALLOWED_HOSTS, and for cookies from a foreign page.
+
+    Host and scheme are those that Django gives a page of this site: by USE_X_FORWARDED_HOST, SECURE_PROXY_SSL_HEADER.
+    """
+    scheme = {"ws": "http", "wss": "https"}.get(scope.get("scheme", "ws"), "http")
+    page = ASGIRequest({**scope, "type": "http", "method": "GET", "scheme": scheme, "query_string": b""}, BytesIO())
+    host = _host_of(page)
     if key_in(headers) is not None:
         return  # a key alone decides, whatever cookies come with it
     if "cookie" in headers and "origin" not in headers:
         raise Forbidden("A handshake with cookies needs an Origin.", code="cross_origin")
-    check_same_origin(headers, scheme=_page_scheme(scope, headers), host=host)
+    check_same_origin(headers, scheme=page.scheme or "http", host=host)
 
 
-def _page_scheme(scope: Mapping[str, Any], headers: Mapping[str, str]) -> str:
-    """Return the scheme of the page that opens this socket; behind a TLS proxy by SECURE_PROXY_SSL_HEADER."""
-    if django_settings.SECURE_PROXY_SSL_HEADER:
-        name, secure = django_settings.SECURE_PROXY_SSL_HEADER
-        sent = headers.get(name.removeprefix("HTTP_").replace("_", "-").lower())
-        if sent is not None:
-            return "https" if sent.partition(",")[0].strip() == secure else "http"
-    return {"ws": "http", "wss": "https"}.get(scope.get("scheme", "ws"), "http")
+def _host_of(request: HttpRequest) -> str:
+    try:
+        return request.get_host()
+    except DisallowedHost:
+        raise Forbidden("This host is not in ALLOWED_HOSTS.", code="host_not_allowed") from None

@@ -116,6 +116,41 @@ async def test_prompts_in_urls_are_off_by_default(engine: None, alice_key: str) 
         assert whole.endswith((await body_of(resumed)).removeprefix(b": ok\n\n"))
 
 
+PROXY = {"USE_X_FORWARDED_HOST": True, "SECURE_PROXY_SSL_HEADER": ("HTTP_X_FORWARDED_PROTO", "https")}
+SHOP = {"x-forwarded-host": "shop.example", "x-forwarded-proto": "https", "origin": "https://shop.example"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "headers", "may"),
+    [
+        (PROXY, SHOP, True),
+        ({}, SHOP, False),
+        (PROXY, {**SHOP, "origin": "https://testserver"}, False),
+        (PROXY, {**SHOP, "x-forwarded-proto": "http"}, False),
+        (PROXY, {**SHOP, "x-forwarded-host": "evil.example", "origin": "https://evil.example"}, False),
+        (PROXY, {**SHOP, "x-forwarded-host": "shop.example:8443", "origin": "https://shop.example:8443"}, True),
+        (PROXY, {**SHOP, "x-forwarded-host": "shop.example, evil.example"}, False),
+        (PROXY, {"origin": "http://testserver"}, True),
+        ({"USE_X_FORWARDED_HOST": True, "USE_X_FORWARDED_PORT": True}, {**SHOP, "x-forwarded-port": "8443"}, False),
+    ],
+)
+async def test_a_page_behind_a_proxy_has_the_host_that_django_gives_it(
+    engine: None, alice: Any, settings: dict[str, Any], headers: dict[str, str], may: bool
+) -> None:
+    """By USE_X_FORWARDED_HOST and SECURE_PROXY_SSL_HEADER, for a GET with cookies and a WebSocket alike."""
+    caller = await make_caller(alice)
+    cookie = f"sessionid={caller.client.cookies['sessionid'].value}"
+    with override_settings(ALLOWED_HOSTS=["testserver", "shop.example"], **settings):
+        response = await caller.get("/v1/models", **headers)
+        given = {**headers, "cookie": cookie}
+        socket = communicator([(name.encode(), value.encode()) for name, value in given.items()])
+        connected, _code = await socket.connect()
+        await socket.disconnect()
+    assert ((response.status_code == 200), connected) == (may, may)
+    if not may and "evil.example" not in headers["x-forwarded-host"]:
+        assert (response.status_code, response.json()["error"]["code"]) == (403, "cross_origin")
+
+
 @pytest.mark.parametrize(
     ("headers", "may"),
     [
