@@ -9,18 +9,22 @@ An upload is not received before its view knows the caller: Django would store a
 
 Other addresses, and an application that is not Django's own handler, are passed on untouched. Event loop only; inside
 a StreamMiddleware, whose `Receiver` tells when a client leaves.
-Relies on, in Django 5.2: `BaseHandler.adapt_method_mode`, which `load_middleware` calls with each middleware as
-`convert_exception_to_response` has wrapped it (`__wrapped__`), and with each `process_view`; `ASGIHandler.handle`.
+Relies on, in Django 5.2 to 6.1: `BaseHandler.adapt_method_mode`, which `load_middleware` calls with each middleware as
+`convert_exception_to_response` has wrapped it (`__wrapped__`), and with each `process_view`; `ASGIHandler.handle`, and
+what that calls. Under a Django that lacks any of it, `fronted` warns, and Django's own handler serves.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import logging
 import re
 from collections.abc import AsyncIterator, Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
+import django
 from asgiref.sync import SyncToAsync, sync_to_async
 from django.conf import settings as django_settings
 from django.contrib.auth.middleware import AuthenticationMiddleware, LoginRequiredMiddleware
@@ -42,13 +46,35 @@ from django.middleware.http import ConditionalGetMiddleware
 from django.middleware.locale import LocaleMiddleware
 from django.middleware.security import SecurityMiddleware
 from django.urls import Resolver404, URLResolver, get_resolver, set_script_prefix
-from django.utils.functional import SimpleLazyObject, empty
+from django.utils.functional import SimpleLazyObject
 
 from streamserve.api.routes import ROUTES, Route
 from streamserve.asgi.receiver import RECEIVER, Receiver
 from streamserve.asgi.types import App, Receive, Scope, Send
 from streamserve.conf import get_settings
 from streamserve.protocol.json_body import announced_bytes
+
+logger = logging.getLogger("streamserve.asgi")
+
+# module, class, and its undocumented attributes that are called, replaced or read here, in views.py and in access.py.
+_NEEDED = (
+    ("django.core.handlers.base", "BaseHandler", "load_middleware adapt_method_mode"),
+    ("django.core.handlers.asgi", "ASGIHandler", "handle read_body create_request run_get_response send_response"),
+    ("django.utils.deprecation", "MiddlewareMixin", "__acall__"),
+    ("django.contrib.sessions.middleware", "SessionMiddleware", "process_request process_response"),
+    ("django.contrib.messages.middleware", "MessageMiddleware", "process_request process_response"),
+    ("django.middleware.csrf", "CsrfViewMiddleware", "process_request process_view _reject"),
+    ("django.dispatch", "Signal", "_live_receivers"),
+    ("django.http", "StreamingHttpResponse", "_set_streaming_content"),
+    ("asgiref.sync", "SyncToAsync", "thread_sensitive_context context_to_thread_executor"),
+)
+# A function, and what it must call.
+_CALLED: tuple[tuple[Any, str], ...] = (
+    (ASGIHandler.__call__, "handle"),
+    (ASGIHandler.load_middleware, "adapt_method_mode"),
+    (ASGIHandler.load_middleware, "convert_exception_to_response"),
+    (convert_exception_to_response, "wraps"),
+)
 
 # Exactly these classes: a subclass may do anything.
 _PURE = (
@@ -88,7 +114,30 @@ class Front:
 def fronted(application: App) -> App:
     """Return `application` with a `Front`, if it is Django's own handler; another app may add what is not seen here."""
     inner = application.application if type(application) is ASGIStaticFilesHandler else application
-    return Front(application) if type(inner) is ASGIHandler else application
+    if type(inner) is not ASGIHandler:
+        return application
+    lacks = missing()
+    if lacks:
+        logger.warning(
+            "streamserve does not know this Django, %s, which lacks %s. Its own handler serves: each request takes a "
+            "thread. Upgrade streamserve.",
+            django.get_version(),
+            ", ".join(lacks),
+        )
+        return application
+    return Front(application)
+
+
+def missing() -> list[str]:
+    """Return the names that streamserve relies on and this Django lacks, though it documents none of them."""
+    lacks = []
+    for module, name, attributes in _NEEDED:
+        owner = getattr(importlib.import_module(module), name, None)
+        lacks += [f"{module}.{name}.{one}" for one in attributes.split() if not hasattr(owner, one)]
+    for caller, called in _CALLED:
+        if called not in caller.__code__.co_names:
+            lacks.append(f"{called} in {caller.__qualname__}")
+    return lacks
 
 
 def route_of(scope: Scope) -> Route | None:
@@ -249,9 +298,15 @@ def _inline(middleware: Any) -> Callable[[Any], Any]:
 
     async def call_messages(request: Any) -> Any:
         """Open the storage on its first use: it signs cookies, and no view of ours has messages."""
-        request._messages = SimpleLazyObject(partial(default_storage, request))
+        opened = []
+
+        def storage() -> Any:
+            opened.append(True)
+            return default_storage(request)
+
+        request._messages = SimpleLazyObject(storage)
         response = await middleware.get_response(request)
-        if request._messages._wrapped is empty:
+        if not opened:
             return response
         return await sync_to_async(middleware.process_response)(request, response)
 

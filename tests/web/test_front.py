@@ -8,19 +8,22 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from django import get_version
 from django.conf import settings
 from django.contrib.auth import get_user_model
+from django.contrib.sessions.middleware import SessionMiddleware
 from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
 from django.core.asgi import get_asgi_application
 from django.core.handlers.asgi import ASGIHandler
 from django.core.signals import request_finished, request_started
+from django.dispatch import Signal
 from django.middleware.csrf import CSRF_SECRET_LENGTH
 from django.test import AsyncClient
 from django.test.utils import override_settings
 
 from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.models import Stream as StreamRow
-from streamserve.web.front import Front, fronted
+from streamserve.web.front import Front, fronted, missing
 from tests.site import settings as hard
 from tests.support.apps.app_calls import ask, call
 from tests.support.apps.asgi_app import Client
@@ -186,6 +189,34 @@ async def test_a_request_that_the_server_cancels_is_cancelled(engine: None, alic
     with pytest.raises(asyncio.CancelledError):
         await client.task
     assert client.messages == []
+
+
+def test_this_django_has_all_it_needs() -> None:
+    """The installed Django has every undocumented name that we call, replace or read."""
+    assert missing() == []
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "shown"),
+    [
+        (ASGIHandler, "read_body", "django.core.handlers.asgi.ASGIHandler.read_body"),
+        (
+            SessionMiddleware,
+            "process_response",
+            "django.contrib.sessions.middleware.SessionMiddleware.process_response",
+        ),
+        (Signal, "_live_receivers", "django.dispatch.Signal._live_receivers"),
+    ],
+)
+def test_a_django_that_lacks_a_name_serves_by_itself(
+    owner: Any, name: str, shown: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The warning has the version and the name; no request fails for it."""
+    monkeypatch.delattr(owner, name)
+    django_s = get_asgi_application()
+    assert fronted(django_s) is django_s
+    [record] = [one for one in caplog.records if one.name == "streamserve.asgi"]
+    assert f"{get_version()}, which lacks {shown}." in record.message
 
 
 def test_only_django_itself_is_fronted() -> None:
