@@ -31,6 +31,7 @@ from streamserve.api.ops import live_metrics
 from streamserve.clients.base import EngineClient
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.engine import EngineStats
+from streamserve.protocol.errors import DatabaseUnavailable
 from streamserve.protocol.measures import ITL, TTFT, Recently
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, frame, one_line_json
 from streamserve.streams.reader.delivery import NO_FLOW, Closing, Flow
@@ -225,7 +226,10 @@ class LiveMetrics:
             return [], 0
         ours = {stream.id for stream in self._streams.all() if not stream.lease.is_elsewhere}
         others = StreamRow.objects.unfinished().exclude(pk__in=ours)
-        rows, num_rows = await orm.read(lambda: (list(others.order_by("created_at")[:MAX_ROWS]), others.count()))
+        try:
+            rows, num_rows = await orm.read(lambda: (list(others.order_by("created_at")[:MAX_ROWS]), others.count()))
+        except DatabaseUnavailable:  # the page shows what is known here
+            return [], 0
         return [_row_metrics(row) for row in rows], max(0, num_rows - len(rows))
 
 

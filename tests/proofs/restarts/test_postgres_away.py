@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psycopg
 import pytest
 
 from tests.support.checks.stream_checks import check_native
@@ -100,3 +101,21 @@ def test_postgres_is_away_for_a_while(
     until(lambda: client.post("/streams", json=ASK).status_code == 200, server)
     path = f"/streams/{running.headers['x-stream-id']}"
     until(lambda: client.get(path).json()["state"] == "finished", server)
+
+
+def test_a_locked_row_harms_its_own_stream_only(postgres: PostgresServer, server: Server, client: httpx.Client) -> None:
+    """Another program locks the row of a stream that ends: its end waits, and others begin and end meanwhile."""
+    address = f"host=127.0.0.1 port={postgres.port} user=postgres dbname=postgres"
+    with psycopg.connect(address) as other, client.stream("POST", "/streams", json=LONG) as running:
+        stream_id = running.headers["x-stream-id"]
+        other.execute("SELECT 1 FROM streamserve_stream WHERE id = %s FOR UPDATE", [stream_id])
+        check_native(b"".join(running.iter_raw()))
+        with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+            answers = list(pool.map(lambda _: client.post("/streams", json=ASK), range(3 * NUM_AT_ONCE)))
+        assert [one.status_code for one in answers] == [200] * len(answers)
+        for one in answers:
+            check_native(one.content)
+        other.rollback()
+        until(lambda: client.get(f"/streams/{stream_id}").json()["state"] == "finished", server)
+        states = "SELECT state FROM streamserve_stream"
+        until(lambda: {row[0] for row in other.execute(states).fetchall()} == {"finished"}, server)
