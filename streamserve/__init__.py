@@ -1,7 +1,7 @@
 """streamserve: stream language-model answers from a Django site, with an engine of its own.
 
     from streamserve import acomplete, complete, stream      docs/python.md
-    from streamserve import Run, pipeline, run_pipeline      docs/pipelines.md
+    from streamserve import Run, Static, pipeline, run_pipeline      docs/pipelines.md
     from streamserve import aenqueue_job, enqueue_job        docs/jobs.md
 
 They are imported on first use (PEP 562): the package itself imports neither Django nor the engine.
@@ -17,6 +17,7 @@ from streamserve import _moved as _moved
 if TYPE_CHECKING:
     from streamserve.clients.pipeline.client import pipeline as pipeline
     from streamserve.clients.pipeline.run import Run as Run
+    from streamserve.clients.pipeline.static import Static as Static
     from streamserve.web.calls.answers import acomplete as acomplete
     from streamserve.web.calls.answers import aenqueue_job as aenqueue_job
     from streamserve.web.calls.answers import complete as complete
@@ -35,6 +36,7 @@ _HOMES = {
     "run_pipeline": "streamserve.web.calls.answers",
     "pipeline": "streamserve.clients.pipeline.client",
     "Run": "streamserve.clients.pipeline.run",
+    "Static": "streamserve.clients.pipeline.static",
 }
 
 

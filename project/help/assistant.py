@@ -17,13 +17,13 @@ from django.conf import settings
 
 from project.help.answering import Citations, Markers, SlotFiller, allowed_answers
 from project.help.search import Hit, candidates, choose
-from streamserve import Run
+from streamserve import Run, Static
 
 MAX_CONTEXT_TOKENS = 3000
 MAX_ANSWER_TOKENS = 240
 FIRST_TOKEN_SECONDS, TOTAL_SECONDS = 0.5, 5.0  # the budgets that the chat page shows
 DO_NOT_KNOW = "I do not know: no help page answers this. Support does, at help@quillbox.example."
-SYSTEM = (
+SYSTEM = Static(
     "You are the help desk of Quillbox. Answer in two or three sentences, from the numbered passages only, and write "
     "the number of each passage that you use in brackets behind the sentence, as [1]. If they do not answer the "
     "question, say that you do not know."

@@ -217,8 +217,9 @@ class GenerateRequest:
     `num_prompt_logprobs` tokens, readers were shown before this admission.
     `replay`: the events of `output_token_ids` come again, before the new ones; an engine that gives no ids cannot do
     that, and continues no answer that has begun.
-    `has_public_system`: the first message is the server's own (`with_system`), and its blocks need no salt; no body
-    sets it. `counted_as`: whose share of the engine it takes, where that is not its tenant's alone.
+    `has_public_system`: the first message is the server's own (`with_system`), and its blocks need no salt; or the
+    first `num_static_messages` are a pipeline's, the same in every run of it. No body sets either.
+    `counted_as`: whose share of the engine it takes, where that is not its tenant's alone.
     `waited_seconds`: of the patience of its class, what it has spent before it was asked for here.
     """
 
@@ -243,6 +244,7 @@ class GenerateRequest:
     was_admitted: bool = False
     needs: tuple[str, ...] = ()
     has_public_system: bool = False
+    num_static_messages: int = 0
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     parallel_tool_calls: bool = True
@@ -261,6 +263,11 @@ class GenerateRequest:
     def share_of(self) -> str:
         """Whose share of the engine it takes."""
         return self.counted_as or self.tenant
+
+    @property
+    def public_messages(self) -> tuple[Message, ...]:
+        """The messages before anything of a caller's."""
+        return (self.messages or ())[: self.num_static_messages or int(self.has_public_system)]
 
 
 def with_system(request: GenerateRequest, system: str) -> GenerateRequest:
@@ -380,7 +387,7 @@ def encode_request(request: GenerateRequest) -> dict[str, Any]:
             else:
                 needs.add(need)
     kept["needs"] = sorted(needs)
-    for name in ("needs", "has_public_system"):
+    for name in ("needs", "has_public_system", "num_static_messages"):
         if not kept[name]:
             del kept[name]
     return kept

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from streamserve.clients.pipeline.client import PIPELINES, forget
+from streamserve.engine.config import EngineConfig
 from streamserve.web import site
 from tests.conftest import Caller, until_ready
 from tests.support.docs.doc_blocks import blocks_of
@@ -51,9 +52,30 @@ async def test_the_page_s_pipeline_answers_its_curl_line(
         assert answer["citations"] == [{"source": "help", "id": "7", "title": "Prices", "url": "/help/7/"}]
         assert [step["message"] for step in answer["steps"]] == ["Looking up your question", "Writing the answer"]
         forget("billing")
-        source = python[1].replace('model="chat"', 'model="echo"')
+        source = next(text for text in python if "Redaction" in text).replace('model="chat"', 'model="echo"')
         exec(f"from streamserve import Run, pipeline\n{source}", {"__name__": "help.pipelines"})  # noqa: S102  (the page is ours)
         chain = [make() for make in PIPELINES["billing"].filters]
         assert chain[1].feed("mail bob@site.org now") + chain[1].flush() == "mail [e-mail] now"
     finally:
         forget("billing")
+
+
+async def test_the_page_s_static_text_is_computed_once(transactional_db: Any, alice_key: str, lonely_key: str) -> None:
+    """Another tenant's first question finds the rules in the cache, and nothing after them."""
+    text = next(block.text for block in blocks_of("docs/pipelines.md") if "Static(" in block.text)
+    names: dict[str, Any] = {"__name__": "help.pipelines"}
+    try:
+        exec(text.replace('model="chat"', 'model="echo"'), names)  # noqa: S102  (the page is ours)
+        await until_ready()
+        usages = []
+        for key in (alice_key, lonely_key):
+            run = (
+                await Caller(key=key).post("/pipelines/prices", {"prompt": "What is a year?", "max_tokens": 4})
+            ).json()
+            usages.append(run["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert usages[0] == 0
+        size = EngineConfig().block_size
+        assert usages[1] == (len(names["RULES"]) + 3) // size * size > 0
+        await site.reset()
+    finally:
+        forget("prices")

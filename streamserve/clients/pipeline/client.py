@@ -31,6 +31,7 @@ from streamserve.clients.pipeline.filters import OutputFilter, Stopped
 from streamserve.clients.pipeline.journal import Journal, Memo, Shown
 from streamserve.clients.pipeline.run import Run
 from streamserve.clients.pipeline.speech import PipelineGeneration, Speech
+from streamserve.clients.pipeline.static import IS_IN_RUN
 from streamserve.protocol.engine import EngineStats, ModelDescription
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, ProducerLost, StreamserveError, no_model
 from streamserve.protocol.events import Error, Event
@@ -236,6 +237,7 @@ class PipelineClient:
 
     async def _run(self, run: Run, speech: Speech, memo: Memo | None) -> None:
         """Run the author's function to its end; the events end with `done` or `error`."""
+        IS_IN_RUN.set(True)
         started_at = time.monotonic()
         ending: Event
         try:

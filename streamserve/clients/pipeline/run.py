@@ -26,6 +26,7 @@ from streamserve.clients.pipeline.filters import OutputFilter
 from streamserve.clients.pipeline.journal import Journal, Key
 from streamserve.clients.pipeline.phases import RunPhases
 from streamserve.clients.pipeline.speech import Speech
+from streamserve.clients.pipeline.static import num_static
 from streamserve.clients.pipeline.tools import FunctionTool, ToolCall, WrongCall, function_tool, result_text
 from streamserve.dialects.fields import read
 from streamserve.dialects.generate import build, request_fields, sampling_fields
@@ -140,8 +141,9 @@ class Run:
         `fields` are those of POST /streams: max_tokens, temperature, stop. Several may run side by side; those that are
         shown follow each other. Without messages: the caller's own. `tools` are functions that the model may call; it
         is asked again with their results, `max_rounds` times at most. Readers see calls and results, unless
-        `show_results` is False. `through` is a filter of this answer alone: readers see its text, and `Answer` has what
-        the model said. Raises StreamserveError.
+        `show_results` is False. Messages whose content is `Static`, at the beginning, are computed once for all
+        callers. `through` is a filter of this answer alone: readers see its text, and `Answer` has what the model said.
+        Raises StreamserveError.
         """
         client, request = self._prepare(messages, model, fields)
         offered = {one.tool.name: one for one in map(function_tool, tools)}
@@ -298,6 +300,7 @@ class Run:
             tenant=own.tenant,
             counted_as=own.counted_as,
             salt=own.salt,
+            num_static_messages=num_static(body.get("messages", ())),
             stream_id=own.stream_id,
             latency_class=own.latency_class
             if own.latency_class == "batch"

@@ -248,7 +248,7 @@ def encode(engine: LoadedEngine, request: GenerateRequest) -> Prompt:
     num_kept = _num_kept(request.sampling, engine.max_tokens)
     if num_kept is not None and num_kept < len(prompt.token_ids):
         return Prompt(token_ids=prompt.token_ids[-num_kept:])  # of which nothing is the server's own
-    if request.has_public_system:
+    if request.public_messages:
         return replace(prompt, num_public_tokens=engine.public_prefixes.num_tokens(request, prompt.token_ids))
     return prompt
 

@@ -62,7 +62,7 @@ def check_prompt_logprobs(request: GenerateRequest, num_prompt_tokens: int) -> N
     top = request.sampling.prompt_logprobs
     if top is None:
         return
-    if request.has_public_system:
+    if request.public_messages:
         message = (
             "prompt_logprobs would show this server's own system prompt. Send messages with one of yours, or a prompt."
         )
