@@ -155,6 +155,22 @@ def any_object(value: Any, param: str) -> dict[str, Any]:
     return dict(value)
 
 
+# What the messages between processes can hold of whole numbers (msgpack).
+_LEAST_INT, _LARGEST_INT = -(2**63), 2**64 - 1
+
+
+def wire_object(value: Any, param: str) -> dict[str, Any]:
+    """Read an object of which nothing is checked but that its whole numbers have at most 64 bits."""
+    left: list[Any] = [any_object(value, param)]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict | list):
+            left += one.values() if isinstance(one, dict) else one
+        elif isinstance(one, int) and not _LEAST_INT <= one <= _LARGEST_INT:
+            wrong_value(param, "has a whole number of more than 64 bits")
+    return dict(value)
+
+
 def any_list(value: Any, param: str) -> list[Any]:
     """Read an array without checking its content."""
     if not isinstance(value, list):

@@ -23,6 +23,7 @@ from streamserve.dialects.fields import (
     read,
     shorten,
     text,
+    wire_object,
     wrong_type,
     wrong_value,
 )
@@ -126,7 +127,7 @@ def request_fields(limits: Limits) -> Mapping[str, Reader]:
         "timeout_seconds": number(0.1, limits.max_timeout_seconds),
         "latency_class": one_of(*LATENCY_CLASSES),
         "metadata": metadata(limits),
-        "input": any_object,
+        "input": wire_object,
         "grammar": grammar(limits),
     }
 

@@ -23,6 +23,7 @@ from streamserve.dialects.fields import (
     required,
     shorten,
     text,
+    wire_object,
     wrong_type,
     wrong_value,
 )
@@ -137,7 +138,7 @@ def _tool(value: Any, param: str, limits: Limits) -> Tool:
 
 def schema_of_arguments(value: Any, param: str) -> Mapping[str, Any]:
     """Read the schema of a function's arguments, which are an object."""
-    schema = any_object(value, param)
+    schema = wire_object(value, param)
     if schema.get("type", "object") != "object":
         wrong_value(param, "must be a schema of type object: a function's arguments have names")
     return schema

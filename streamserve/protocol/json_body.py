@@ -16,8 +16,8 @@ from typing import Any
 from streamserve.protocol.errors import BadRequest, TooLarge, UnsupportedMedia
 from streamserve.protocol.requests import Limits
 
-# 2**64 has 20 digits; no field takes more, and int() of a long text is quadratic.
-_MAX_INT_CHARS = 24
+# int() of a long text is quadratic. A model may write any number, and a client sends it back: as many as Python reads.
+_MAX_INT_CHARS = 4_300
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NOT_BRACKETS = re.compile(r"[^\[\]{}]+")
 

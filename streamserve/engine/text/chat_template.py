@@ -40,7 +40,7 @@ Render = Callable[[list[Turn], Tools], str]
 
 OBJECT, TEXT = "object", "text"
 _ABSENT = object()
-# What stands in a template's place of a text beside a call that has none; templates ask for null, or for no text.
+# The content of a turn that is a call without text: some templates ask for null, some for a string, some for neither.
 _SILENCES = (None, "", _ABSENT)
 # Roles that may be shown as another.
 _STAND_INS = {"developer": ("developer", "system"), "tool": ("tool", "function"), "function": ("function", "tool")}
@@ -147,6 +147,8 @@ def answered(messages: Sequence[Message]) -> tuple[Message, ...]:
     Some clients leave out one of them, and some templates need both. A result without an id answers the first call of
     its name that has none yet, else the first of all.
     """
+    if not any(message.role in ("tool", "function") or "tool_calls" in message.extra for message in messages):
+        return tuple(messages)
     open_calls: list[tuple[str, str]] = []  # (id, name)
     names: dict[str, str] = {}
     turns = []

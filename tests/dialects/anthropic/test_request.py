@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,6 +76,17 @@ def test_the_input_of_a_call_is_its_arguments(written: dict[str, Any], arguments
     """As JSON text; what an answer shows as `partial_json` is the text that the model wrote."""
     (_, turn, _) = messages(*HI, assistant({**CALL, "input": written}), user(RESULT), tools=[WEATHER])
     assert turn.extra["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+def test_a_number_of_any_size_comes_back() -> None:
+    """A client that has read it as a number sends it as a number: 30 digits, and 4,000."""
+    for digits in (30 * "7", 4_000 * "7"):
+        turns = json.dumps([*HI, assistant({**CALL, "input": {"n": "N"}}), user(RESULT)]).replace('"N"', digits)
+        body = decode_json(f'{{"max_tokens": 8, "messages": {turns}}}'.encode(), LIMITS)
+        request = parse(body, LIMITS, default_model="echo").generate
+        assert request.messages is not None
+        assert request.messages[1].extra["tool_calls"][0]["function"]["arguments"] == f'{{"n": {digits}}}'
+        assert msgspec.msgpack.encode(request)  # as the engine process gets it
 
 
 def test_an_empty_question_is_a_turn():

@@ -12,6 +12,7 @@ pytest.importorskip("transformers", reason="needs the engine extra: pip install 
 from streamserve.dialects import messages as dialect
 from streamserve.engine.text.chat_template import Form, answered, arguments_object, arguments_text, variables
 from streamserve.engine.text.hf_tokenizer import HFTokenizer
+from streamserve.engine.text.tokenizer import PublicPrefixes
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import GenerateRequest, Limits, Message, Tool, with_system
 from tests.support.models.tagged import tagged_tokenizer
@@ -88,6 +89,9 @@ def conversation(role: str, content: Any) -> tuple[list[dict[str, Any]], int]:
         return [turn("user"), turn(role, content), turn("user")], 1
     answer = turn(role, content, name="get_weather", **({"tool_call_id": "call_1"} if role == "tool" else {}))
     return [turn("user"), calling('{"city": "Bodo"}'), answer], 2
+
+
+LOOP = (calling('{"city": "Bodo"}'), result())
 
 
 def check(tokenizer: HFTokenizer, request: GenerateRequest, words: list[str], params: tuple[str, ...]) -> None:
@@ -302,6 +306,19 @@ def test_results_know_their_calls() -> None:
 def test_arguments(given: Any, as_text: str, as_object: Any) -> None:
     """None are none; what is no object goes in as the text that it is."""
     assert (arguments_text(given), arguments_object(given)) == (as_text, as_object)
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if "system" not in SHAPES[name].refuses])
+def test_the_sites_system_prompt_is_public(tokenizers: Any, name: str) -> None:
+    """In every form, the prompt begins with the server's own words, up to the caller's first one."""
+    tokenizer = tokenizers[name]
+    loop = () if "calls" in SHAPES[name].refuses else LOOP
+    request = with_system(request_of(turn("user"), *loop), "Be kind.")
+    token_ids = tokenizer.encode(request).token_ids
+    num_public = PublicPrefixes(tokenizer).num_tokens(request, token_ids)
+    public = b"".join(map(tokenizer.token_bytes, token_ids[:num_public])).decode()
+    assert "Be kind." in public
+    assert "Hello" not in public
 
 
 def test_a_template_that_shows_nothing_is_no_reason_to_fail(tmp_path: Path) -> None:

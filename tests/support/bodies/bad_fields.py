@@ -47,7 +47,7 @@ _LITERALS = {
     "-Infinity": "not json",
     "1e999": "not json",
     "-1e999": "not json",
-    "12345678901234567890123456": "not json",
+    "12345678901234567890123456": "int",
     "true": "bool",
     "false": "bool",
     '"1"': "str",

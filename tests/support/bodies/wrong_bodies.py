@@ -97,6 +97,12 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     ({"tools": [WEATHER, WEATHER]}, "invalid_value", "tools[1]"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "unsupported_parameter", "tools[0].type"),
     ({"tools": [{**WEATHER, "input_schema": {"type": "array"}}]}, "invalid_value", "tools[0].input_schema"),
+    (
+        {"tools": [{**WEATHER, "input_schema": {"maximum": 2**64}}]},
+        "invalid_value",
+        "tools[0].input_schema",
+    ),
+    ({"input": {"n": [-(2**63) - 1]}, "messages": None}, "invalid_value", "input"),
     ({"tool_choice": {"type": "any"}}, "conflicting_fields", "tool_choice"),
     ({"tool_choice": "auto"}, "invalid_type", "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "missing_field", "tool_choice.name"),
