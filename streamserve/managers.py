@@ -83,7 +83,7 @@ class StreamQuerySet(LeasedQuerySet["Stream"]):
             "SELECT id, producer, created_at FROM streamserve_stream "
             "WHERE state = 'running' AND on_disconnect <> 'job' AND "
         )
-        sql, values = f"{select} owner LIKE %s ORDER BY 3", [f"{owner}%"]
+        sql, values = f"{select} (owner LIKE %s OR counted_as LIKE %s) ORDER BY 3", [f"{owner}%", f"{owner}%"]
         if not is_prefix:  # a union, as an OR of the two uses neither index
             sql = f"{select} counted_as = %s UNION ALL {select} owner = %s AND counted_as IS NULL ORDER BY 3"
             values = [owner, owner]

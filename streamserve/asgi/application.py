@@ -24,7 +24,7 @@ from streamserve.api import ops
 from streamserve.api.call import ANONYMOUS, Call, Caller, Reply, Site, admitted
 from streamserve.api.routes import ANYONE, PROBES, ROUTES, Access, Route, failure
 from streamserve.asgi.drain import Drain
-from streamserve.asgi.guard import client_of
+from streamserve.asgi.guard import limited_client
 from streamserve.asgi.handover import respond
 from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.receiver import RECEIVER, Receiver
@@ -69,7 +69,7 @@ def anyone(scope: Scope) -> Caller:
 
     Limits and shares of the engine are counted per client address.
     """
-    return Caller("anon:anyone", counted_as=counted_at(client_of((scope.get("client") or ("",))[0] or "")))
+    return Caller("anon:anyone", counted_as=counted_at(limited_client((scope.get("client") or ("",))[0] or "")))
 
 
 class StreamApp:

@@ -63,7 +63,8 @@ class Limits:
     max_batches: int = 16  # of a tenant that have not ended
     max_streams_per_principal: int = 16
     max_streams_per_visitor: int = 4  # without a login; requests without a cookie: of one client address
-    max_streams_anonymous: int = 64  # of all those together
+    max_streams_per_address: int = 16  # of all visitors of one client address; 0 is no bound
+    max_streams_anonymous: int = 64  # of all visitors together
     max_queued_per_principal: int = 64  # requests that wait for one of these places, in a process
     max_queued_anonymous: int = 256  # of all visitors together
     max_jobs_per_principal: int = 100  # that have not ended

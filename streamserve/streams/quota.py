@@ -177,7 +177,7 @@ class StreamQuota:
         if self._limits is None:
             self._starting[owner] += num
             return ()
-        limit = min(limit_of(group, self._limits) for group in groups_of(owner))
+        limit = min(limit for _, limit in self._limits_of(owner))
         if num > 1 and limit < num:
             message = f"This request begins {num} answers, and you may have {limit} at a time. Send fewer prompts."
             raise BadRequest(message, code="too_many_prompts", param="prompt")
@@ -197,13 +197,24 @@ class StreamQuota:
 
     async def _bounds(self, owner: str, known: dict[Group, _Rows]) -> tuple[_Bound, ...]:
         """Return the caller's bounds. `known` are rows that have just been read, and gets what is read here."""
-        assert self._limits is not None
         out = []
-        for group in groups_of(owner):
+        for group, limit in self._limits_of(owner):
             if group not in known:
                 known[group] = await self._streams.store.running(group) if self._streams.store.is_shared else ()
-            out.append(_Bound(group, limit_of(group, self._limits), known[group]))
+            out.append(_Bound(group, limit, known[group]))
         return tuple(out)
+
+    def _limits_of(self, owner: str) -> Iterator[tuple[Group, int]]:
+        """Yield how many concurrent streams each group of the caller may have."""
+        limits = self._limits
+        assert limits is not None
+        for group in groups_of(owner):
+            if group == ANONYMOUS:
+                yield group, limits.max_streams_anonymous
+            elif not group.is_prefix:
+                yield group, limits.max_streams_per_visitor if owner in ANONYMOUS else limits.max_streams_per_principal
+            elif limits.max_streams_per_address:
+                yield group, limits.max_streams_per_address
 
     def _enter(self, owner: str, num: int, bounds: tuple[_Bound, ...]) -> tuple[_Bound, ...]:
         """Count `num` streams that start, or raise _Full."""
@@ -373,8 +384,9 @@ class StreamQuota:
                 code="anonymous_places_taken",
                 retry_after=retry_after,
             )
+        who = "The visitors at your address" if bound.group.is_prefix else "You"
         return QuotaExceeded(
-            f"You have {bound.limit} answers running, which is the limit. Stop one, or wait until one ends.",
+            f"{who} have {bound.limit} answers running, which is the limit. Stop one, or wait until one ends.",
             code="too_many_streams",
             retry_after=retry_after,
         )
@@ -394,10 +406,3 @@ class StreamQuota:
         left += [seconds] * (max(1, bound.limit) - len(left))
         rounds, index = divmod(number - 1, len(left))
         return left[index] + rounds * seconds
-
-
-def limit_of(group: Group, limits: Limits) -> int:
-    """Return how many concurrent streams a group may have."""
-    if group == ANONYMOUS:
-        return limits.max_streams_anonymous
-    return limits.max_streams_per_visitor if group.name in ANONYMOUS else limits.max_streams_per_principal

@@ -111,14 +111,21 @@ class Group:
 ANONYMOUS = Group("anon:", is_prefix=True)  # visitors without a login
 
 
-def counted_at(client: str) -> str:
-    """Return what all visitors of a client's address are counted as who have no name of their own yet."""
-    return f"{ANONYMOUS.name}@{client}"
+def counted_at(client: str, name: str = "") -> str:
+    """Return what a visitor at a client's address is counted as; "": where all visitors may come from, as a proxy.
+
+    Those who have no name of their own yet are one there.
+    """
+    return f"{ANONYMOUS.name}@{client}/{name}" if client else f"{ANONYMOUS.name}{name or '*'}"
 
 
 def groups_of(owner: str) -> tuple[Group, ...]:
-    """Return every group with a limit that `owner` is in."""
-    return (Group(owner), ANONYMOUS) if owner.startswith(ANONYMOUS.name) else (Group(owner),)
+    """Return every group with a limit that `owner` is in: a visitor is in that of its address, too."""
+    if owner not in ANONYMOUS:
+        return (Group(owner),)
+    address, slash, _ = owner.partition("/")
+    has_address = slash and owner.startswith(f"{ANONYMOUS.name}@")
+    return (Group(owner), *([Group(f"{address}/", is_prefix=True)] if has_address else []), ANONYMOUS)
 
 
 class StreamStore(Protocol):

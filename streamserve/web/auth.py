@@ -25,7 +25,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, parse_cooki
 from django.utils import timezone
 
 from streamserve.api.call import Caller
-from streamserve.asgi.guard import client_of, limited_client
+from streamserve.asgi.guard import limited_client
 from streamserve.asgi.handover import MORE_HEADERS
 from streamserve.conf import get_settings
 from streamserve.keys import digest_of
@@ -189,7 +189,8 @@ def visitor(headers: Mapping[str, str], address: str = "") -> Principal:
     """Return the caller whose tenant is in the signed cookie; a new tenant, with its cookie, where there is none.
 
     A cookie that this site has not signed is none. All new tenants of one client address are counted as one caller, so
-    that requests without a cookie take no more places, and no larger share of the engine, than one visitor.
+    that requests without a cookie take no more places, and no larger share of the engine, than one visitor. Of one that
+    may be a proxy's, all are.
     Raises Unauthorized for a program's `Authorization` of another scheme, so that it is no visitor by mistake.
     """
     if "authorization" in headers and not headers.get("cookie"):
@@ -198,21 +199,21 @@ def visitor(headers: Mapping[str, str], address: str = "") -> Principal:
             f"The scheme {scheme!r} is not taken here. Send 'Authorization: Bearer <key>', or nothing as a visitor."
         )
         raise Unauthorized(message, code="unknown_scheme")
-    signer, new_cookie, counted_as = Signer(salt=VISITOR_COOKIE), "", ""
+    signer, new_cookie = Signer(salt=VISITOR_COOKIE), ""
     try:
         name = signer.unsign(parse_cookie(headers.get("cookie", "")).get(VISITOR_COOKIE, ""))
     except BadSignature:
         name = secrets.token_hex(16)
         new_cookie = signer.sign(name)
-        counted_as = counted_at(_digest("address", client_of(address))[:32])  # rows hold no address
-    tenant = f"anon:{name}"
+    tenant, client = f"anon:{name}", limited_client(address)
+    digest = _digest("address", client)[:16] if client else ""  # rows hold no address
     return Principal(
         kind="anonymous",
         tenant=tenant,
         owner=tenant,
         scopes=frozenset({"chat"}),
         new_cookie=new_cookie,
-        counted_as=counted_as,
+        counted_as=counted_at(digest, "" if new_cookie else name),
     )
 
 

@@ -9,7 +9,7 @@ from django.test import AsyncClient
 from django.test.utils import override_settings
 
 from streamserve.models import Stream as StreamRow
-from streamserve.streams.store import ANONYMOUS, groups_of
+from streamserve.streams.store import ANONYMOUS, Group, groups_of
 from streamserve.web import site
 from streamserve.web.auth import VISITOR_COOKIE, visitor
 from tests.conftest import body_of, until_ready
@@ -51,21 +51,29 @@ def test_requests_without_a_cookie_are_counted_by_their_address() -> None:
     assert first.counted_as == second.counted_as
     assert len({first.owner, second.owner, first.tenant, second.tenant}) == 2
     assert first.counted_as in ANONYMOUS
-    assert len(groups_of(first.counted_as)) == 2
+    assert groups_of(first.counted_as) == (Group(first.counted_as), Group(first.counted_as, is_prefix=True), ANONYMOUS)
     assert "203" not in first.counted_as
     assert len(first.counted_as) <= 64
     assert visitor({}, "::ffff:203.0.113.7").counted_as == first.counted_as
     assert visitor({}, "203.0.113.8").counted_as != first.counted_as
     assert visitor({}, "2001:db8::1").counted_as == visitor({}, "2001:db8::ffff:2").counted_as
     assert visitor({}, "2001:db8:0:1::1").counted_as != visitor({}, "2001:db8::1").counted_as
-    assert visitor({}, "").counted_as == visitor({}, "unix:").counted_as != first.counted_as
+    assert visitor({}, "").counted_as == visitor({}, "127.0.0.1").counted_as != first.counted_as
 
 
 def test_a_cookie_counts_if_the_site_has_signed_it() -> None:
-    """A signed cookie is a place of its own at any address; an invented one is none."""
+    """A signed cookie is a place of its own, within those of its address; an invented one is none.
+
+    An address that may be a proxy's is no bound.
+    """
     fresh = visitor({}, "203.0.113.7")
     known = visitor({"cookie": f"{VISITOR_COOKIE}={fresh.new_cookie}"}, "203.0.113.7")
-    assert (known.counted_as, known.new_cookie, known.owner) == ("", "", fresh.owner)
+    assert (known.new_cookie, known.owner) == ("", fresh.owner)
+    assert known.counted_as != fresh.counted_as
+    assert groups_of(known.counted_as)[1:] == groups_of(fresh.counted_as)[1:]
+    near = visitor({"cookie": f"{VISITOR_COOKIE}={fresh.new_cookie}"}, "127.0.0.1")
+    assert groups_of(near.counted_as) == (Group(near.owner), ANONYMOUS)
+    assert len(known.counted_as) <= 64
     invented = visitor({"cookie": f"{VISITOR_COOKIE}={'0' * 32}:forged"}, "203.0.113.7")
     assert invented.counted_as == fresh.counted_as
 
@@ -110,10 +118,40 @@ async def test_one_address_takes_no_other_visitors_place(transactional_db: Any) 
         await site.reset()
 
 
+async def test_one_address_does_not_take_all_places_with_many_cookies(transactional_db: Any) -> None:
+    """Visitors who have a cookie each share the places of their address: what is beyond them is refused there alone."""
+    limits = {"MAX_STREAMS_PER_ADDRESS": 2, "MAX_QUEUED_PER_PRINCIPAL": 0}
+    slow = {"TESTING": True, "ANONYMOUS": True, "ECHO_STEP_SECONDS": 0.02, "LIMITS": limits}
+    with override_settings(STREAMSERVE=slow):
+        await until_ready()
+        crowd, elsewhere = [Visitor() for _ in range(3)], Visitor("203.0.113.8")
+        for one in (*crowd, elsewhere):
+            await one.cached_tokens("hi")
+        open_ones = [aiter(await one.send("POST", "/streams", ENDLESS)) for one in crowd[:2]]
+        for frames in open_ones:
+            await anext(frames)
+        refused = await crowd[2].send("POST", "/v1/completions", ENDLESS)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_streams")
+        assert "at your address" in refused.json()["error"]["message"]
+        response = await elsewhere.send("POST", "/streams", {"prompt": "hi", "max_tokens": 2})
+        assert response.status_code == 200
+        await body_of(response)
+        for frames in open_ones:
+            await frames.aclose()
+        await site.reset()
+
+
 def test_the_places_of_other_processes_are_found_by_whom_they_are_counted_as(transactional_db: Any) -> None:
     """A stream counts for its `counted_as`, else for its owner, never for both; all visitors' by their prefix."""
     for index, (owner, counted_as) in enumerate(
-        [("anon:a", "anon:@x"), ("anon:b", "anon:@x"), ("anon:a", None), ("user:1", None), ("anon:c", "anon:@y")]
+        [
+            ("anon:a", "anon:@x/"),
+            ("anon:b", "anon:@x/"),
+            ("anon:a", None),
+            ("user:1", None),
+            ("anon:c", "anon:@y/"),
+            ("anon:a", "anon:@x/a"),
+        ]
     ):
         StreamRow.objects.create(id=str(index), log_id=str(index), owner=owner, tenant=owner, counted_as=counted_as)
     StreamRow.objects.create(id="job", log_id="job", owner="user:1", tenant="user:1", on_disconnect="job")
@@ -122,8 +160,10 @@ def test_the_places_of_other_processes_are_found_by_whom_they_are_counted_as(tra
     def running_of(name: str, *, is_prefix: bool = False) -> list[str]:
         return [stream_id for stream_id, _ in StreamRow.objects.running_of(name, is_prefix)]
 
-    assert running_of("anon:@x") == ["0", "1"]
+    assert running_of("anon:@x/") == ["0", "1"]
+    assert running_of("anon:@x/", is_prefix=True) == ["0", "1", "5"]
+    assert running_of("anon:@x/a") == ["5"]
     assert running_of("anon:a") == ["2"]
     assert running_of("anon:b") == []
     assert running_of("user:1") == ["3"]
-    assert running_of("anon:", is_prefix=True) == ["0", "1", "2", "4"]
+    assert running_of("anon:", is_prefix=True) == ["0", "1", "2", "4", "5"]
