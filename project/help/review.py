@@ -5,8 +5,9 @@
     execute    each check: arithmetic on the account and on the values of its passage
     synthesise the findings as an answer, each with its source
 
-A price that was edited in the admin changes the result. Every step takes and returns JSON, so that a job can keep what
-is done. It runs by any delivery; where no reader waits, run it as a job.
+A price that was edited in the admin changes the result. The site knows no accounts: it reviews what the request gives,
+and where that gives none an example, which the answer names as such. Every step takes and returns JSON, so that a job
+can keep what is done. It runs by any delivery; where no reader waits, run it as a job.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ from streamserve.protocol.errors import BadRequest
 Account = Mapping[str, Any]
 
 SAMPLE: Account = {"plan": "Team", "pays": "monthly", "seats": 12, "members": 9, "storage_gb": 1150}
+EXAMPLE = (
+    "This is an example, because no account was given: the {plan} plan, paid {pays}, with {seats} seats for {members} "
+    "members and {storage_gb:,} GB of storage in use.\n\n"
+).format_map(SAMPLE)
 PLANS = ("Solo", "Team", "Business")
 MAX_SEATS = 100_000
 _MAX_SHOWN_CHARS = 48  # of a caller's text
@@ -51,8 +56,10 @@ class Finding(TypedDict):
 
 
 async def account_review(run: Run) -> None:
-    """Review an account: what it costs, and what could cost less. Input: {"account": {…}}; without one, a sample."""
+    """Review an account: what it costs, and what could cost less. Input: {"account": {…}}; without one, an example."""
     account = account_of(run.input)
+    if account is SAMPLE:
+        await run.say(EXAMPLE)
     passages = await run.step("Reading the help pages", hits_of, sorted(_SLUGS), of=4, phase="retrieval")
     checks = await run.step("Planning the checks", plan, account, [hit["slug"] for hit in passages], of=4)
     findings = await run.step(f"Checking {_listed(checks)}", execute, account, checks, passages, of=4)
@@ -61,14 +68,19 @@ async def account_review(run: Run) -> None:
 
 def account_of(given: Mapping[str, Any]) -> Account:
     """Return the account of a request, checked. Raises BadRequest."""
-    account = given.get("account", SAMPLE)
+    if "account" not in given:
+        return SAMPLE
+    account = given["account"]
     if not isinstance(account, Mapping):
         raise _wrong(f"account is an object, as {dict(SAMPLE)}.", "input.account")
     unknown = sorted(account.keys() - SAMPLE.keys())
     if unknown:
         name = unknown[0][:_MAX_SHOWN_CHARS]
         raise _wrong(f"account has no field {name!r}. It has {', '.join(SAMPLE)}.", f"input.account.{name}")
-    account = {**SAMPLE, **account}
+    missing = [name for name in SAMPLE if name not in account]
+    if missing:
+        message = f"account needs {', '.join(missing)} too: nothing of it is guessed."
+        raise BadRequest(message, code="missing_field", param=f"input.account.{missing[0]}")
     if account["plan"] not in PLANS:
         raise _wrong(f"plan is one of {', '.join(PLANS)}.", "input.account.plan")
     if account["pays"] not in ("monthly", "yearly"):

@@ -9,5 +9,6 @@ from project.help import views
 app_name = "help"
 urlpatterns = [
     path("", views.index, name="index"),
+    path("support/talk-to-a-human/", views.human, name="human"),
     path("<slug:slug>/", views.passage, name="passage"),
 ]

@@ -1,4 +1,4 @@
-"""The help pages: one for each passage, which citations link to, and one with all."""
+"""The help pages: one for each passage, which citations link to, one with all, and the way to a person."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ def index(request: HttpRequest) -> HttpResponse:
     passages = Passage.objects.select_related("topic")
     topics = [(topic, list(each)) for topic, each in groupby(passages, key=lambda passage: passage.topic)]
     return render(request, "help/index.html", {"topics": topics})
+
+
+def human(request: HttpRequest) -> HttpResponse:
+    """Say that nobody is there: "Talk to a human", which an answer names, leads here."""
+    return render(request, "help/human.html")
 
 
 def passage(request: HttpRequest, slug: str) -> HttpResponse:

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from project.help.review import EXAMPLE
 from tests.support.docs.demo_site import free_port, manage, processes_of, serve
 
 
@@ -65,7 +66,7 @@ def check_review(client: httpx.Client, key: dict[str, str]) -> None:
     while (job := client.get(address, headers=key).json())["status"] == "running":
         pass  # the row's end follows the last event
     assert job["status"] == "done"
-    assert "Unused seats: 3 of 12" in job["result"]["text"]
+    assert job["result"]["text"].startswith(EXAMPLE + "Unused seats: 3 of 12")
     assert (len(job["result"]["steps"]), len(job["result"]["citations"])) == (4, 4)
 
 

@@ -10,7 +10,7 @@ from asgiref.sync import sync_to_async
 
 from project.help.assistant import DO_NOT_KNOW
 from project.help.models import Passage
-from project.help.review import account_review
+from project.help.review import EXAMPLE, account_review
 from streamserve.protocol.events import Citation, Status, Token
 from tests.support.sites.help_desk import Ask, assistant_over
 from tests.support.streams.hand_made import started_echo
@@ -87,11 +87,11 @@ async def test_a_model_that_quotes_reads_the_passages(ask: Ask, settings: Any) -
 
 
 async def test_an_account_review_computes_with_the_passages_values() -> None:
-    """12 seats at $15, 3 of them unused, paid monthly; an edited price changes every sum."""
+    """12 seats at $15, 3 unused, paid monthly; an edited price changes every sum. An example is named as one."""
     model = await started_echo()
     async with assistant_over(model, account_review) as ask:
         first = await ask("Review my account")
-        assert first.text == (
+        assert first.text == EXAMPLE + (
             "Unused seats: 3 of 12; removing them saves $45 a month from the next renewal. [1] "
             "Paying yearly would save $360 a year, because two months are free. [2] "
             "The Team plan costs this account $180 a month: 12 times $15. [3] "

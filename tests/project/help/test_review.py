@@ -60,15 +60,17 @@ def test_amounts_are_written_as_prices_are() -> None:
     ("account", "param"),
     [
         ("Team", "input.account"),
-        ({"plan": "Gold"}, "input.account.plan"),
-        ({"seats": -1}, "input.account.seats"),
-        ({"seats": True}, "input.account.seats"),
-        ({"pays": "daily"}, "input.account.pays"),
-        ({"colour": "red"}, "input.account.colour"),
+        ({**SAMPLE, "plan": "Gold"}, "input.account.plan"),
+        ({**SAMPLE, "seats": -1}, "input.account.seats"),
+        ({**SAMPLE, "seats": True}, "input.account.seats"),
+        ({**SAMPLE, "pays": "daily"}, "input.account.pays"),
+        ({**SAMPLE, "colour": "red"}, "input.account.colour"),
+        ({}, "input.account.plan"),
+        ({"plan": "Solo", "pays": "yearly", "members": 1, "storage_gb": 2}, "input.account.seats"),
     ],
 )
 def test_a_wrong_account_is_named(account: object, param: str) -> None:
-    """The error names the field."""
+    """The error names the field. One that is not given is not taken from the example."""
     with pytest.raises(BadRequest) as caught:
         account_of({"account": account})
     assert caught.value.param == param
