@@ -184,15 +184,13 @@ class StreamQuota:
         with self._refusing(owner):
             bounds = await self._bounds(owner, {})
             is_behind = any(name in bound.group for bound in bounds for name in self._waiting)
-            try:
-                if not is_behind:
+            may_wait = seconds > 0 and limit > 0 and not self._is_closed and self._may_wait(owner)
+            if not (is_behind and may_wait):
+                try:
                     return self._enter(owner, num, bounds)
-                self._check(num, bounds)
-                full = bounds[-1]
-            except _Full as reason:
-                full = reason.bound
-            if seconds <= 0 or not limit or self._is_closed or not self._may_wait(owner):
-                raise _Full(full)
+                except _Full:
+                    if not may_wait:
+                        raise
             return await self._wait(owner, num, seconds)
 
     async def _bounds(self, owner: str, known: dict[Group, _Rows]) -> tuple[_Bound, ...]:
@@ -218,14 +216,10 @@ class StreamQuota:
 
     def _enter(self, owner: str, num: int, bounds: tuple[_Bound, ...]) -> tuple[_Bound, ...]:
         """Count `num` streams that start, or raise _Full."""
-        self._check(num, bounds)
-        self._starting[owner] += num
-        return bounds
-
-    def _check(self, num: int, bounds: tuple[_Bound, ...]) -> None:
-        """Raise _Full unless there is room for `num` more."""
         for bound in bounds:
             self._in_excess(bound, num_more=num)
+        self._starting[owner] += num
+        return bounds
 
     def _give_back(self, owner: str, num: int) -> None:
         self._starting -= Counter({owner: num})  # also drops zeros, so that former callers take no memory
