@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from streamserve.engine.model.linear import PackedLinear, agrees, choose_packed_dtype, pack_linears
+from streamserve.engine.model.batch import StepBatch
+from streamserve.engine.model.linear import FloatHead, PackedLinear, agrees, choose_packed_dtype, pack_linears
 from tests.support.models.model_driver import Driver, load_tiny, prompts
-from tests.support.models.tiny_models import VOCAB_SIZE
+from tests.support.models.tiny_models import VOCAB_SIZE, save_model
 
 CPU = torch.device("cpu")
 
@@ -90,3 +91,76 @@ def test_fused_layers_in_any_order() -> None:
     for name in ("q_proj", "k_proj", "v_proj", "v_proj", "q_proj"):
         for inputs in (first, second, first):
             torch.testing.assert_close(getattr(block, name)(inputs), plain[name](inputs), rtol=1e-4, atol=1e-5)
+
+
+def nearly_equal_rows(model: nn.Module) -> None:
+    """Make the second half of the output layer the first one, but for a unit in the last place of one number."""
+    weight = model.lm_head.weight.data
+    half = len(weight) // 2
+    rounded = weight[:half].bfloat16()
+    weight[:half] = rounded.float()
+    weight[half:] = rounded.float()
+    column = torch.arange(half) % weight.shape[1]
+    rows = torch.arange(half)
+    weight[half + rows, column] = torch.nextafter(rounded, torch.full_like(rounded, 9.0)).float()[rows, column]
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_largest_logit_is_the_largest_in_float32(is_packed: bool, bias: bool) -> None:
+    """Rows whose bfloat16 logits tie, by hundreds, choose what float32 chooses; the other logits are the layer's."""
+    generator = torch.Generator().manual_seed(3)
+    plain = nn.Linear(48, 4_000, bias=bias, dtype=torch.bfloat16)
+    plain.weight.data = torch.randn(4_000, 48, generator=generator).bfloat16()
+    plain.weight.data[2_000:] = plain.weight.data[:2_000]
+    column = torch.arange(2_000) % 48
+    nudged = torch.nextafter(plain.weight.data[:2_000], torch.full((2_000, 48), 9.0).bfloat16())
+    plain.weight.data[torch.arange(2_000, 4_000), column] = nudged[torch.arange(2_000), column]
+    layer = PackedLinear(plain.weight, plain.bias, packed_dtype_of(torch.bfloat16)) if is_packed else plain
+    head = FloatHead(layer, plain.weight.detach(), plain.bias)
+    inputs = torch.randn(1, 300, 48, generator=generator).bfloat16()
+    with torch.inference_mode():
+        found, rounded = head(inputs), layer(inputs)
+        wanted = inputs.float() @ plain.weight.float().t() + (plain.bias.float() if bias else 0.0)
+    assert (found.dtype, found.shape) == (torch.float32, wanted.shape)
+    assert (found.argmax(-1) == wanted.argmax(-1)).all()
+    torch.testing.assert_close(found.amax(-1), wanted.amax(-1), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(found, rounded.float(), rtol=2e-2, atol=2e-2)
+    assert (rounded.argmax(-1) != wanted.argmax(-1)).sum() > 30  # what the rounded ones would have chosen
+
+
+def test_numbers_that_are_not_finite_stay_so() -> None:
+    """A row that is broken is found by the sampler, and changes no other row."""
+    weight = torch.randn(50, 8).bfloat16()
+    head = FloatHead(nn.Linear(8, 50, bias=False, dtype=torch.bfloat16), weight, None)
+    head.layer.weight.data = weight
+    inputs = torch.randn(3, 8).bfloat16()
+    wanted = head(inputs)
+    inputs[1] = float("nan")
+    found = head(inputs)
+    assert found[1].isnan().all()
+    assert (found[[0, 2]] == wanted[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("packed", [None, False])
+def test_a_model_in_bfloat16_chooses_by_float32_logits(tmp_path: Path, packed: bool | None, is_tied: bool) -> None:
+    """Each token of an answer is the likeliest by its last hidden state in float32, as transformers has it there."""
+    folder = save_model(tmp_path, "llama", tie_word_embeddings=is_tied, edit=nearly_equal_rows)
+    runner = load_tiny(folder, packed=packed, dtype="bfloat16")
+    weight = load_tiny(folder, packed=False).loaded.model.get_output_embeddings().weight
+    forward, num_seen = runner.forward, 0
+
+    def checked(batch: StepBatch, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        nonlocal num_seen
+        hidden, logits = forward(batch, rows)
+        if logits is not None:
+            assert logits.dtype == torch.float32
+            wanted = (hidden[rows].float() @ weight.t()).argmax(-1)
+            assert logits.argmax(-1).tolist() == wanted.tolist()
+            num_seen += len(rows)
+        return hidden, logits
+
+    runner.forward = checked
+    Driver(runner).run(prompts(VOCAB_SIZE), max_tokens=24, chunk=16)
+    assert num_seen == 4 * 24

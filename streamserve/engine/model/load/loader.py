@@ -17,7 +17,7 @@ import torch
 
 from streamserve.engine.config import ModelConfig
 from streamserve.engine.model import attention
-from streamserve.engine.model.linear import choose_packed_dtype, pack_linears
+from streamserve.engine.model.linear import choose_packed_dtype, keep_float_logits, pack_linears
 from streamserve.engine.model.load.source import (
     ModelLoadError,
     UnsupportedModel,
@@ -32,6 +32,7 @@ from streamserve.engine.plan import Progress, no_progress
 
 READ_BYTES = 16 << 20  # at once: a few hundred reports a minute from a disk, each a chance to give up
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,11 @@ def load_model(model_config: ModelConfig, progress: Progress = no_progress) -> L
     read_ahead(require_safetensors(folder), progress)
     model = _read_weights(folder, config, choose_dtype(model_config.dtype), device)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    num_packed = _pack(model, model_config, device, progress)
+    head = model.get_output_embeddings()
+    kept = head.weight.detach() if type(head) is torch.nn.Linear and model.dtype in HALF else None
+    num_packed = _pack(model, model_config, device, progress, kept)
+    if kept is not None:
+        keep_float_logits(model, kept, head.bias)
     return LoadedModel(
         model=model,
         attention=attention.attach(model),
@@ -164,12 +169,14 @@ def _refuse_missing(folder: Path, names: Collection[str]) -> None:
         )
 
 
-def _pack(model: Any, model_config: ModelConfig, device: torch.device, progress: Progress) -> int:
+def _pack(
+    model: Any, model_config: ModelConfig, device: torch.device, progress: Progress, kept: torch.Tensor | None
+) -> int:
     packed_dtype = None if model_config.packed is False else choose_packed_dtype(model.dtype, device)
     if packed_dtype is None:
         return 0
     progress("packing", 0.0)
-    return pack_linears(model, packed_dtype, lambda fraction: progress("packing", fraction))
+    return pack_linears(model, packed_dtype, lambda fraction: progress("packing", fraction), kept=kept)
 
 
 def _first_line(error: Exception) -> str:
