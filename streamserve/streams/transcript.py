@@ -351,7 +351,7 @@ class Transcript:
         if self.timings.first_at is None and "ttft" in times:
             times["ttft"] = latency
         num_tokens = done.usage.completion_tokens if len(self._choices) == 1 else max(self.num_output_tokens)
-        if num_tokens > 1 and "decode" in times:
+        if num_tokens > 1 and "decode" in times and "tpot" not in times:  # a run has that of its answers
             times["tpot"] = times["decode"] / (num_tokens - 1)
         return replace(done, latency=latency, breakdown=times, phases=phases)
 

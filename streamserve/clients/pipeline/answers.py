@@ -123,7 +123,10 @@ class Answering:
         if self._through is not None and (rest := self._through.flush()):
             await self._speech.say(rest)
             self._note_shown(Token(text=rest, token_ids=()))
-        self._speech.count(done.usage, done.finish_reason)
+        decode_seconds = done.breakdown.get("decode")
+        if self._parking.num_parks and self._first_token_at is not None:  # the engine has measured its last part alone
+            decode_seconds = time.monotonic() - self._first_token_at
+        self._speech.count(done, decode_seconds)
         self._note_shown(done)
 
     def _note_shown(self, event: Event) -> None:

@@ -119,6 +119,7 @@ class Speech:
         self.finish_reason = "stop"
         self._filters, self._chain = filters, Chain(())  # of the open block
         self._prompt_tokens = self._cached_tokens = self._reasoning_tokens = 0
+        self._decode_seconds, self._num_gaps = 0.0, 0  # between the tokens of the answers
         self._open: str | None = None  # the kind of the block that is open; None before the first and between two
         self._index = 0  # of the open block, or of the next one
         self._is_implied = False  # block 0 is open without a block_start
@@ -164,7 +165,7 @@ class Speech:
     async def repeat(self, event: Event) -> None:
         """Show an event of a step that an earlier attempt has finished, as far as it was not shown then."""
         if isinstance(event, Done):
-            self.count(event.usage, event.finish_reason)
+            self.count(event, event.breakdown.get("decode"))
         elif isinstance(event, Status | Citation):
             await self.show(event)
         else:
@@ -214,12 +215,16 @@ class Speech:
         self._open, self._is_implied = None, False
         self._index += 1
 
-    def count(self, usage: Usage, finish_reason: str) -> None:
-        """Add the counts of an answer that was shown to its end."""
+    def count(self, done: Done, decode_seconds: float | None) -> None:
+        """Add the counts of an answer that was shown to its end; `decode_seconds` from its first token to its last."""
+        usage = done.usage
         self._prompt_tokens += usage.prompt_tokens
         self._cached_tokens += usage.cached_tokens
         self._reasoning_tokens += usage.reasoning_tokens
-        self.finish_reason = finish_reason
+        self.finish_reason = done.finish_reason
+        if decode_seconds is not None and usage.completion_tokens > 1:
+            self._decode_seconds += decode_seconds
+            self._num_gaps += usage.completion_tokens - 1
 
     def done(self, *, latency: float, phases: Mapping[str, float], finish_reason: str = "") -> Done:
         """Return the event of a whole answer: its tokens are those that were shown."""
@@ -229,7 +234,16 @@ class Speech:
             cached_tokens=self._cached_tokens,
             reasoning_tokens=self._reasoning_tokens,
         )
-        return Done(finish_reason=finish_reason or self.finish_reason, usage=usage, latency=latency, phases=phases)
+        breakdown = {}
+        if self._num_gaps:
+            breakdown = {"decode": self._decode_seconds, "tpot": self._decode_seconds / self._num_gaps}
+        return Done(
+            finish_reason=finish_reason or self.finish_reason,
+            usage=usage,
+            latency=latency,
+            breakdown=breakdown,
+            phases=phases,
+        )
 
     async def _start(self, kind: str, start: BlockStart | None = None) -> None:
         """Open a block. A first text block needs no `block_start`, as in a plain answer."""

@@ -92,12 +92,12 @@ export class TurnView {
     this.showMaking();
   }
 
-  /** The steps of a pipeline, and where the time went, folded. */
+  /** Where the time went, and the steps of a pipeline, folded. */
   showMaking() {
     const { turn, parts } = this;
     const phases = this.showsFigures ? Object.entries(turn.figures?.phases ?? {}) : [];
     const steps = turn.steps.filter(Boolean);
-    parts.made.hidden = this.isLive || steps.length === 0;
+    parts.made.hidden = this.isLive || steps.length + phases.length === 0;
     parts["step-list"].replaceChildren(...steps.map((text) => element("li", { dir: "auto" }, text)));
     parts.phases.replaceChildren(...phaseNodes(phases));
   }

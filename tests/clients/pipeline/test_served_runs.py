@@ -284,3 +284,48 @@ async def test_a_row_of_a_batch_has_no_other_class(site: Site) -> None:
     assert set(late.classes) == {"batch"}
     await site.run(one, latency_class="document")
     assert late.classes[-1] == "chat"
+
+
+# Figures
+
+
+async def test_a_runs_tpot_is_of_the_answers_that_it_shows(site: Site) -> None:
+    """The mean gap of all their tokens: a step between two answers, and a hidden answer, are none of it."""
+
+    async def function(run: Run) -> None:
+        await run.generate("one", max_tokens=6, seed=1, ignore_eos=True)
+        await run.generate("hidden", max_tokens=50, seed=1, ignore_eos=True, show=False)
+        await run.generate("two", max_tokens=11, seed=1, ignore_eos=True)
+
+    done = (await site.run(function))[-1]
+    assert isinstance(done, Done)
+    assert done.usage.completion_tokens == 17
+    assert done.breakdown["tpot"] == pytest.approx(done.breakdown["decode"] / (5 + 10))
+    assert 0 < done.breakdown["decode"] < done.latency
+    measured = site.streams.measures.of("p").buckets["request_time_per_output_token_seconds"]
+    await until(lambda: sum(measured.counts) == 1, "the run is measured")
+    assert measured.total == pytest.approx(done.breakdown["tpot"])
+
+
+async def test_a_run_of_a_token_or_none_has_no_tpot(site: Site) -> None:
+    """There is no gap."""
+
+    async def function(run: Run) -> None:
+        await run.say("Nothing from a model.")
+        await run.generate("one", max_tokens=1, ignore_eos=True)
+
+    done = (await site.run(function))[-1]
+    assert isinstance(done, Done)
+    assert "tpot" not in done.breakdown
+
+
+async def test_the_tpot_of_a_parked_answer_has_its_pauses(site: Site) -> None:
+    """As of a plain stream: from its first token to its last."""
+    site.echo = Full(site.echo, {1: BUSY})
+
+    async def function(run: Run) -> None:
+        await run.generate("hi", max_tokens=12, seed=5, ignore_eos=True)
+
+    done = (await site.run(function))[-1]
+    assert isinstance(done, Done)
+    assert done.breakdown["tpot"] == pytest.approx(done.breakdown["decode"] / 11)

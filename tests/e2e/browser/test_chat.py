@@ -73,6 +73,9 @@ def test_an_answer_grows_on_screen_and_ends_as_the_servers_log(watched: Watched)
     expect(page.locator(".ss-figures")).to_contain_text(re.compile(r"tokens.*tok/s.*first token.*here.*server"))
     assert page.locator(".ss-answer").get_attribute("aria-busy") == "false"
     expect(page.get_by_label("Your question")).to_be_focused()
+    page.locator(".ss-made summary").click()
+    expect(page.locator(".ss-made dt")).to_contain_text(["prefill", "generation"])
+    expect(page.locator(".ss-made ol")).to_be_hidden()  # no steps
 
 
 @pytest.mark.parametrize("way", ["Escape", "button"])
