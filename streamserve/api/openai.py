@@ -18,6 +18,7 @@ from streamserve.api.anthropic import id_header
 from streamserve.api.call import Call, Reply, Site, StoredChats, json_reply, with_class
 from streamserve.api.idempotency import once_of, part_of
 from streamserve.api.resume import ANTHROPIC, OPENAI, counting_pace, gone, gone_reply, stream_of_event
+from streamserve.clients.filtered import FilteredClient
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects import native
 from streamserve.dialects.anthropic import message as anthropic_message
@@ -87,8 +88,8 @@ async def chat_completions(call: Call, site: Site) -> Reply:
 async def _prompt_ids(call: Call, site: Site, stream: Stream, request: GenerateRequest) -> tuple[int, ...]:
     """Return the ids of a stream's prompt. Ends the stream and raises where it has none to show."""
     try:
-        if not stream.has_token_ids or isinstance(site.clients[stream.model], PipelineClient):
-            message = f"return_token_ids is not supported by {stream.model}: its tokens have no ids here. Leave it out."
+        if not stream.has_token_ids or isinstance(site.clients[stream.model], PipelineClient | FilteredClient):
+            message = f"{_IDS} is not supported by {stream.model}, which shows no ids of tokens. Leave it out."
             raise BadRequest(message, code="unsupported_parameter", param=_IDS)
         asked = site.with_own_system(request)
         if asked.has_public_system:

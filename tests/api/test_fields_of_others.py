@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from django.test.utils import override_settings
 
+from streamserve import Run, pipeline
+from streamserve.clients.pipeline.client import forget
+from streamserve.clients.pipeline.filters import Redaction
 from streamserve.engine.echo import EchoTokenizer
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
@@ -264,3 +267,30 @@ async def test_thoughts_are_left_out_where_they_are_not_wanted(caller: Caller) -
     shown = check_message(await body_of(response))
     assert [block["thinking"] for block in shown["content"] if block["type"] == "thinking"] == [""]
     assert [block["text"] for block in shown["content"] if block["type"] == "text"] == [plain["content"]]
+
+
+def no_mail() -> Redaction:
+    return Redaction(r"[a-z]+@[a-z.]+")
+
+
+async def test_models_without_ids_refuse_them(caller: Caller) -> None:
+    """A pipeline and a model with filters: `return_token_ids` is a 400 with its name, and nothing goes on."""
+
+    @pipeline
+    async def shout(run: Run) -> None:
+        await run.say("HI")
+
+    try:
+        await site.reset()
+        conf = {"MODELS": {"echo": {"PATH": "echo", "FILTERS": [f"{__name__}.no_mail"]}}, "CLIENT": "thread"}
+        with override_settings(STREAMSERVE=conf):
+            await until_ready()
+            for model in ("shout", "echo"):
+                refused = await caller.post("/v1/chat/completions", chat(model=model, return_token_ids=True))
+                error = refused.json()["error"]
+                assert (refused.status_code, error["code"], error["param"]) == (
+                    400, "unsupported_parameter", "return_token_ids"
+                )  # fmt: skip
+            await until(lambda: all(stream.ended.is_set() for stream in site.get_site().streams.all()))
+    finally:
+        forget("shout")

@@ -75,6 +75,20 @@ def error_of(alias: str, status: int, headers: Mapping[str, str], body: bytes, n
     return unavailable(alias)
 
 
+# How servers say that the prompt fits, and the maximum beside it does not: vLLM, older vLLM and OpenAI, SGLang.
+_WINDOW = re.compile(r"maximum context length (?:is|of) (\d+)")
+_PROMPT = re.compile(r"(\d+) (?:input tokens|in the (?:messages|prompt)|tokens from the input)")
+_MOST = re.compile(r"at most (\d+) completion tokens")
+
+
+def room_of(message: str) -> int | None:
+    """Return how many tokens of an answer a server would take where it refuses a `max_tokens`; None for any other."""
+    most, window, prompt = _MOST.search(message), _WINDOW.search(message), _PROMPT.search(message)
+    if most is not None:
+        return int(most[1])
+    return None if window is None or prompt is None else int(window[1]) - int(prompt[1])
+
+
 def retry_after(value: str, now: float) -> int:
     """Return the seconds of a Retry-After header, a number or a date; a guess for anything else."""
     try:

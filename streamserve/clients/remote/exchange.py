@@ -27,12 +27,13 @@ from streamserve.clients.remote.errors import (
     UpstreamLost,
     clean,
     error_of,
+    room_of,
     unavailable,
 )
 from streamserve.clients.remote.generation import RemoteGeneration
 from streamserve.clients.remote.metrics import RemoteMetrics, Timings
 from streamserve.protocol.engine import Park
-from streamserve.protocol.errors import StreamserveError
+from streamserve.protocol.errors import BadRequest, StreamserveError
 from streamserve.protocol.events import Done, Event, Status, Token
 from streamserve.protocol.sse import CONTENT_TYPE, SSEDecoder, SSEError
 
@@ -68,14 +69,29 @@ class Exchange:
         """Send the request and put its events. Raises StreamserveError, UpstreamLost, UpstreamBroken, UpstreamError."""
         self._deadline = asyncio.get_running_loop().time() + self._config.first_token_seconds
         self._timings.sent()
-        async with self._limit():
-            response = await self._send(route, body)
+        response = await self._open(route, body)
         try:
-            await self._check_head(response)
             self._on_open()
             await self._read(response, was_queued=was_queued)
         finally:
             await response.aclose()
+
+    async def _open(self, route: str, body: dict[str, Any]) -> httpx.Response:
+        """Return the response with its event stream.
+
+        A maximum that the server refuses beside this prompt is lowered to what fits, once: it is no fault of a request.
+        """
+        async with self._limit():
+            response = await self._send(route, body)
+        try:
+            await self._check_head(response)
+        except BaseException as error:
+            await response.aclose()
+            room = room_of(error.message) if isinstance(error, BadRequest) else None
+            if room is None or not 0 < room < body.get("max_tokens", 0):
+                raise
+            return await self._open(route, {**body, "max_tokens": room})
+        return response
 
     async def _send(self, route: str, body: dict[str, Any]) -> httpx.Response:
         """Return the response when its head is there. Raises StreamserveError where the server cannot be reached."""

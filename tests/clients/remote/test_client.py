@@ -124,6 +124,56 @@ async def test_refusals_are_ours(
         assert text(await ask(client)) == "Hello."
 
 
+TOO_MANY = [
+    (
+        "'max_tokens' or 'max_completion_tokens' is too large: 64. This model's maximum context length is 60 tokens "
+        "and your request has 50 input tokens (64 > 60 - 50).",
+        10,
+    ),
+    (
+        "This model's maximum context length is 60 tokens. However, you requested 114 tokens (50 in the messages, 64 "
+        "in the completion). Please reduce the length of the messages or completion.",
+        10,
+    ),
+    (
+        "This model's maximum context length is 60 tokens. However, you requested 64 output tokens and your prompt "
+        "contains 50 input tokens, for a total of 114 tokens.",
+        10,
+    ),
+    (
+        "Requested token count exceeds the model's maximum context length of 60 tokens. You requested a total of 114 "
+        "tokens: 50 tokens from the input messages and 64 tokens for the completion.",
+        10,
+    ),
+    ("max_tokens is too large: 64. This model supports at most 32 completion tokens, whereas you provided 64.", 32),
+]
+
+
+@pytest.mark.parametrize(("message", "room"), TOO_MANY)
+async def test_a_maximum_that_does_not_fit_there_is_lowered(message: str, room: int) -> None:
+    """The server refuses the maximum, and says what would fit: asked once more with that, it answers."""
+    refused = response("400 Bad Request", json.dumps({"error": {"message": message, "code": 400}}).encode(), JSON)
+    upstream = Upstream(raw(refused), says(*WHOLE))
+    async with remote(upstream) as client:
+        assert text(await ask(client)) == "Hello."
+        assert [post.body["max_tokens"] for post in upstream.posts] == [64, room]
+    upstream = Upstream(raw(refused))
+    async with remote(upstream) as client:
+        with pytest.raises(BadRequest):
+            await ask(client)
+        assert len(upstream.posts) == 2
+
+
+async def test_a_prompt_that_does_not_fit_there_is_refused() -> None:
+    """Nothing is left for an answer: the refusal is the caller's, and the server is not asked again."""
+    message = "This model's maximum context length is 60 tokens. However, your request has 61 input tokens."
+    upstream = Upstream(raw(response("400 Bad Request", json.dumps({"error": {"message": message}}).encode(), JSON)))
+    async with remote(upstream) as client:
+        with pytest.raises(BadRequest, match="61 input tokens"):
+            await ask(client)
+        assert len(upstream.posts) == 1
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
