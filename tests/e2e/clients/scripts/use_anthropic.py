@@ -105,6 +105,18 @@ def check_thinking():
     assert (text.type, text.text) == ("text", "Hello! What can I do?")
     assert ask(HELLO, thinking=THINK).usage.output_tokens_details.thinking_tokens > 0
     assert ask(HELLO, thinking={"type": "adaptive"}).content == [thought, text]
+    omitted, same = strict(ask(HELLO, thinking={"type": "adaptive", "display": "omitted"})).content
+    assert (omitted.type, omitted.thinking, same) == ("thinking", "", text)
+    switched = {**GREEDY, "chat_template_kwargs": {"enable_thinking": True}}
+    assert ask(HELLO, extra_body=switched).content == [thought, text]
+    agent = {"type": "enabled", "budget_tokens": 31_999}
+    assert ask(HELLO, max_tokens=32_000, thinking=agent, stream=False, timeout=60).content == [thought, text]
+    edits = [{"type": "clear_thinking_20251015", "keep": "all"}, {"type": "clear_tool_uses_20250919"}]
+    extra = {**GREEDY, "context_management": {"edits": edits}}
+    assert ask(HELLO, thinking=THINK, extra_body=extra).content == [thought, text]
+    clearing = {"type": "clear_tool_uses_20250919", "keep": {"type": "tool_uses", "value": -1}}
+    extra = {**GREEDY, "context_management": {"edits": [{**clearing, "trigger": {"type": "input_tokens", "value": 1}}]}}
+    assert refused(anthropic.BadRequestError, extra_body=extra).status_code == 400
     for thinking in ({"type": "disabled"}, anthropic.NOT_GIVEN):
         assert kinds(ask(HELLO, thinking=thinking)) == ["text"]
 
