@@ -106,10 +106,11 @@ from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.handover import hand_over, respond
 
 async def main():
-    sent = []
+    sent, received = [], []
     async def receive():
-        if sent:
+        if received:
             await asyncio.Event().wait()
+        received.append("body")
         return {"type": "http.request", "body": b""}
     async def send(message):
         sent.append(message)

@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ class Small:
     def num_rows(self) -> int:
         """Return how many files the database knows of, shown or not."""
         path = Path(self.site.env["STREAMSERVE_STATE_DIR"]) / "site.sqlite3"
-        with sqlite3.connect(path) as database:
+        with closing(sqlite3.connect(path)) as database:
             return int(database.execute("SELECT count(*) FROM streamserve_storedfile").fetchone()[0])
 
 

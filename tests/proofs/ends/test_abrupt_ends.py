@@ -12,7 +12,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ class Site:
 
     def rows(self) -> dict[tuple[str, str], int]:
         """Count the site's rows by state and reason."""
-        with sqlite3.connect(self.folder / "site.sqlite3", timeout=DEADLINE_SECONDS) as database:
+        with closing(sqlite3.connect(self.folder / "site.sqlite3", timeout=DEADLINE_SECONDS)) as database:
             query = "select state, finish_reason, count(*) from streamserve_stream group by 1, 2"
             return {(state, reason): count for state, reason, count in database.execute(query)}
 

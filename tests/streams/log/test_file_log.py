@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import random
 import resource
@@ -181,7 +182,8 @@ async def test_a_full_disk_is_named_and_recovered_from(path: Path) -> None:
     log = FileLog(path)
     kept = await _fill(log)
     await log.aclose()
-    page_count = sqlite3.connect(path).execute("PRAGMA page_count").fetchone()[0]
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        page_count = db.execute("PRAGMA page_count").fetchone()[0]
 
     class Tight(FileStore):
         num_pages = page_count + 20
