@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, groupby, product, starmap
+from itertools import chain, groupby, product, starmap, takewhile
 from typing import Any
 
 from jinja2 import Environment, meta, nodes
@@ -177,14 +177,17 @@ def answered(messages: Sequence[Message]) -> tuple[Message, ...]:
 def variants(messages: Sequence[Message]) -> Iterator[tuple[tuple[Message, ...], tuple[int, ...]]]:
     """Yield the conversation as it is, and in other turns; each with the number of every turn's message.
 
-    The text beside a call as a turn before it, or in the answer that follows the calls, where turns must alternate; the
-    system turns at the beginning as one.
+    The text beside a call as a turn before it, or in the answer that follows the calls, where turns must alternate;
+    calls of one turn one after the other, each with its result; the system turns at the beginning as one.
     """
+    yield tuple(messages), tuple(range(len(messages)))
     plain = [(message, number) for number, message in enumerate(messages)]
     parted = list(chain.from_iterable(starmap(_parted, plain)))
-    several = [parted, _gathered(parted)] if len(parted) > len(plain) else []
-    several += [_joined(one) for one in (plain, *several)] if len(_joined(plain)) < len(plain) else []
-    for one in (plain, *several):
+    found = [plain]
+    for one in (parted, _gathered(parted), _in_series(parted), _gathered(_in_series(parted))):
+        found += [one] if one not in found else []
+    found += [joined for joined in map(_joined, found) if joined not in found]
+    for one in found[1:]:
         yield tuple(message for message, _ in one), tuple(number for _, number in one)
 
 
@@ -210,6 +213,25 @@ def _gathered(parted: list[tuple[Message, int]]) -> list[tuple[Message, int]]:
             turns[kept] = (replace(turns[kept][0], content=text), turns[kept][1])
             turns = [pair for at, pair in enumerate(turns) if at == kept or at not in said]
         out += turns
+    return out
+
+
+def _in_series(parted: list[tuple[Message, int]]) -> list[tuple[Message, int]]:
+    """Make each call of a turn with several a turn of its own, before its result."""
+    out: list[tuple[Message, int]] = []
+    placed: set[int] = set()  # numbers of results
+    for at, (message, number) in enumerate(parted):
+        calls = message.extra.get("tool_calls") or ()
+        if len(calls) > 1:
+            results = takewhile(lambda pair: pair[0].role in ("tool", "function"), parted[at + 1 :])
+            of_call = {result.extra.get("tool_call_id"): (result, place) for result, place in results}
+            for call in calls:
+                out.append((replace(message, extra={**message.extra, "tool_calls": [call]}), number))
+                if call.get("id") in of_call:
+                    out.append(of_call[call["id"]])
+                    placed.add(of_call[call["id"]][1])
+        elif number not in placed:
+            out.append((message, number))
     return out
 
 
@@ -473,7 +495,9 @@ def _not_shown(form: Form, messages: Sequence[Message], number: int, *, has_own_
         logger.error("the chat template does not show the site's system prompt (SYSTEM of MODELS)")
         return BadRequest("the model's chat template does not show this site's system prompt.", code="template_error")
     message = messages[number]
-    what = form.lacks(message) or ("text beside tool calls" if message.extra.get("tool_calls") else "this turn")
+    what = form.lacks(message) or (
+        "all of this turn's text and calls" if "tool_calls" in message.extra else "this turn"
+    )
     reason = f"{param}: the model's chat template does not show {what} here. Its roles: {', '.join(form.roles)}."
     return BadRequest(reason, code="template_error", param=param)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from streamserve.engine.text.chat_template import Form, answered, arguments_obje
 from streamserve.engine.text.hf_tokenizer import HFTokenizer
 from streamserve.engine.text.tokenizer import PublicPrefixes
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.requests import GenerateRequest, Limits, Message, Tool, with_system
+from streamserve.protocol.requests import RESERVED_TEMPLATE_NAMES, GenerateRequest, Limits, Message, Tool, with_system
 from tests.support.models.tagged import tagged_tokenizer
 from tests.support.models.templates import SHAPES
 
@@ -153,6 +154,20 @@ def test_text_beside_a_call_is_shown(tokenizers: Any, name: str) -> None:
     check(tokenizers[name], request_of(*asked, turn("user", "Bye.")), [*said, "Warm.", "Thanks.", "Cold.", "Bye."], ())
 
 
+@pytest.mark.parametrize("content", [None, "I will look."])
+@pytest.mark.parametrize("name", [name for name in SHAPES if "calls" not in SHAPES[name].refuses])
+def test_several_calls_of_a_turn_are_shown(tokenizers: Any, name: str, content: str | None) -> None:
+    """Where a template takes one call a turn, each comes before its own result, in whatever order these were sent."""
+    both = calling('{"city": "Bodo"}', content)
+    both["tool_calls"] += calling('{"city": "Moss"}', call_id="call_2")["tool_calls"]
+    turns = [turn("user"), both, result("Ten degrees", "call_2"), result("Nine degrees"), turn("assistant", "Cold.")]
+    text = text_of(tokenizers[name], request_of(*turns, turn("user", "Thanks.")))
+    said = ["Bodo", "Moss", "Nine degrees", "Ten degrees", "Cold.", "Thanks.", *([content] if content else [])]
+    assert [word for word in said if word not in text] == []
+    if name in ("llama3", "harmony"):
+        assert text.index("Bodo") < text.index("Nine degrees") < text.index("Moss") < text.index("Ten degrees")
+
+
 @pytest.mark.parametrize("name", [name for name in SHAPES if "system" not in SHAPES[name].refuses])
 def test_several_system_turns_are_shown(tokenizers: Any, name: str) -> None:
     """A template that takes one gets one, with all their texts."""
@@ -237,6 +252,19 @@ def test_kwargs_may_be_what_the_template_reads(tokenizers: Any, name: str) -> No
         assert caught.value.param == "chat_template_kwargs"
         assert variable in caught.value.message
         assert all(one in caught.value.message for one in reads)
+
+
+def test_every_parameter_of_the_rendering_is_reserved(tokenizers: Any) -> None:
+    """A variable of that name would change how the prompt is made; documents are content, which a template may read."""
+    parameters = inspect.signature(tokenizers["qwen3"]._hf.apply_chat_template).parameters
+    assert set(parameters) - {"documents", "kwargs"} <= RESERVED_TEMPLATE_NAMES
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_begun_answer_is_continued(tokenizers: Any, name: str) -> None:
+    """In every form, the prompt ends with the last message's text."""
+    request = request_of(turn("user"), turn("assistant", "It is a"), continue_final_message=True)
+    assert text_of(tokenizers[name], request).endswith("It is a")
 
 
 def test_a_variable_of_the_caller_reaches_the_prompt_as_text(tokenizers: Any) -> None:
