@@ -27,8 +27,8 @@ from streamserve.protocol.events import TEXT, BlockStart, BlockStop, Done, Error
 from streamserve.protocol.measures import FIRST_TOKEN, parts_of
 from streamserve.protocol.requests import GenerateRequest
 
-# How long an answer that has not begun waits for an engine that refuses it: one that loads, is replaced, or is full.
-_ENGINE_SECONDS = 60.0
+# How long a run waits for an engine that refuses what has not begun: one that loads, is replaced, or is full.
+ENGINE_SECONDS = 60.0
 
 
 class Answering:
@@ -172,7 +172,7 @@ class Answering:
             return math.inf
         if self._was_admitted:
             return self._window_seconds
-        return 0.0 if self._client.describe().state == "failed" else _ENGINE_SECONDS
+        return 0.0 if self._client.describe().state == "failed" else ENGINE_SECONDS
 
     async def _lose(self, park: Park) -> None:
         """Wait after a park until the engine is to be asked; raise EngineUnavailable if the answer ends its engines."""

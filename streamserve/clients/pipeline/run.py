@@ -18,10 +18,12 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from streamserve.clients.base import EngineClient
-from streamserve.clients.pipeline.answers import Answering
+from streamserve.clients.parking import Parking
+from streamserve.clients.pipeline.answers import ENGINE_SECONDS, Answering
 from streamserve.clients.pipeline.filters import OutputFilter
 from streamserve.clients.pipeline.journal import Journal, Key
 from streamserve.clients.pipeline.phases import RunPhases
@@ -30,13 +32,14 @@ from streamserve.clients.pipeline.static import num_static
 from streamserve.clients.pipeline.tools import FunctionTool, ToolCall, WrongCall, function_tool, result_text
 from streamserve.dialects.fields import read
 from streamserve.dialects.generate import build, request_fields, sampling_fields
-from streamserve.protocol.errors import BadRequest, StreamserveError, no_model
+from streamserve.protocol.errors import BadRequest, Refused, StreamserveError, no_model
 from streamserve.protocol.events import Citation, Event, Status, Token, Usage
 from streamserve.protocol.requests import GenerateRequest, Limits, Message
 
 logger = logging.getLogger("streamserve.pipelines")
 
 Messages = Sequence[Mapping[str, Any]]
+T = TypeVar("T")
 _MAX_CITATIONS = 1000
 
 
@@ -187,12 +190,24 @@ class Run:
         kept = list(passages)
         while kept:
             request = replace(self._request, model=client.alias, messages=None, prompt="\n\n".join(kept))
-            num_tokens = await _num_tokens(client, request)
+            num_tokens = await self._when_taken(client, partial(_num_tokens, client, request))
             if num_tokens <= max_tokens:
                 break
             # As many as fit if all are alike, but one less at least.
             kept = kept[: min(len(kept) - 1, len(kept) * max_tokens // num_tokens + 1)]
         return kept
+
+    async def _when_taken(self, client: EngineClient, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask an engine, again while it refuses: the run was accepted. Raises a refusal that is final."""
+        parking = Parking()
+        while True:
+            try:
+                return await ask()
+            except Refused as refused:
+                patience_seconds = 0.0 if client.describe().state == "failed" else ENGINE_SECONDS
+                if not parking.refuse(refused, time.monotonic(), patience_seconds):
+                    raise
+                await asyncio.sleep(parking.seconds_left(0, time.monotonic()) or 0.0)
 
     async def _with_results(
         self,

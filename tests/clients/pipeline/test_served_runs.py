@@ -179,7 +179,7 @@ async def test_a_row_of_a_batch_waits_for_its_engine(
     site: Site, monkeypatch: pytest.MonkeyPatch, latency_class: str, end: type[Event]
 ) -> None:
     """A row waits however long it takes; every other request is refused after a minute (here: at once)."""
-    monkeypatch.setattr(answers, "_ENGINE_SECONDS", 0.0)
+    monkeypatch.setattr(answers, "ENGINE_SECONDS", 0.0)
     site.echo = late = Late(site.echo)
 
     async def one(run: Run) -> None:
@@ -237,6 +237,31 @@ async def test_a_new_answer_of_a_run_waits_for_a_full_engine(site: Site) -> None
     events = await site.run(function)
     assert isinstance(events[-1], Done)
     assert [one.was_admitted for one in full.requests] == [False] * 3
+
+
+async def test_a_count_of_tokens_waits_for_a_full_engine(site: Site) -> None:
+    """`trim` belongs to a run that was accepted; a wrong request is refused at once."""
+
+    class Busy(Full):
+        async def tokenize(self, request: GenerateRequest) -> Any:
+            self.requests.append(request)
+            refused = self._refusals.get(len(self.requests) - 1)
+            if refused is not None:
+                raise refused
+            return await self._echo.tokenize(request)
+
+    kept: list[list[str]] = []
+
+    async def function(run: Run) -> None:
+        kept.append(await run.trim(["a" * 20, "b" * 20], 30))
+
+    site.echo = busy = Busy(site.echo, {0: Overloaded("full"), 2: BUSY})
+    assert isinstance((await site.run(function))[-1], Done)
+    assert kept == [["a" * 20]]
+    assert len(busy.requests) == 4
+    site.echo = busy = Busy(busy._echo, {0: CannotContinue("No.")})
+    assert isinstance((await site.run(function))[-1], Error)
+    assert len(busy.requests) == 1
 
 
 async def test_a_final_refusal_ends_the_run(site: Site) -> None:
