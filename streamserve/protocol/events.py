@@ -329,12 +329,16 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Error:
-    """Terminal: the stream failed. `code` is from the catalogue in protocol/errors.py."""
+    """Terminal: the stream failed. `code` is from the catalogue in protocol/errors.py.
+
+    `phases` are those of a pipeline's run, for the stream's row; they are not shown.
+    """
 
     type: ClassVar[str] = "error"
     code: str
     message: str
     retryable: bool = False
+    phases: Mapping[str, float] | None = field(default=None, compare=False)
 
     def payload(self) -> dict[str, Any]:
         """Return the JSON object of the native event."""

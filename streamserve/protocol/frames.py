@@ -106,7 +106,7 @@ class UnknownCount:
 UNKNOWN_COUNT = UnknownCount()
 
 _KINDS = (Meta, Status, Citation, BlockStart, Token, BlockStop, ChoiceDone, Error, Done)
-_WITH_ADDED_FIELDS = frozenset({Meta, ChoiceDone, Done})
+_WITH_ADDED_FIELDS = frozenset({Meta, ChoiceDone, Error, Done})
 _KIND = re.compile(r"[a-z_]{1,32}")
 _ENCODER = msgspec.msgpack.Encoder()
 _ENVELOPE: msgspec.msgpack.Decoder[tuple[str, msgspec.Raw]] = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])

@@ -82,7 +82,9 @@ def summarize(stream: Stream) -> StreamSummary:
     """Return the current metrics of `stream`."""
     usage, timings, end = stream.usage, stream.transcript.timings, stream.terminal
     times, age = timings.since_arrival(), (stream.ended_at or time.monotonic()) - timings.started_at
-    ended_with = end.phases if isinstance(end, Done) else None
+    ended_with = end.phases if end is not None else None
+    if isinstance(end, Error) or ended_with is None:
+        ended_with = timings.phases(timings.started_at + age, ended_with)
     return StreamSummary(
         id=stream.id,
         log_id=stream.log_id,
@@ -110,7 +112,7 @@ def summarize(stream: Stream) -> StreamSummary:
         intake=times.get("intake"),
         ttfb=times.get("ttfb"),
         latency=end.latency if isinstance(end, Done) else age,
-        phases=timings.phases(timings.started_at + age) if ended_with is None else ended_with,
+        phases=ended_with,
     )
 
 

@@ -207,6 +207,28 @@ async def test_where_the_time_went_is_in_done_the_state_and_the_row(caller: Call
     assert state["latency"] == pytest.approx(whole["latency"], abs=1e-3)
 
 
+async def test_where_the_time_went_of_a_run_that_fails(caller: Caller) -> None:
+    """The row and GET /streams/{id} have the run's own phases up to its failure; they add up to the latency."""
+
+    async def slow(run: Run) -> None:
+        await run.step("Looking", asyncio.sleep, 0.05, phase="retrieval")
+        raise ValueError("broken")
+
+    pipeline("slow")(slow)
+    try:
+        await site.reset()
+        await until_ready()
+        response = await caller.post("/streams", {**PROMPT, "model": "slow"})
+        assert b"pipeline_failed" in await body_of(response)
+        row = await in_row(response["X-Stream-Id"])
+        state = (await caller.get(f"/streams/{row.pk}")).json()
+        assert row.phases["retrieval"] >= 0.05
+        assert state["phases"] == row.phases
+        assert sum(row.phases.values()) == pytest.approx(state["latency"], abs=1e-3)
+    finally:
+        forget("slow")
+
+
 async def test_a_plain_answer_s_times_over_the_socket(caller: Caller) -> None:
     """A message has no headers: `sent_at` is the client's clock in milliseconds."""
     request = {"prompt": "a", "max_tokens": 2, "model": "echo"}

@@ -252,13 +252,14 @@ class PipelineClient:
             latency, phases = time.monotonic() - started_at, run.phases.seconds()
             ending = speech.done(latency=latency, phases=phases, finish_reason="content_filter")
         except StreamserveError as error:
-            ending = Error(code=error.code, message=error.message, retryable=error.is_retryable)
+            phases, retryable = run.phases.seconds(), error.is_retryable
+            ending = Error(code=error.code, message=error.message, retryable=retryable, phases=phases)
         except asyncio.CancelledError:
             raise
         except Exception:
             logger.exception("the pipeline %s failed on stream %s", self.alias, run.stream_id)
             message = f"The pipeline failed on this request. The server's log has the cause under {run.stream_id}."
-            ending = Error(code="pipeline_failed", message=message)
+            ending = Error(code="pipeline_failed", message=message, phases=run.phases.seconds())
         finally:
             await run.aclose()
         if memo is None or not (isinstance(ending, Error) and memo.retry(ending)):
