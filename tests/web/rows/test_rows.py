@@ -40,7 +40,8 @@ async def counted(num: int, call: Awaitable[Any]) -> Any:
     statements: list[str] = []
 
     def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        statements.append(sql)
+        if not sql.startswith("SET LOCAL"):  # how long PostgreSQL waits for a lock
+            statements.append(sql)
         return execute(sql, params, many, context)
 
     with query_hook(note):

@@ -25,13 +25,17 @@ FILES = [
     "tests/api/openai/test_stored.py",
 ]
 
-SQLITE_ONLY = ["tests/web/rows/test_rows.py::test_an_end_is_written_when_the_database_is_unlocked"]
+SQLITE_ONLY = [
+    "tests/web/rows/test_rows.py::test_an_end_is_written_when_the_database_is_unlocked",
+    "tests/web/work/test_worker.py::test_an_end_waits_for_a_locked_database",
+    "tests/web/work/test_worker.py::test_a_worker_that_stops_does_not_wait_for_a_locked_database",
+]
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(400)]
 
 
 def test_the_core_tests_pass_on_postgresql() -> None:
-    """Every test of FILES passes, but for one about SQLite's write lock; none is skipped."""
+    """Every test of FILES passes, but for those about SQLite's write lock; none is skipped."""
     with PostgresServer() as server:
         env = {**os.environ, "STREAMSERVE_TEST_POSTGRES": str(server.port)}
         command = [
