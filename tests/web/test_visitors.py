@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.test import AsyncClient
+from django.test import AsyncClient, RequestFactory
 from django.test.utils import override_settings
 
+from streamserve import acomplete
 from streamserve.models import Stream as StreamRow
+from streamserve.protocol.errors import QuotaExceeded
 from streamserve.streams.store import ANONYMOUS, Group, groups_of
 from streamserve.web import site
 from streamserve.web.auth import VISITOR_COOKIE, visitor
 from tests.conftest import body_of, until_ready
+from tests.web.conftest import communicator
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -167,3 +170,27 @@ def test_the_places_of_other_processes_are_found_by_whom_they_are_counted_as(tra
     assert running_of("anon:b") == []
     assert running_of("user:1") == ["3"]
     assert running_of("anon:", is_prefix=True) == ["0", "1", "2", "4", "5"]
+
+
+async def test_sockets_and_calls_from_python_are_counted_by_their_address_too(transactional_db: Any) -> None:
+    """The second socket without a cookie, and a view's call for such a request, find the address's place taken."""
+    limits = {"MAX_STREAMS_PER_VISITOR": 1, "MAX_QUEUED_PER_PRINCIPAL": 0}
+    slow = {"TESTING": True, "ANONYMOUS": True, "ECHO_STEP_SECONDS": 0.02, "LIMITS": limits}
+    with override_settings(STREAMSERVE=slow):
+        await until_ready()
+        sockets = []
+        for _ in range(2):
+            sockets.append(communicator([(b"origin", b"http://testserver")]))
+            sockets[-1].scope["client"] = ["203.0.113.7", 1]
+            assert (await sockets[-1].connect())[0]
+            await sockets[-1].send_json_to({"type": "start", "request": ENDLESS})
+            answer = await sockets[-1].receive_json_from(timeout=30)
+            if len(sockets) == 1:
+                assert answer["type"] == "started"
+        assert answer["error"]["code"] == "too_many_streams"
+        with pytest.raises(QuotaExceeded):
+            await acomplete("hi", request=RequestFactory().get("/", REMOTE_ADDR="203.0.113.7"))
+        assert str(await acomplete("hi", request=RequestFactory().get("/", REMOTE_ADDR="203.0.113.8"), max_tokens=2))
+        for socket in sockets:
+            await socket.disconnect()
+        await site.reset()
