@@ -212,7 +212,8 @@ class CompletionEncoder:
     @property
     def keepalive_event(self) -> bytes:
         """A chunk without choices, as the one with the usage is."""
-        return frame(one_line_json({**self._head, "choices": []}))
+        usage: dict[str, Any] = {"usage": None} if self._include_usage else {}
+        return frame(one_line_json({**self._head, "choices": [], **usage}))
 
     def __init__(
         self,

@@ -37,10 +37,14 @@ def client(answer: Callable[[httpx2.Request], httpx2.Response]) -> openai.OpenAI
     )
 
 
-def streaming(log: list[LoggedEvent], *, size: int = 7, include_usage: bool = True, n: int = 1) -> openai.OpenAI:
-    """Return a client whose server streams `log`, with first bytes and keepalives between events."""
+def streaming(
+    log: list[LoggedEvent], *, size: int = 7, include_usage: bool = True, n: int = 1, are_events: bool = False
+) -> openai.OpenAI:
+    """Return a client whose server streams `log`, with first bytes, and keepalives before each event."""
     encoder = ChatEncoder(LOG_ID, include_usage=include_usage, n=n, **IDENTITY)
-    body = encoder.first_bytes + KEEPALIVE.join(encoder.encode(logged) for logged in log)
+    body = encoder.first_bytes
+    for logged in log:
+        body += (encoder.keepalive_event if are_events else KEEPALIVE) + encoder.encode(logged)
     headers = {"content-type": encoder.content_type}
     return client(lambda request: httpx2.Response(200, headers=headers, stream=Pieces(body, size)))
 
@@ -67,6 +71,20 @@ def test_the_client_reads_every_token(size: int):
     assert logprobs is not None
     assert logprobs.content is not None
     assert logprobs.content[0].bytes == [240, 159]
+
+
+@pytest.mark.parametrize("include_usage", [True, False])
+def test_the_client_reads_past_keepalives_that_are_events(include_usage: bool):
+    """Chunks without choices, also before the first: the client's helper makes the same completion of the others."""
+    finals = []
+    for are_events in (True, False):
+        server = streaming(success(tok("Hi"), tok(" you")), include_usage=include_usage, are_events=are_events)
+        with server.chat.completions.stream(model="helpdesk", messages=HI) as stream:
+            for _ in stream:
+                pass
+            finals.append(stream.get_final_completion())
+    assert finals[0] == finals[1]
+    assert finals[0].choices[0].message.content == "Hi you"
 
 
 def test_the_clients_own_accumulator_takes_our_chunks():
