@@ -64,6 +64,7 @@ class _Delta(msgspec.Struct):
     reasoning_content: _Text = None
     reasoning: _Text = None
     tool_calls: list[_ToolCall] | None = None
+    function_call: _Function | None = None  # what OpenAI had before
 
 
 class _Candidate(msgspec.Struct):
@@ -134,6 +135,8 @@ class _ChoiceAnswer:
                 logprobs = None
         for call in delta.tool_calls or ():
             self._call(call, out)
+        if delta.function_call is not None and not delta.tool_calls:
+            self._call(_ToolCall(index=0, function=delta.function_call), out)
 
     def finish(self, out: list[Event]) -> None:
         """Append the end of the open block, and what is left of its log-probabilities."""

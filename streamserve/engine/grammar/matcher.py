@@ -168,7 +168,7 @@ class Matcher:
 
     def fail(self, reason: str) -> None:
         """Record that nothing more can be said of this sequence."""
-        logger.warning("a grammar's matcher failed: %s", reason[:200])
+        logger.warning("a grammar's matcher failed: %r", reason[:200])
         self.error = GRAMMAR_FAILED
 
     def set_mask(self, mask: bytes, may_end: bool) -> None:

@@ -192,6 +192,12 @@ def test_arguments_as_an_object_are_json() -> None:
     assert calls_in(events_of(chunk(**delta), STOP)) == [("get", '{"city":"Málaga"}')]
 
 
+def test_a_function_call_of_old_is_a_call() -> None:
+    """What OpenAI had before tool calls, and some gateways still give."""
+    chunks = [chunk(function_call=one) for one in ({"name": "get", "arguments": ""}, {"arguments": "{}"})]
+    assert calls_in(events_of(*chunks, chunk(finish_reason="function_call"))) == [("get", "{}")]
+
+
 def test_whole_calls_without_number_and_id_are_told_apart() -> None:
     """Some servers give each call at once and number none; a name that is repeated under a number begins nothing."""
     calls = [{"function": {"name": name, "arguments": "{}"}, "id": ""} for name in ("get", "get", "put")]
