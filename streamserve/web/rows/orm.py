@@ -487,7 +487,7 @@ _door = Door()  # of the process, as its connections are
 
 def _before_fork() -> None:
     """Finish what waits: a child must not inherit an open connection, least of all one inside a transaction."""
-    _door.close()
+    close()
 
 
 def _after_fork() -> None:
@@ -580,5 +580,7 @@ def trouble() -> Trouble | None:
 
 
 def close() -> None:
-    """Do what waits, and close the kept connections; the next job opens them again."""
-    _door.close()
+    """Do what waits, and close the kept connections; what comes meanwhile is done through another door."""
+    global _door
+    before, _door = _door, Door()
+    before.close()

@@ -283,6 +283,27 @@ async def test_the_threads_that_hang_are_bounded() -> None:
     door.close()
 
 
+async def test_a_job_that_comes_during_a_close_is_done() -> None:
+    """The close waits for what was asked before it, and for nothing that comes later."""
+    go, begun = threading.Event(), threading.Event()
+
+    def busy() -> str:
+        begun.set()
+        go.wait()
+        return threading.current_thread().name
+
+    before = asyncio.create_task(orm.call(busy))
+    await until(begun.is_set)
+    closing = asyncio.create_task(asyncio.to_thread(orm.close))
+    await until(lambda: orm._door.writes._thread is None)
+    assert await orm.call(make("meanwhile")) == "meanwhile"
+    assert not closing.done()
+    go.set()
+    await closing
+    assert await before == "streamserve orm"
+    orm.close()
+
+
 def test_synchronous_code_keeps_its_thread() -> None:
     """Inside async_to_sync a query runs where its caller's transaction is."""
 
