@@ -122,6 +122,7 @@ def test_the_element_is_as_light_as_its_page(
     """A page that names no scheme is light whatever the system prefers, and every text has a contrast of 4.5."""
     with watching(browser, origin(under), color_scheme=system) as visit:
         page = visit.page
+        visit.expect_complaint("404")  # the site has no icon
         sign_in(page, under, path)
         expect(page.locator(".ss-suggestions button").first).to_be_visible()
         red = int(page.evaluate(GROUND).removeprefix("rgb(").partition(",")[0])
@@ -193,7 +194,9 @@ def test_the_chat_page_is_used_by_keyboard_alone(watched: Watched) -> None:
     expect(box).to_be_focused()
     tab_to(page, "New chat")
     page.keyboard.press("Shift+Tab")
-    page.keyboard.press("Shift+Tab")  # past the box to the last answer's buttons
+    page.keyboard.press("Shift+Tab")  # past the box to what is below the last answer
+    assert page.locator(":focus").inner_text() == "How this answer was made"
+    page.keyboard.press("Shift+Tab")
     assert page.locator(":focus").inner_text() == "Answer again"
     tab_to(page, "New chat")
     page.keyboard.press("Enter")
