@@ -17,6 +17,12 @@ class StreamIdConverter(StringConverter):
     regex = CONVERTERS["stream_id"]
 
 
+class RestConverter(StringConverter):
+    """All that is left of a path, also nothing."""
+
+    regex = CONVERTERS["rest"]
+
+
 class NameConverter(StringConverter):
     """The name of a pipeline."""
 
@@ -30,6 +36,7 @@ class FileIdConverter(StringConverter):
 
 
 register_converter(StreamIdConverter, "stream_id")
+register_converter(RestConverter, "rest")
 register_converter(NameConverter, "pipeline_name")
 register_converter(FileIdConverter, "file_id")
 

@@ -69,7 +69,10 @@ class Wait(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request to one route. Header names are in lower case; `params` are the variable parts of the path."""
+    """One request to one route. Header names are in lower case; `params` are the variable parts of the path.
+
+    A HEAD has the method "GET" and `is_head`: it gets the headers of the GET, and starts and holds nothing.
+    """
 
     method: str
     headers: Mapping[str, str]
@@ -79,6 +82,8 @@ class Call:
     wait: Wait
     params: Mapping[str, str] = field(default_factory=dict)
     query_string: str = ""
+    path: str = ""  # as the client sent it
+    is_head: bool = False
     address: str = ""  # of the client, from the server
     received_at: float = field(default_factory=time.monotonic)  # when the server had the request's head
 

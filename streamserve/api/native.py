@@ -7,10 +7,20 @@ from typing import Any
 
 from streamserve.api.call import AuditedSite, Call, Found, Reply, Site, json_reply, with_class
 from streamserve.api.idempotency import once_of
-from streamserve.api.resume import after_of, encoder_for, gone, gone_reply, not_there, resume, stream_of_event
+from streamserve.api.resume import (
+    HeadOnly,
+    after_of,
+    encoder_for,
+    gone,
+    gone_reply,
+    head_of_new,
+    not_there,
+    resume,
+    stream_of_event,
+)
 from streamserve.dialects import native
 from streamserve.dialects.base import outline_json
-from streamserve.dialects.native import NativeRequest
+from streamserve.dialects.native import NativeEncoder, NativeRequest
 from streamserve.protocol.errors import Forbidden
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.store import Once, Record
@@ -41,6 +51,8 @@ async def new_stream(call: Call, site: Site) -> Reply:
 
 
 async def _start(call: Call, site: Site, asked: NativeRequest, once: Once | None = None) -> Reply:
+    if call.is_head:
+        return head_of_new(asked.format)
     request = with_class(asked.generate, asked.latency_class, call.caller, site, "streams")
     # The other formats cannot show what the answer waits for.
     begins_unloaded = asked.format == "native"
@@ -100,6 +112,8 @@ async def watch(call: Call, site: AuditedSite) -> Reply:
         return gone_reply(call, not_there(found.stream, after))
     if found.stream.terminal is not None and after >= found.stream.last_seq:
         return Reply(status=204)  # nothing is shown, so nothing is recorded
+    if call.is_head:
+        return Reply(body=HeadOnly(NativeEncoder.content_type, found.stream.id))
     return Reply(body=await site.watch(call, username, found.stream, after))
 
 

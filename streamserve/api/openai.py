@@ -17,7 +17,15 @@ from streamserve.api import native as native_api
 from streamserve.api.anthropic import id_header
 from streamserve.api.call import Call, Reply, Site, StoredChats, json_reply, with_class
 from streamserve.api.idempotency import once_of, part_of
-from streamserve.api.resume import ANTHROPIC, OPENAI, counting_pace, gone, gone_reply, stream_of_event
+from streamserve.api.resume import (
+    ANTHROPIC,
+    OPENAI,
+    HeadOnly,
+    counting_pace,
+    gone,
+    gone_reply,
+    stream_of_event,
+)
 from streamserve.clients.filtered import FilteredClient
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects import native
@@ -163,7 +171,7 @@ async def _again(call: Call, site: Site, stream_id: str) -> Reply:
 def _stored(site: Site, path: str) -> StoredChats:
     """Return the stored completions. Raises NotFound where there is no database, as at an unknown address."""
     if site.stored_chats is None:
-        raise _unknown_url(path)
+        raise unknown_url(f"/v1/{path}")
     return site.stored_chats
 
 
@@ -208,14 +216,10 @@ async def model(call: Call, site: Site) -> Reply:
     return json_reply(openai_chat.model_json(described))
 
 
-async def unknown(call: Call, site: None) -> Reply:
-    """Any other address under /v1/: a 404 that SDKs can read."""
-    raise _unknown_url(call.params["path"])
-
-
-def _unknown_url(path: str) -> NotFound:
+def unknown_url(path: str) -> NotFound:
+    """Return the error for an address under /v1 where nothing is."""
     known = ", ".join(f"/v1/{name}" for name in ("chat/completions", "completions", "messages", "models"))
-    return NotFound(f"There is no /v1/{path} here. Known: {known}.", code="unknown_url")
+    return NotFound(f"There is no {path} here. Known: {known}.", code="unknown_url")
 
 
 CLASS_ROUTE = "completions"
@@ -345,10 +349,14 @@ async def _get_plain(call: Call, site: Site) -> Reply:
         return gone_reply(call)
     if stream.terminal is not None and after >= stream.last_seq:
         return Reply(status=204)
+    if call.is_head:
+        return Reply(body=HeadOnly(plain_tokens.PlainEncoder.content_type, stream.id))
     return Reply(body=_plain_delivery(site, stream, pace_of_query(native.query_values(query)), after))
 
 
 async def _start_plain(call: Call, site: Site, asked: PlainRequest, once: Once | None = None) -> Reply:
+    if call.is_head:
+        return Reply(body=HeadOnly(plain_tokens.PlainEncoder.content_type))
     request = with_class(asked.generate, asked.latency_class, call.caller, site, CLASS_ROUTE)
     stream = await call.start(site, request, asked.on_disconnect, once=once)
     return Reply(body=_plain_delivery(site, stream, asked.pace, 0))

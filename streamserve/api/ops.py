@@ -1,4 +1,4 @@
-"""The endpoints for operators and probes: /livez, /readyz, /metrics; and the 404 of any other address. asyncio.
+"""The endpoints for operators and probes: /livez, /readyz, /metrics. asyncio.
 
 The metrics of `/metrics` and the live page are collected here from engines and streams. Names: protocol/metrics.py.
 """
@@ -12,15 +12,12 @@ from typing import Any
 from streamserve.api.call import ANONYMOUS, Call, Reply, Site, json_reply
 from streamserve.clients.base import EngineClient
 from streamserve.protocol.engine import ABSENT, NUM_RECENT, RATE_SECONDS, EngineStats, ModelDescription
-from streamserve.protocol.errors import NotFound, no_stream
 from streamserve.protocol.frames import UNKNOWN_COUNT
-from streamserve.protocol.ids import is_stream_id
 from streamserve.protocol.measures import RESPONSES
 from streamserve.protocol.metrics import CONTENT_TYPE, Sample, render_prometheus
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 
-_OF_A_STREAM = ("", "events", "stop", "watch")  # what follows a stream's id in its addresses
 # Messages of states for which the engine gives none.
 _STATE_WORDS = {
     "paused": "The model is paused by an operator until it is resumed.",
@@ -78,14 +75,6 @@ async def metrics(call: Call, site: Site) -> Reply:
     """GET /metrics: the Prometheus text format."""
     text = render_metrics(site.clients, site.streams, await site.work())
     return Reply(body=text.encode(), headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
-
-
-async def unknown(call: Call, site: None) -> Reply:
-    """Any other address: a 404 in the native dialect."""
-    stream_id, _, rest = call.params.get("path", "").partition("/")
-    if stream_id and rest in _OF_A_STREAM and not is_stream_id(stream_id):
-        raise no_stream()
-    raise NotFound("There is nothing at this address. See docs/api.md for the routes.", code="unknown_url")
 
 
 def render_metrics(

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from streamserve.api.call import Call, Caller, Reply, Site, json_reply, with_class
 from streamserve.api.idempotency import once_of
 from streamserve.api.native import PROMPT_IN_URL, stream_events
-from streamserve.api.resume import encoder_for, gone_reply, resume
+from streamserve.api.resume import encoder_for, gone_reply, head_of_new, resume
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects import native
 from streamserve.dialects.base import run_json
@@ -82,6 +82,8 @@ async def _get_run(call: Call, site: Site) -> Reply:
 
 async def _start(call: Call, site: Site, body: Mapping[str, Any], once: Once | None, *, wants_stream: bool) -> Reply:
     asked = native.parse(body, site.limits, default_model=site.default_model)
+    if call.is_head:
+        return head_of_new(asked.format) if wants_stream else json_reply({})
     on_disconnect = asked.on_disconnect if wants_stream or "on_disconnect" in body else "abort"
     request = with_class(asked.generate, asked.latency_class, call.caller, site, "pipelines")
     stream = await call.start(site, request, on_disconnect, once=once)

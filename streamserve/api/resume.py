@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +16,43 @@ from streamserve.dialects.openai.completions import CompletionEncoder
 from streamserve.dialects.pace import Pace, pace_of_query, refuse_silent
 from streamserve.protocol.errors import BadRequest, Gone, NotFound
 from streamserve.protocol.ids import num_frames_seen, parse_event_id
-from streamserve.streams.reader.delivery import Delivery
+from streamserve.streams.reader.delivery import NO_FLOW, Closing, Delivery, Flow, stream_headers
 from streamserve.streams.stream import Stream
 
 OPENAI, COMPLETIONS, ANTHROPIC = "openai", "completions", "anthropic"
 RESUME_FORMATS = (*FORMATS, OPENAI, COMPLETIONS, ANTHROPIC)
 _MAX_SEQ_CHARS = 16  # the digits of 2**53, the largest exact integer in JavaScript
+
+
+_CONTENT_TYPES = {
+    "native": NativeEncoder.content_type,
+    "text": TextEncoder.content_type,
+    "tokens": TokensEncoder.content_type,
+}
+
+
+class HeadOnly(Closing):
+    """The body of the answer to a HEAD: the headers of a stream, and no reader of it."""
+
+    def __init__(self, content_type: str, stream_id: str = "") -> None:
+        self.id, self.headers = stream_id, stream_headers(content_type, stream_id)
+        self.stream = self
+
+    async def run(self, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
+        """Send nothing."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield nothing."""
+        return
+        yield b""
+
+    def cut_off(self) -> None:
+        """There is nothing to cut off."""
+
+
+def head_of_new(format_: str) -> Reply:
+    """Return what a HEAD gets where a GET would start an answer in one of FORMATS. It has no id yet."""
+    return Reply(body=HeadOnly(_CONTENT_TYPES[format_]))
 
 
 def encoder_for(format_: str, stream: Stream) -> Encoder:
@@ -73,6 +104,8 @@ def resume(
         return gone_reply(call, not_there(stream, after))
     if stream.terminal is not None and after >= stream.last_seq:
         return Reply(status=204)
+    if call.is_head:
+        return Reply(body=HeadOnly(encoder.content_type, stream.id))
     pace = counting_pace(pace, stream) if counts else pace
     return Reply(body=Delivery(site.streams, stream, encoder, after=after, pace=pace))
 

@@ -20,9 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from streamserve.api import ops
 from streamserve.api.call import ANONYMOUS, Call, Caller, Reply, Site, admitted
-from streamserve.api.routes import ANYONE, PROBES, ROUTES, Access, Route, failure
+from streamserve.api.routes import ANYONE, PROBES, ROUTES, Access, failure, unknown_route
 from streamserve.asgi.drain import Drain
 from streamserve.asgi.guard import limited_client
 from streamserve.asgi.handover import respond
@@ -37,7 +36,7 @@ from streamserve.clients.process.config import LaunchConfig
 from streamserve.clients.remote.config import RemoteConfig
 from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.engine.config import EngineConfig, ModelConfig
-from streamserve.protocol.errors import MethodNotAllowed, StreamserveError, Unauthorized
+from streamserve.protocol.errors import StreamserveError, Unauthorized
 from streamserve.protocol.ids import request_id_of
 from streamserve.protocol.requests import GenerateRequest, Limits
 from streamserve.streams.config import StreamConfig
@@ -55,13 +54,7 @@ Authenticate = Callable[[Scope], Caller | Awaitable[Caller | None] | None]
 
 # Only the scope `chat`: routes of other scopes need users and a database, as those that need rows do.
 _ROUTES = [(route.pattern(), route) for route in ROUTES if route.access.scope == "chat" and not route.needs_rows]
-_ELSEWHERE = Route(
-    path="",
-    endpoint=ops.unknown,
-    access=Access(callers=ANYONE),
-    methods=("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"),
-    needs_site=False,
-)
+_ELSEWHERE = unknown_route("")
 
 
 def anyone(scope: Scope) -> Caller:
@@ -252,10 +245,12 @@ class StreamApp:
                 break
         try:
             if request.method not in route.methods:
-                raise MethodNotAllowed(f"This address takes {' and '.join(route.methods)}, not {request.method}.")
+                raise route.wrong_method(request.method)
             caller = await self._admit(route.access, request.scope)
             call = Call(
-                method=request.method,
+                method="GET" if request.method == "HEAD" else request.method,
+                is_head=request.method == "HEAD",
+                path=request.scope["path"],
                 headers=request.headers,
                 caller=caller,
                 request_id=request.id,

@@ -50,7 +50,6 @@ class CloseCode(IntEnum):
     GOING_DOWN = 1012
     TRY_LATER = 1013
     RIGHTS_LOST = 4401
-    UNKNOWN_PATH = 4404
     TOO_MANY = 4429
 
 

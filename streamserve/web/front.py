@@ -87,7 +87,7 @@ _PURE = (
     ConditionalGetMiddleware,
     LocaleMiddleware,
 )
-_ROUTE = re.compile("|".join(rf"(?:{route.pattern().pattern.replace('?P<', '?:<')})" for route in ROUTES))
+_ROUTE = re.compile(f"/(?:{'|'.join(sorted({route.path.partition('/')[0] for route in ROUTES}))})(?:/|$)")
 
 
 LATE_BODY = "streamserve.body"  # in a scope: the `LateBody` of an upload

@@ -22,7 +22,7 @@ from streamserve.api.call import ANONYMOUS, AuditedSite, Body, Call, Caller, Rep
 from streamserve.api.logs import get_logger
 from streamserve.api.routes import Route, failure
 from streamserve.asgi.handover import HEADER, offer
-from streamserve.protocol.errors import DatabaseUnavailable, MethodNotAllowed, Refused, StreamserveError
+from streamserve.protocol.errors import DatabaseUnavailable, Refused, StreamserveError
 from streamserve.protocol.ids import request_id_of
 from streamserve.streams.reader.delivery import Delivery, JoinedDelivery
 from streamserve.web.access import admit, cors_headers
@@ -66,7 +66,7 @@ def view_of(route: Route) -> View:
             if not hasattr(request, "scope"):
                 raise needs_asgi()
             if request.method not in route.methods:
-                raise MethodNotAllowed(f"This address takes {' and '.join(route.methods)}, not {request.method}.")
+                raise route.wrong_method(request.method or "")
             caller = await admit(route.access, request, headers)
             reply = await _reply(route, _call(request, headers, caller, request_id, params))
         except StreamserveError as error:
@@ -110,7 +110,9 @@ def _call(
 ) -> Call:
     """Return what an endpoint is given of `request`."""
     return Call(
-        method=request.method or "",
+        method="GET" if request.method == "HEAD" else request.method or "",
+        is_head=request.method == "HEAD",
+        path=request.path,
         headers=headers,
         caller=caller,
         request_id=request_id,
@@ -162,12 +164,16 @@ def to_django(request: HttpRequest, reply: Reply) -> HttpResponseBase:
     body = reply.body
     response: HttpResponseBase
     if isinstance(body, bytes):
-        response = HttpResponse(body, status=reply.status)
+        response = HttpResponse(b"" if request.method == "HEAD" else body, status=reply.status)
+        if request.method == "HEAD":
+            response["Content-Length"] = str(len(body))
     elif getattr(request, "scope", {}).get("streamserve"):
         response = HttpResponse(status=reply.status, headers={HEADER: offer(body)})
     else:
         if not hasattr(request, "_dont_enforce_csrf_checks"):  # Django's test clients, which call no application
             _warn_of_unwrapped_application()
+        if request.method == "HEAD":  # Django drops the body, and closes nothing
+            body.close()
         response = _Streamed(_released(body), status=reply.status)
     _set_headers(response, reply.headers)
     if not isinstance(body, bytes):

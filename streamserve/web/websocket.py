@@ -399,16 +399,11 @@ def path_of(name: str) -> str:
 
 
 async def deny_unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a handshake at an unknown path with 404, if the server can (ASGI's "WebSocket Denial Response").
-
-    Otherwise the socket is accepted and closed with 4404, which a page can read; a close before that is a 403.
-    """
+    """Refuse a handshake at an unknown path: 404 if the server can (ASGI's "WebSocket Denial Response"), else 403."""
     await receive()
     if "websocket.http.response" in scope.get("extensions", {}):
         headers = [(b"content-type", b"text/plain; charset=utf-8")]
         await send({"type": "websocket.http.response.start", "status": 404, "headers": headers})
         await send({"type": "websocket.http.response.body", "body": b"There is no WebSocket at this address.\n"})
         return
-    await send({"type": "websocket.accept"})
-    reason = "There is no WebSocket at this address."
-    await send({"type": "websocket.close", "code": int(CloseCode.UNKNOWN_PATH), "reason": reason})
+    await send({"type": "websocket.close"})  # before accept: HTTP 403

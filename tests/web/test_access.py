@@ -21,9 +21,12 @@ from streamserve.testing import DaphneServer
 from streamserve.web import site
 from streamserve.web.auth import VISITOR_COOKIE
 from tests.conftest import Caller, body_of, until_ready
+from tests.support.checks.stream_checks import check_native
 from tests.web.conftest import PROMPT, communicator, make_caller
 
-OPEN_TO_ALL = {"livez", "health", "readyz", "streams/<path:path>", "jobs/<path:path>", "v1/<path:path>"}
+_NOWHERE = {f"{head}/<rest:path>" for head in ("streams", "pipelines", "jobs", "v1")}
+_NOWHERE |= {"v1", "livez/", "health/", "readyz/", "metrics/", "ws/streams"}
+OPEN_TO_ALL = {"livez", "health", "readyz", *_NOWHERE}
 UNKNOWN_ID = "0" * 32
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -39,7 +42,7 @@ def route_of(pattern: URLPattern) -> Route:
 
 def address(pattern: URLPattern) -> str:
     path = str(pattern.pattern).replace("<stream_id:stream_id>", UNKNOWN_ID).replace("<stream_id:job_id>", UNKNOWN_ID)
-    path = path.replace("<path:path>", "nothing").replace("<path:model>", "nothing")
+    path = path.replace("<rest:path>", "nothing").replace("<path:model>", "nothing")
     path = path.replace("<file_id:file_id>", "file-none").replace("<file_id:batch_id>", "batch_none")
     return "/" + path.replace("<pipeline_name:name>", "nothing")
 
@@ -105,13 +108,86 @@ async def test_other_verbs_are_405_with_allow(pattern: URLPattern, engine: None)
         ("/v1/nothing", "unknown_url"),
         (f"/streams/{UNKNOWN_ID}/nothing", "unknown_url"),
         ("/v1/uploads/x", "unknown_url"),
+        ("/v1", "unknown_url"),
+        ("/v1/", "unknown_url"),
+        ("/streams/", "unknown_url"),
+        ("/pipelines/a/b", "unknown_url"),
+        ("/jobs/x", "unknown_url"),
+        ("/livez/", "unknown_url"),
+        ("/ws/streams", "unknown_url"),
     ],
 )
-async def test_unknown_addresses_are_404_in_the_dialect(path: str, code: str) -> None:
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "OPTIONS"])
+async def test_unknown_addresses_are_404_in_the_dialect(path: str, code: str, method: str) -> None:
     """A 404 is the dialect's error object, because SDKs read it. What is no stream id names no stream."""
-    response = await AsyncClient().get(path)
+    response = await AsyncClient(enforce_csrf_checks=True).generic(method, path)
     assert response.status_code == 404
     assert response.json()["error"]["code"] == code
+    assert ("type" in response.json()["error"]) == path.startswith("/v1"), "OpenAI's form has a type"
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/streams/", "/streams"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/v1//models", "/v1/models"),
+        (f"/streams/{UNKNOWN_ID}/events/", f"/streams/{UNKNOWN_ID}/events"),
+        ("/jobs/", "/jobs"),
+        ("/readyz/", "/readyz"),
+        ("/v1/chat/", None),
+    ],
+)
+@pytest.mark.parametrize("prefix", ["", "/ai"])
+async def test_a_slash_too_many_is_told_the_address(path: str, meant: str | None, prefix: str) -> None:
+    """With the prefix under which the site has us; Anthropic's clients get it in their form."""
+    with override_settings(ROOT_URLCONF="tests.site.prefixed_urls" if prefix else "tests.site.urls"):
+        response = await AsyncClient().post(prefix + path, headers={"anthropic-version": "2023-06-01"})
+    assert response.status_code == 404
+    assert response.json().get("type") == ("error" if path.startswith("/v1") else None)
+    message = response.json()["error"]["message"]
+    assert (f"The address is {prefix}{meant}," in message) == (meant is not None)
+    assert f"{prefix}{path}" in message
+
+
+GETS = [pattern for pattern in patterns() if "GET" in route_of(pattern).methods]
+
+
+@pytest.mark.parametrize("pattern", GETS, ids=lambda pattern: str(pattern.pattern))
+async def test_a_head_gets_what_a_get_gets_without_its_body(
+    pattern: URLPattern, engine: None, alice: Any, alice_key: str
+) -> None:
+    """Status, type and length; no answer begins."""
+    path, headers = address(pattern), {"authorization": f"Bearer {alice_key}"}
+    if "stream_id" in path or UNKNOWN_ID in path:
+        path = path.replace(UNKNOWN_ID, await start(Caller(key=alice_key)))
+    before = await StreamRow.objects.acount()
+    head = await AsyncClient().generic("HEAD", path + "?prompt=hi&max_tokens=2", headers=headers)
+    assert await StreamRow.objects.acount() == before
+    got = await AsyncClient().get(path + "?prompt=hi&max_tokens=2", headers=headers)
+    assert (head.status_code, head.headers.get("Content-Type")) == (got.status_code, got.headers.get("Content-Type"))
+    assert head.streaming == got.streaming
+    assert head.streaming or head.content == b""
+    whole = await body_of(got)
+    if not got.streaming and path not in ("/metrics", "/readyz"):
+        assert head.headers["Content-Length"] == str(len(whole))
+
+
+async def test_a_head_of_a_running_answer_leaves_it_alone(engine: None, alice_key: str) -> None:
+    """It takes no reader's place, and its end parks nothing: whom the answer waits for still gets it whole."""
+    caller = Caller(key=alice_key)
+    running = await caller.post("/streams", {"prompt": "hi", "max_tokens": 400, "ignore_eos": True})
+    chunks = aiter(running)
+    data = await anext(chunks)
+    path = f"/streams/{running['X-Stream-Id']}/events"
+    for _ in range(3):
+        head = await AsyncClient().generic("HEAD", path, headers={"authorization": f"Bearer {alice_key}"})
+        assert (head.status_code, head["Content-Type"]) == (200, "text/event-stream; charset=utf-8")
+        assert (head["X-Stream-Id"], "Content-Length" in head.headers) == (running["X-Stream-Id"], False)
+        assert list(head.streaming_content) == []
+    async for chunk in chunks:
+        data += chunk
+    assert check_native(data)[-1].json["usage"]["completion_tokens"] == 400
 
 
 async def start(caller: Caller) -> str:
@@ -317,15 +393,13 @@ def test_under_wsgi_a_stream_is_503_asgi_required(lonely_key: str) -> None:
 
 
 def test_an_unknown_websocket_path_is_no_failure(streamserve_server: DaphneServer) -> None:
-    """The socket of an unknown path is closed with 4404, and the server's log has no traceback."""
-    from websockets.exceptions import ConnectionClosed
+    """The handshake is refused before the 101, and the server's log has no traceback."""
+    from websockets.exceptions import InvalidStatus
     from websockets.sync.client import connect
 
-    with connect(f"{streamserve_server.websocket_url}/ws/nothing", proxy=None) as socket:
-        with pytest.raises(ConnectionClosed) as raised:
-            socket.recv(timeout=30)
-        assert raised.value.rcvd is not None
-        assert raised.value.rcvd.code == 4404
+    with pytest.raises(InvalidStatus) as raised, connect(f"{streamserve_server.websocket_url}/ws/nothing", proxy=None):
+        pass
+    assert raised.value.response.status_code == 403  # daphne has no other
     assert "Traceback" not in streamserve_server.log()
 
 

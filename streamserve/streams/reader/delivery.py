@@ -36,6 +36,17 @@ class Flow(NamedTuple):
 NO_FLOW = Flow()
 
 
+def stream_headers(content_type: str, stream_ids: str) -> list[tuple[bytes, bytes]]:
+    """Return what every streamed response has, in ASGI form. Identity keeps GZipMiddleware away; there is no length."""
+    return [
+        (b"content-type", content_type.encode()),
+        (b"cache-control", b"no-cache, no-transform"),
+        (b"x-accel-buffering", b"no"),
+        (b"content-encoding", b"identity"),
+        *([(b"x-stream-id", stream_ids.encode())] if stream_ids else []),
+    ]
+
+
 class Closing:
     """The end of a response's body, as every `Body` has it: `close`, and what is to be done then."""
 
@@ -99,13 +110,9 @@ class Delivery(Closing):
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What the response must have, in ASGI form. Identity keeps GZipMiddleware away; there is no length."""
+        """What the response must have, in ASGI form."""
         return [
-            (b"content-type", self._encoder.content_type.encode()),
-            (b"cache-control", b"no-cache, no-transform"),
-            (b"x-accel-buffering", b"no"),
-            (b"content-encoding", b"identity"),
-            (b"x-stream-id", self.stream.id.encode()),
+            *stream_headers(self._encoder.content_type, self.stream.id),
             (b"streamserve-from", str(self._after + 1).encode()),
             (b"streamserve-reader", self.reader.id.encode()),
         ]
@@ -188,13 +195,7 @@ class JoinedDelivery(Closing):
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The response's headers, in ASGI form. `X-Stream-Id` has the ids of all streams, in the prompts' order."""
-        return [
-            (b"content-type", self._encoder.content_type.encode()),
-            (b"cache-control", b"no-cache, no-transform"),
-            (b"x-accel-buffering", b"no"),
-            (b"content-encoding", b"identity"),
-            (b"x-stream-id", ", ".join(self._ids).encode()),
-        ]
+        return stream_headers(self._encoder.content_type, ", ".join(self._ids))
 
     async def run(self, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
         """Send everything; return after the last terminal event. Cancel it to disconnect."""

@@ -213,12 +213,10 @@ def at_unknown_path(**scope: Any) -> WebsocketCommunicator:
     return socket
 
 
-async def test_an_unknown_path_is_closed_with_4404() -> None:
-    """A server that cannot deny a handshake with a status opens the socket and closes it with 4404."""
+async def test_an_unknown_path_is_refused_before_it_is_open() -> None:
+    """Where a server cannot answer a handshake with a status of ours it is a 403, never a socket."""
     socket = at_unknown_path()
-    assert await socket.connect() == (True, None)
-    closed = await socket.receive_output()
-    assert (closed["type"], closed["code"]) == ("websocket.close", 4404)
+    assert not (await socket.connect())[0]
     await socket.wait()
 
 
