@@ -69,6 +69,7 @@ class Receiver:
     async def _watch(self) -> None:
         while not self.has_left:
             self._note(await self._receive())
+            await asyncio.sleep(0)  # what is left of a body may be there already, piece for piece
 
     def _note(self, message: Message) -> None:
         if message["type"] == "http.disconnect":

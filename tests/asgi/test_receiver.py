@@ -87,6 +87,21 @@ async def test_a_call_waits_for_the_body_and_then_watches() -> None:
     receiver.close()
 
 
+async def test_a_body_that_is_dropped_lets_others_run() -> None:
+    """A server whose `receive` never has to wait does not hold the loop."""
+
+    async def receive() -> Message:
+        return BODY
+
+    receiver = Receiver(receive)
+    watching = receiver.watching()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    receiver.close()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert watching.cancelled()
+
+
 @pytest.mark.parametrize("has_body", [True, False])
 async def test_an_app_that_stops_waiting_may_wait_again(has_body: bool) -> None:
     """A framework gives up its wait for a disconnect (Django, Starlette), and an answer begins: it is not cut."""
