@@ -2,7 +2,7 @@
 
     StreamserveError
     ├── BadRequest 400             the request is wrong; `param` names the field
-    │   ├── PromptTooLong 400      prompt + max_tokens can never fit
+    │   ├── PromptTooLong 400      the prompt leaves no room for an answer
     │   └── NoChatTemplate 400     the model has no chat template; send `prompt`
     ├── Unauthorized 401           no or wrong credentials
     ├── Forbidden 403              known caller, not allowed

@@ -101,8 +101,8 @@ async def test_a_warm_prompt_is_in_the_prefix_cache(client: ProcessClient) -> No
 async def test_refusals_keep_class_code_and_param(client: ProcessClient) -> None:
     """The refusal in the worker equals the one in the engine."""
     with pytest.raises(PromptTooLong) as too_long:
-        await client.generate(ask(max_tokens=100_000))
-    assert (too_long.value.code, too_long.value.param) == ("context_length_exceeded", "max_tokens")
+        await client.generate(ask("x" * 100_000))
+    assert (too_long.value.code, too_long.value.param) == ("context_length_exceeded", "prompt")
     with pytest.raises(BadRequest) as wrong_class:
         await client.generate(ask(latency_class="nonsense"))
     assert wrong_class.value.param == "latency_class"

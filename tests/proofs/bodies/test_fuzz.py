@@ -45,7 +45,7 @@ SETTINGS: dict[str, Any] = {
         "scripted": {"PATH": "echo", "ANSWERS": _ANSWERS, "FORMAT": "qwen3"},
     },
     "TESTING": True,
-    "LIMITS": {"MAX_TOKENS": 24},  # short answers; a body may ask for more and is refused
+    "LIMITS": {"MAX_TOKENS": 24},  # short answers, whatever maximum a body asks for
 }
 
 Ask = Callable[[bytes], Awaitable[list[str]]]
