@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from tests.support.checks.stream_checks import check_native, check_native_part, going_away_of, text_of
 from tests.support.docs.demo_site import environment, manage, processes_of
@@ -80,6 +82,13 @@ def test_a_stream_arrives_whole(server: Server) -> None:
         stream_id = socket.ask("start", request=question(40))["id"]
         events = socket.events(stream_id)
     assert "".join(event["data"]["text"] for event in events if event["event"] == "token") == native
+
+
+def test_an_unknown_socket_is_refused_before_it_opens(server: Server) -> None:
+    """404, or 403 where a server answers a handshake with nothing else."""
+    with pytest.raises(InvalidStatus) as raised, connect(f"{server.websocket_url}/ws/nothing", proxy=None):
+        pass
+    assert raised.value.response.status_code in {403, 404}
 
 
 def test_a_whole_answer_is_sent(server: Server) -> None:
