@@ -63,7 +63,7 @@ class BadRequest(StreamserveError):
 
 
 class PromptTooLong(BadRequest):
-    """Prompt and max_tokens together exceed what this model or its memory can ever hold."""
+    """The prompt is more than this model or its memory can ever hold beside a token of an answer."""
 
     code = "context_length_exceeded"
 
