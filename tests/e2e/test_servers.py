@@ -30,7 +30,7 @@ _SECONDS = 60.0
 # What a probe sees between SIGTERM and the end: 503, or a listener that is closed or that no one serves.
 PROBE_SEES = {
     "daphne": {"503"},
-    "uvicorn": {"refused"},
+    "uvicorn": {"503", "refused"},
     "hypercorn": {"503", "refused", "hangs"},
     "granian": {"503", "refused"},
     "gunicorn": {"503", "refused"},
