@@ -9,16 +9,13 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from playwright.sync_api import Browser
 
 from tests.support.checks.stream_checks import check_native
 from tests.support.docs.doc_blocks import Block, blocks_of, is_server
 from tests.support.docs.doc_site import DocSite
-from tests.support.servers.browser import ask, browser, wait_for_status, watching
+from tests.support.servers.browser import ask, chromium, wait_for_status, watching
 from tests.support.servers.postgres_server import PostgresServer
 from tests.support.servers.web_servers import Server, wait_until_ready
-
-__all__ = ["browser"]
 
 PAGE = "docs/tutorial.md"
 ADDRESS = "http://127.0.0.1:8000"
@@ -103,11 +100,15 @@ def test_3_the_chat_is_in_a_page_with_a_login(site: DocSite) -> None:
 
 @pytest.mark.browser
 @pytest.mark.parametrize("size", [(360, 640), (390, 844), (1280, 800)])
-def test_the_chats_page_fits_the_screen(site: DocSite, browser: Browser, size: tuple[int, int]) -> None:
+def test_the_chats_page_fits_the_screen(site: DocSite, size: tuple[int, int]) -> None:
     """On phones as on desktops the page is as wide and as high as the screen, before and after a question."""
     width, height = size
     options = {"viewport": {"width": width, "height": height}, "is_mobile": width < 600, "has_touch": width < 600}
-    with site.serve("python manage.py runserver") as server, watching(browser, server.url, **options) as visit:
+    with (
+        site.serve("python manage.py runserver") as server,
+        chromium() as browser,
+        watching(browser, server.url, **options) as visit,
+    ):
         visit.expect_complaint("404")  # the site has no icon
         page = visit.page
         wait_until_ready(server.url)

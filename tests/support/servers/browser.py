@@ -77,6 +77,13 @@ def chromium_path() -> str:
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """Launch one Chromium for a folder's tests; each test has a context, hence storage and cookies, of its own."""
+    with chromium() as launched:
+        yield launched
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Launch Chromium. Until the block ends this thread has an event loop, so Django's database is out of reach."""
     path = chromium_path()
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=path, args=CHROMIUM_ARGS)
