@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import io
 import logging
 import re
 from collections.abc import AsyncIterator, Callable
@@ -157,10 +158,10 @@ def _route_at(path: str, resolver: URLResolver) -> Route | None:
         return None
 
 
-class LateBody:
+class LateBody(io.IOBase):
     """The body of an upload, which its view reads when it knows the caller. Until then it cannot be read.
 
-    A body that other routes would take too is received before the middleware runs, as any is.
+    To Django it is a file that cannot seek. A body that other routes would take too is received before the middleware runs, as any is.
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -179,9 +180,6 @@ class LateBody:
     def read(self, size: int = -1) -> bytes:
         """Refuse a middleware that reads the body: Django names it an UnreadablePostError."""
         raise OSError("an upload is received by its view, when the caller is known")
-
-    def close(self) -> None:
-        """Do nothing: there is no file."""
 
 
 def _may_be_large(scope: Scope) -> bool:
