@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from streamserve.clients.remote.client import RemoteClient
 from streamserve.clients.remote.config import RemoteConfig
 from streamserve.protocol.errors import Refused, StreamserveError
@@ -254,14 +256,13 @@ def certificate(folder: Path) -> Path:
 @contextmanager
 def llama_server(folder: Path) -> Iterator[str]:
     """Serve a tiny random model by llama.cpp's server, in this process; yields the base of its routes."""
-    from xllamacpp import CommonParams, Server
-
-    params = CommonParams()
+    xllamacpp = pytest.importorskip("xllamacpp", reason="needs llama.cpp: pip install -r tests/requirements.txt")
+    params = xllamacpp.CommonParams()
     params.model.path = str(write_gguf(folder / "tiny.gguf"))
     params.hostnames, params.port = ["127.0.0.1"], 0
     params.n_ctx, params.n_parallel, params.cpuparams.n_threads = 2048, 2, 1
     params.warmup, params.verbosity = False, -1
-    server = Server(params)
+    server = xllamacpp.Server(params)
     yield f"{server.listening_address}/v1"
     del server
 
