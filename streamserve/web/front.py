@@ -161,7 +161,8 @@ def _route_at(path: str, resolver: URLResolver) -> Route | None:
 class LateBody(io.IOBase):
     """The body of an upload, which its view reads when it knows the caller. Until then it cannot be read.
 
-    To Django it is a file that cannot seek. A body that other routes would take too is received before the middleware runs, as any is.
+    To Django it is a file that cannot seek. A body that other routes would take too is received before the middleware
+    runs, as any is.
     """
 
     def __init__(self, receive: Receive) -> None:
