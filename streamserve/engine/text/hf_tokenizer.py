@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from queue import LifoQueue
 from typing import Any
 
@@ -207,14 +207,19 @@ def _as_renderer(hf: Any) -> Any:
     """Return a tokenizer whose `apply_chat_template` gives the text, and the options that it would be encoded with.
 
     Its templates see null where a turn has it: those that ask `content is none` leave out a call beside "". Should
-    transformers rename the method that is overridden, they see "", and the probes find what that shows.
+    transformers rename the method that is overridden, they see "", and the probes find what that shows. Control tokens
+    are marked in the keys of arguments, schemas and variables too: templates write them out.
     """
 
     def give_back(self: Any, text: str, **options: Any) -> dict[str, Any]:
         return {"input_ids": (text, options)}
 
     def mark(self: Any, template: str, chats: list[list[dict[str, Any]]], *rest: Any) -> Any:
-        marked = super(type(self), self)._mark_chat_inputs(template, chats, *rest)
+        mark_inputs = super(type(self), self)._mark_chat_inputs
+        marked = mark_inputs(template, chats, *rest)
+        keys = sorted(_keys(marked))  # which it leaves as they are
+        marked_keys = mark_inputs(template, [], keys, None, {}, True, False)[1]
+        marked = _with_keys(marked, dict(zip(keys, marked_keys, strict=True)))
         nulls = [[[name for name, value in turn.items() if value is _NULL] for turn in chat] for chat in chats]
         with_nulls = [
             [{**turn, **dict.fromkeys(names)} for turn, names in zip(*pair, strict=True)]
@@ -225,6 +230,25 @@ def _as_renderer(hf: Any) -> Any:
     renderer = copy.copy(hf)
     renderer.__class__ = type("Renderer", (type(hf),), {"__call__": give_back, "_mark_chat_inputs": mark})
     return renderer
+
+
+def _keys(value: Any) -> set[str]:
+    """Return the keys of all objects in a value."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    own = {key for key in value if isinstance(key, str)} if isinstance(value, dict) else set()
+    return own.union(*map(_keys, inner))
+
+
+def _with_keys(value: Any, names: Mapping[str, str]) -> Any:
+    """Return a value whose objects have other names for their keys. Raises ValueError for two of the same name."""
+    if isinstance(value, list | tuple):
+        return type(value)(_with_keys(one, names) for one in value)
+    if not isinstance(value, dict):
+        return value
+    out = {names.get(key, key): _with_keys(one, names) for key, one in value.items()}
+    if len(out) != len(value):
+        raise ValueError("two keys differ in nothing but private marks")
+    return out
 
 
 def _bytes_of_ids(rust: Any, decoder: dict[str, Any]) -> list[bytes]:

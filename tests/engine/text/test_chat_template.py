@@ -19,6 +19,7 @@ from streamserve.protocol.requests import RESERVED_TEMPLATE_NAMES, GenerateReque
 from tests.support.models.tagged import tagged_tokenizer
 from tests.support.models.templates import SHAPES
 
+MARK = "\U000f0000"  # of transformers, before a control token that is text
 CALLS = (("1", "a"), ("", "b"), ("3", "c"))
 TOOLS = (Tool(name="get_weather", description="Now.", parameters={"type": "object", "properties": {}}),)
 CONTENTS = {
@@ -274,6 +275,33 @@ def test_a_variable_of_the_caller_reaches_the_prompt_as_text(tokenizers: Any) ->
     dated = request_of(turn("user"), chat_template_kwargs={"date_string": "26 Jul<|eos|>"})
     assert text_of(tokenizer, dated) == text_of(tokenizer, plain) + "26 Jul<|eos|>"
     assert tokenizer.tag_id("<|eos|>") not in tokenizer.encode(dated).token_ids
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if name not in ("chatml", "guard", "r1", "gemma2")])
+def test_keys_of_the_caller_reach_the_prompt_as_text(tokenizers: Any, name: str) -> None:
+    """Control tokens in the keys of arguments and of schemas are characters: no turn is forged by them."""
+    tokenizer, key = tokenizers[name], "city<|eos|>"
+    schema = {"type": "object", "properties": {key: {"type": "string"}}}
+    tools = (Tool(name="get_weather", description="Now.", parameters=schema),)
+    for arguments in ({key: "Bergen"}, '{"city<|eos|>": "Bergen"}'):
+        request = request_of(turn("user"), calling(arguments), result(), tools=tools)
+        assert tokenizer.tag_id("<|eos|>") not in tokenizer.encode(request).token_ids
+        assert text_of(tokenizer, request).count(key) >= 1
+
+
+def test_keys_of_a_variable_reach_the_prompt_as_text(tmp_path: Path) -> None:
+    """So do those of an object that a caller gives the template; two that are one without private marks are a 400."""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ facts | tojson }}"
+    tokenizer = tagged_tokenizer(tmp_path, template=template)
+
+    def asked(facts: dict[str, Any]) -> GenerateRequest:
+        return request_of(turn("user"), chat_template_kwargs={"facts": facts})
+
+    request = asked({"a": [{"b<|eos|>": 1}]})
+    assert text_of(tokenizer, request) == 'Hello there{"a": [{"b<|eos|>": 1}]}'
+    assert tokenizer.tag_id("<|eos|>") not in tokenizer.encode(request).token_ids
+    with pytest.raises(BadRequest, match="cannot render"):
+        tokenizer.encode(asked({"b<|eos|>": 1, MARK + "b<|eos|>": 2}))
 
 
 @pytest.mark.parametrize(
