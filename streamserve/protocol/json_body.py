@@ -18,7 +18,8 @@ from streamserve.protocol.requests import Limits
 
 # int() of a long text is quadratic. A model may write any number, and a client sends it back: as many as Python reads.
 _MAX_INT_CHARS = 4_300
-_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+# A string, or the rest of the text where it does not end: else each of its quotes would be tried as a beginning.
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _NOT_BRACKETS = re.compile(r"[^\[\]{}]+")
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.protocol.errors import BadRequest, StreamserveError, TooLarge
-from streamserve.protocol.json_body import decode_json
+from streamserve.protocol.json_body import decode_json, num_containers
 from streamserve.protocol.requests import Limits
 
 LIMITS = Limits()
@@ -106,6 +106,17 @@ def test_broken_json_is_counted_too(body: bytes):
     with pytest.raises(BadRequest) as caught:
         decode_json(body, LIMITS)
     assert caught.value.code == "too_many_containers"
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": ["', '{"a": ["\\"', '{"a": ["\\"[[[', '{"a": ["\\"[\\', '{"a": ["' + '\\"' * 500_000]
+)
+def test_a_string_without_an_end_is_read_once(text: str):
+    """It goes on to the end of the text: no quote in it begins another, so its brackets are none."""
+    assert num_containers(text) == 2
+    with pytest.raises(BadRequest) as caught:
+        decode_json(text.encode(), LIMITS)
+    assert caught.value.code == "invalid_json"
 
 
 @pytest.mark.parametrize(
