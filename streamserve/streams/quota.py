@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -308,14 +309,26 @@ class StreamQuota:
         self._news.set()
 
     def _may_wait(self, owner: str) -> bool:
-        """Whether one more may. A full queue of visitors has a share for each of them, which no other can fill."""
+        """Whether one more may. A full queue of visitors has a share for each address, which no other can fill.
+
+        Of each visitor where the site bounds no address, or none is known.
+        """
         assert self._limits is not None
         most, limits = self._limits.max_queued_per_principal, self._limits
-        if owner in ANONYMOUS:
-            visitors = {name: len(queue) for name, queue in self._waiting.items() if name in ANONYMOUS}
-            if sum(visitors.values()) >= limits.max_queued_anonymous:
-                most = min(most, limits.max_queued_anonymous // len(visitors.keys() | {owner}))
-        return len(self._waiting.get(owner, ())) < most
+        is_full = len(self._waiting.get(owner, ())) >= most
+        if owner not in ANONYMOUS or is_full:
+            return not is_full
+        waiting: Counter[Group] = Counter()
+        for name, queue in self._waiting.items():
+            if name in ANONYMOUS:
+                waiting[self._origin(name)] += len(queue)
+        mine = self._origin(owner)
+        share = limits.max_queued_anonymous // len(waiting.keys() | {mine})
+        return waiting.total() < limits.max_queued_anonymous or waiting[mine] < share
+
+    def _origin(self, visitor: str) -> Group:
+        """Return the largest group of the visitor that has a limit of its own: its address's, or itself."""
+        return [group for group, _ in self._limits_of(visitor) if group != ANONYMOUS][-1]
 
     async def _serve(self) -> None:
         """Give out places while requests wait."""
@@ -336,17 +349,22 @@ class StreamQuota:
 
     async def _give_out(self) -> None:
         """Give free places to the first of each queue, as long as there are some; the caller with the fewest first."""
-        full: list[Group] = []
+        full: list[Group] = []  # of more than one caller
         known: dict[Group, _Rows] = {}
-        while names := [name for name in self._waiting if not any(name in group for group in full)]:
-            owner = min(names, key=lambda name: (self._num_of(name), self._waiting[name][0].since))
+        turns = list(map(self._turn_of, self._waiting))
+        heapify(turns)
+        while turns:
+            _, _, owner = heappop(turns)
+            if owner not in self._waiting or any(owner in group for group in full):
+                continue
             waiter = self._waiting[owner][0]
             try:
                 bounds = await self._bounds(owner, known)
                 if not waiter.bounds.done():
                     waiter.bounds.set_result(self._enter(owner, waiter.num, bounds))
             except _Full as reason:
-                full.append(reason.bound.group)
+                if reason.bound.group.is_prefix:
+                    full.append(reason.bound.group)
                 continue
             except Exception as error:  # of the store: it is the request's own
                 if not waiter.bounds.done():
@@ -356,6 +374,12 @@ class StreamQuota:
                 queue.popleft()
                 if not queue:
                     del self._waiting[owner]
+            if owner in self._waiting:
+                heappush(turns, self._turn_of(owner))
+
+    def _turn_of(self, owner: str) -> tuple[int, float, str]:
+        """Return what orders the callers that wait: how many streams they have, and since when they wait."""
+        return self._num_of(owner), self._waiting[owner][0].since, owner
 
     def _num_of(self, owner: str) -> int:
         return len(self._streams.unfinished.get(Group(owner), ())) + self._starting[owner]

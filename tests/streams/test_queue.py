@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
@@ -173,6 +175,39 @@ async def test_visitors_share_the_room_to_wait(streams: Streams) -> None:
             await begin(streams, f"anon:{name}")
     for task in tasks:
         task.cancel()
+
+
+async def test_visitors_of_one_address_share_its_room_to_wait(streams: Streams) -> None:
+    """However many cookies one address has, the rest of the visitors have their share."""
+    for name in ("a", "b", "c"):
+        await begin(streams, f"anon:{name}")
+    tasks = [await waiting(streams, f"anon:@flood/{number}") for number in range(4)]
+    with pytest.raises(Overloaded):
+        await begin(streams, "anon:@flood/new")
+    tasks += [await waiting(streams, "anon:@home/d"), await waiting(streams, "anon:@home/e")]
+    for task in tasks:
+        task.cancel()
+
+
+async def test_a_place_is_sought_once_for_each_caller_that_waits(scripted: ScriptedClient) -> None:
+    """Where every caller has all its places taken, a look for free places costs no more than one check a caller."""
+    limits = Limits(max_streams_per_principal=1)
+    streams = Streams({"scripted": scripted}, MemoryLog(), limits=limits, patience=PATIENCE)
+    names = [f"user:{number}" for number in range(100)]
+    held = [await begin(streams, name) for name in names]
+    tasks = [await waiting(streams, name) for name in names]
+    calls: Counter[str] = Counter()
+    sys.setprofile(lambda frame, event, _: calls.update([frame.f_code.co_name]) if event == "call" else None)
+    await streams._quota._give_out()
+    sys.setprofile(None)
+    # Besides, each check looks at every stream that is starting.
+    assert calls["_enter"] == len(names)
+    assert sum(calls.values()) < 50 * len(names)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(stream.is_live for stream in held)
+    await streams.aclose()
 
 
 async def test_who_leaves_leaves_the_queue(streams: Streams) -> None:
