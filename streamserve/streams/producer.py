@@ -246,9 +246,9 @@ class Producer(Replica):
         """Take the events of the generation that the engine has resumed."""
         self.lag.begin(reader_tokens)
         now = time.monotonic()
+        self.transcript.accept(generation.accepted)
         if self.parking.unloaded_at is not None:
             self.request = _as_accepted(self.request, generation)
-            self.transcript.accept(generation.accepted)
             self.transcript.timings.accept(now)
         else:
             self.transcript.timings.enter(FIRST_TOKEN, now)

@@ -18,6 +18,7 @@ from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.streams.hand_made import ScriptedClient, ask, tok, until
+from tests.support.streams.stores import SharedRecords
 
 LOADING = ModelDescription(alias="scripted", state="loading")
 UNLOADED = EngineUnavailable("model scripted is loading.", code="engine_loading", retry_after=2)
@@ -163,3 +164,27 @@ async def test_the_server_may_go_down_while_a_model_loads(streams: Streams, load
     load(loading)
     with pytest.raises(EngineUnavailable):
         await starting
+
+
+async def test_another_process_continues_an_answer_that_loads(loading: ScriptedClient) -> None:
+    """An answer that began before its engine is accepted there: its usage has the length of its prompt."""
+    shared, log = SharedRecords(), MemoryLog()
+    one, two = (Streams({"scripted": loading}, log, store=shared.worker(name)) for name in ("one", "two"))
+    begun = await begin(one, seed=None, max_tokens=None)
+    one.shut_down()
+    await begun.ended.wait()
+    stream = await two.reach(begun.id, shared.records[begun.id])
+    assert stream is not None
+    stream.attach(Attachment())
+    load(loading)
+    await until(lambda: bool(loading.generations), "the loaded engine is asked")
+    assert loading.requests[-1].sampling.seed == begun.request.sampling.seed
+    loading.last.push(tok("a", 5))
+    await until(lambda: stream.usage.completion_tokens == 1, "a token came")
+    assert stream.usage.prompt_tokens == loading.last.accepted.num_prompt_tokens
+    await stream.stop()
+    end = (await events_of(two, stream))[-1]
+    assert isinstance(end, Done)
+    assert end.usage.prompt_tokens == loading.last.accepted.num_prompt_tokens
+    await one.aclose()
+    await two.aclose()
