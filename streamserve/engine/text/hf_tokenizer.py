@@ -219,7 +219,8 @@ def _as_renderer(hf: Any) -> Any:
         marked = mark_inputs(template, chats, *rest)
         keys = sorted(_keys(marked))  # which it leaves as they are
         marked_keys = mark_inputs(template, [], keys, None, {}, True, False)[1]
-        marked = _with_keys(marked, dict(zip(keys, marked_keys, strict=True)))
+        if marked_keys != keys:
+            marked = _with_keys(marked, dict(zip(keys, marked_keys, strict=True)))
         nulls = [[[name for name, value in turn.items() if value is _NULL] for turn in chat] for chat in chats]
         with_nulls = [
             [{**turn, **dict.fromkeys(names)} for turn, names in zip(*pair, strict=True)]
