@@ -151,3 +151,14 @@ def test_no_bytes_raise_anything_but_ours(body: bytes):
     except StreamserveError:
         return
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+
+
+@pytest.mark.parametrize("end", [b"", b"\\"])
+def test_a_text_without_an_end_is_read_once(end: bytes):
+    """Half a million quotes that could each begin another text take as long as any other mebibyte."""
+    body = b'{"a":"' + b'\\"' * (LIMITS.max_body_bytes // 2 - 8) + end
+    with pytest.raises(BadRequest) as caught:
+        decode_json(body, LIMITS)
+    assert caught.value.code == "invalid_json"
+    assert num_containers(body.decode() + "[[{") == 1
+    assert num_containers('["[", {"a{": "') == 2

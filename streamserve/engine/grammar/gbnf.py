@@ -12,7 +12,8 @@ from streamserve.engine.grammar.limits import GrammarLimits, invalid_grammar, re
 from streamserve.protocol.requests import Grammar
 
 _MAX_RULES = 500  # of 500 rules, each of which waits for the next, the converter takes 0.1 s
-_OPAQUE = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
+# One without an end goes to the end of the text, where the converter fails too.
+_OPAQUE = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|\[(?:[^\]\\]++|\\.)*+(?:\]|\\?\Z)|#[^\r\n]*', re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
 _HEADER = "%llguidance {}"
 _LAST_CODE_POINT = 0x10FFFF

@@ -96,3 +96,19 @@ def test_the_text_that_is_compiled_is_not_shown(grammar: Grammar, says: str) -> 
     assert caught.value.message.startswith(says)
     for internal in ("x-guidance", "any_tokens", "start: /", " 1 | "):
         assert internal not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text", ['root ::= "' + '\\"' * 32_000, "root ::= " + "[" * 65_000, "root ::= [" + "\\]" * 32_000]
+)
+def test_a_text_without_an_end_is_read_once(text: str) -> None:
+    """Of each quote or bracket that could begin another one, the rest would be read again: for a minute and more."""
+    with pytest.raises(BadRequest, match="Unexpected end of input"):
+        as_lark(gbnf(text), GrammarLimits())
+
+
+def test_a_comment_ends_at_a_carriage_return() -> None:
+    """What follows it is counted, as the converter reads it."""
+    rules = "".join(f'r{number} ::= "a"\r' for number in range(600))
+    with pytest.raises(BadRequest, match="more than 500 rules"):
+        as_lark(gbnf("# rules\rroot ::= r0\r" + rules), GrammarLimits())
