@@ -17,10 +17,10 @@ from streamserve.engine.grammar.limits import GrammarLimits, too_complex
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r]+|(?://|\#)[^\n]*)
     |(?P<newline>\n)
-    |(?P<text>"(?:\\.|[^"\\\n])*"i?)
-    |(?P<regex>/(?![/*])(?:\\.|[^/\\\n])+/[imslux]*)
+    |(?P<text>"(?:\\.|[^"\\\n])*+"i?)
+    |(?P<regex>/(?![/*])(?:\\.|[^/\\\n])++/[imslux]*)
     |(?P<special><[^<>\n]*>)
-    |(?P<count>~\s*\d+(?:\s*\.\.\s*\d+)?|\{\s*\d*\s*(?:,\s*\d*\s*)?\})
+    |(?P<count>~\s*\d+(?:\s*\.\.\s*\d+)?|\{\s*+(?:\d++\s*+)?+(?:,\s*+(?:\d++\s*+)?+)?+\})
     |(?P<arrow>->)
     |(?P<range>\.\.)
     |(?P<directive>%[a-z_]+)
@@ -65,10 +65,15 @@ def with_schemas(text: str, change: Callable[[str], str]) -> str:
 
 def _next_directive(text: str, place: int) -> int | None:
     """Return where the next directive begins, outside of texts, expressions and comments."""
+    unclosed = {'"': 0, "/": 0}  # to where each, if it does not end in its line, is followed by none that does
     while place < len(text):
-        match = _TOKEN.match(text, place)
+        mark = text[place]
+        match = _TOKEN.match(text, place) if place >= unclosed.get(mark, 0) else None
         if match is not None and match.lastgroup == "directive":
             return place
+        if match is None and mark in unclosed and place >= unclosed[mark] and not text.startswith("/*", place):
+            line_end = text.find("\n", place)
+            unclosed[mark] = len(text) if line_end < 0 else line_end
         place = match.end() if match is not None else place + 1
     return None
 

@@ -64,6 +64,15 @@ def test_schemas_in_a_grammar_are_changed_where_they_stand() -> None:
     assert with_schemas(text, str.upper) == 'start: %json {"A": {"B": "}"}} "%json {}" // %json {}\n  | %json {}'
 
 
+@pytest.mark.parametrize("before", ['"\\"', "/\\/", "/* /", '"x" " \\"'])
+def test_schemas_behind_an_unclosed_text_are_changed_too(before: str) -> None:
+    """The compiler may read on where this reader sees no text: no schema is left as it was."""
+    text = with_schemas(
+        f'{before} %json {{"a": 1}}\n{before} %json {{"b": 2}} "%json {{" ', lambda found: found.upper()
+    )
+    assert text == f'{before} %json {{"A": 1}}\n{before} %json {{"B": 2}} "%json {{" '
+
+
 def test_a_schema_in_a_grammar_obeys_the_same_rules() -> None:
     """Its objects are closed, blanks are left out, and its keywords are checked."""
     grammar, _ = json.loads(source_of(lark('start: %json {"properties": {"a": {}}}'), LIMITS))["grammars"]
@@ -95,7 +104,11 @@ def test_what_is_wrong_on_the_face_of_it_needs_no_compiler(grammar: object) -> N
 
 
 @pytest.mark.parametrize(
-    "text", ["[a" * 30_000, '"' * 65_000, "/" * 65_000, "<" * 65_000, "\\" * 65_001, "(|" * 30_000]
+    "text",
+    [
+        *("[a" * 30_000, '"' * 65_000, "/" * 65_000, "<" * 65_000, "\\" * 65_001, "(|" * 30_000),
+        *('"' + '\\"' * 32_000, "/" + "\\/" * 32_000, "a{" + " " * 65_000),
+    ],
 )
 def test_reading_is_linear(text: str) -> None:
     """What a quadratic scan would take minutes for is read at once: the suite's own timeout is the bound."""
