@@ -175,7 +175,7 @@ def _check_storage(conf: SiteConfig) -> Iterator[CheckMessage]:
 
 
 def _check_models(conf: SiteConfig) -> Iterator[CheckMessage]:
-    """E004: packages that a local model needs are missing. E005: its folder is missing."""
+    """E004: packages that a local model needs are missing. E005: its folder, or its config.json, is."""
     local = {alias: entry.model.path for alias, entry in conf.models.items() if is_local(entry)}
     absent = [name for name in _ENGINE_PACKAGES if find_spec(name) is None]
     if local and absent:
@@ -185,12 +185,17 @@ def _check_models(conf: SiteConfig) -> Iterator[CheckMessage]:
             id="streamserve.E004",
         )
     for alias, path in local.items():
-        if is_folder_like(path) and not Path(path).expanduser().is_dir():
-            yield Error(
-                f"The model {alias!r} has no folder at {path}.",
-                hint="Give the folder that holds config.json and *.safetensors, or a hub id such as org/name.",
-                id="streamserve.E005",
-            )
+        if not is_folder_like(path) or (Path(path).expanduser() / "config.json").is_file():
+            continue
+        if Path(path).expanduser().is_dir():
+            message = f"The folder {path} of the model {alias!r} has no config.json."
+        else:
+            message = f"The model {alias!r} has no folder at {path}."
+        yield Error(
+            message,
+            hint="Give the folder that holds config.json and *.safetensors, or a hub id such as org/name.",
+            id="streamserve.E005",
+        )
 
 
 def _check_remote(conf: SiteConfig) -> Iterator[CheckMessage]:

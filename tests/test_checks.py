@@ -106,8 +106,11 @@ def test_models_that_want_too_much_memory_together_are_found(engine: Any, device
 
 
 def test_a_folder_that_exists_is_right(tmp_path: Path) -> None:
-    """An existing folder passes, also by a relative path."""
+    """A folder with a config.json passes; one without is named, as the parent of a model's folder."""
     with override_settings(STREAMSERVE={"MODELS": {"m": {"PATH": str(tmp_path)}}}):
+        messages = [one.msg for one in run_checks() if one.id == "streamserve.E005"]
+        assert messages == [f"The folder {tmp_path} of the model 'm' has no config.json."]
+        (tmp_path / "config.json").write_text("{}")
         assert "streamserve.E005" not in ids()
     assert checks.is_folder_like("./model")
     assert not checks.is_folder_like("org/name")

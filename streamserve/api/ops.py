@@ -50,7 +50,8 @@ async def readyz(call: Call, site: Site) -> Reply:
         models.append(_model_json(model, shows_message=site.is_debug or model.stage == ABSENT))
     health = await site.health()
     if health.get("database", "ok") != "ok":
-        reasons.append(f"the database is {health['database']}")
+        way_out = " (manage.py migrate makes its tables)" if health["database"] == "unusable" else ""
+        reasons.append(f"the database is {health['database']}{way_out}")
     body: dict[str, Any] = {"ready": not reasons, "reason": ", ".join(dict.fromkeys(reasons))}
     if is_known:
         body["models"] = models

@@ -132,6 +132,7 @@ def _load_echo(
 
 def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> LoadedEngine:
     limit_spin()  # read by torch's OpenMP runtime, which the next line may load
+    from streamserve.engine.model.load.loader import read_config
     from streamserve.engine.model.load.source import ModelLoadError, resolve, sampling_defaults
     from streamserve.engine.model.runner import load_runner
     from streamserve.engine.text.formats.markup import choose_format
@@ -141,6 +142,7 @@ def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> Lo
         progress("files", 0.0)
         folder = str(resolve(model.path, progress=progress))
         with _loading_alone(progress):
+            read_config(Path(folder))  # refuses what is no model, before its tokenizer is missed
             tokenizer = HFTokenizer(folder, model.chat_template)
             runner: Any = load_runner(replace(model, path=folder), config, progress)
             format_ = choose_format(tokenizer, model.format)

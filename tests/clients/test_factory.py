@@ -68,6 +68,21 @@ async def test_missing_model_is_an_error() -> None:
     await client.aclose()
 
 
+async def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
+    """The parent of a model's folder has no config.json, and the message says so."""
+    pytest.importorskip("transformers", reason="needs the engine extra: pip install streamserve[engine]")
+    (tmp_path / "README.md").write_text("The model is in the folder beside this file.")
+    client = hf_client(ModelConfig(alias="m", path=str(tmp_path)))
+    client.start()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while client.describe().state == "loading":  # noqa: ASYNC110  # loading happens on another thread
+            await asyncio.sleep(0.01)
+    assert client.describe().message == (
+        f"{tmp_path} has no config.json; it is not a model folder. Name the folder that has one."
+    )
+    await client.aclose()
+
+
 @pytest.fixture(scope="module")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random llama with a byte-level tokenizer and a chat template."""

@@ -8,6 +8,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.contrib.auth.models import Permission
 from django.contrib.sessions.models import Session
+from django.db import connection
 from django.test import AsyncClient, Client
 from django.test.utils import override_settings
 from django.urls import URLPattern
@@ -258,6 +259,21 @@ async def test_only_callers_that_may_chat_see_the_models_of_readyz(engine: None,
         )
         assert not response.cookies
     assert [model["alias"] for model in (await signed_in.get("/readyz")).json()["models"]] == ["echo"]
+
+
+async def test_a_database_without_our_tables_names_the_command(engine: None) -> None:
+    """A site whose `migrate` was forgotten is not ready, and the reason says how its tables are made."""
+    table = StreamRow._meta.db_table
+    rename = sync_to_async(lambda old, new: connection.cursor().execute(f"ALTER TABLE {old} RENAME TO {new}"))
+    await site.reset()
+    await rename(table, "elsewhere")
+    try:
+        response = await Caller().get("/readyz")
+    finally:
+        await rename("elsewhere", table)
+        await site.reset()
+    assert (response.status_code, response.json()["database"]) == (503, "unusable")
+    assert response.json()["reason"].endswith("the database is unusable (manage.py migrate makes its tables)")
 
 
 async def test_a_probe_loads_nothing(alice: Any) -> None:

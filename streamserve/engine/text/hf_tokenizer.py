@@ -53,7 +53,11 @@ class HFTokenizer:
         from tokenizers import Tokenizer
         from transformers import AutoTokenizer
 
-        self._hf = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        try:
+            self._hf = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        except Exception as error:  # absent or cut; the tokenizers library raises bare ones
+            cause = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
+            raise EngineUnavailable(f"{_NOT_FAST.format(path=path)} ({cause})", code="load_failed") from error
         if not self._hf.is_fast:
             raise EngineUnavailable(_NOT_FAST.format(path=path), code="load_failed")
         _choose_template(self._hf, chat_template, path)

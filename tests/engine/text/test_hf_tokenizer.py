@@ -248,6 +248,18 @@ def saved_with(folder: Path, templates: dict[str, str]) -> str:
     return str(folder)
 
 
+@pytest.mark.parametrize(
+    ("files", "cause"), [({}, "ValueError: Couldn't instantiate"), ({"tokenizer.json": "{"}, "JSONDecodeError: ")]
+)
+def test_a_folder_without_a_tokenizer_is_a_load_error(tmp_path: Path, files: dict[str, str], cause: str) -> None:
+    """A model whose tokenizer is absent or cut is refused with a message for operators, which names the cause."""
+    for name, text in {"config.json": '{"model_type": "llama"}', **files}.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(EngineUnavailable, match=rf"has no tokenizer\.json .* \({cause}") as caught:
+        HFTokenizer(str(tmp_path))
+    assert caught.value.code == "load_failed"
+
+
 def test_a_named_template_is_chosen(tmp_path: Path) -> None:
     """Of several templates the default one is used, or the one that the setting names."""
     path = saved_with(tmp_path, NAMED)
