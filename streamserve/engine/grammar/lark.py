@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from streamserve.engine.grammar.limits import GrammarLimits, too_complex
@@ -29,6 +29,7 @@ _TOKEN = re.compile(
     |(?P<mark>[|:()\[\]?*+!&~@.,=])""",
     re.VERBOSE,
 )
+_LEAST = re.compile(r"[~{]\s*+(\d*+)")  # of a count
 _WITH_JSON = ("%json", "%regex", "%llguidance")
 _DECODER = json.JSONDecoder()
 
@@ -53,29 +54,30 @@ def with_schemas(text: str, change: Callable[[str], str]) -> str:
     """Return the grammar with the JSON text of each `%json` changed."""
     out: list[str] = []
     last = 0
-    found = _next_directive(text, 0)
-    while found is not None:
-        name, start, end = _directive_at(text, found)
+    for name, start, end in _directives(text):
         if name == "%json" and end > start:
             out += [text[last:start], change(text[start:end])]
             last = end
-        found = _next_directive(text, end)
     return "".join([*out, text[last:]])
 
 
-def _next_directive(text: str, place: int) -> int | None:
-    """Return where the next directive begins, outside of texts, expressions and comments."""
-    unclosed = {'"': 0, "/": 0}  # to where each, if it does not end in its line, is followed by none that does
+def _directives(text: str) -> Iterator[tuple[str, int, int]]:
+    """Yield `_directive_at` of each directive outside of texts, expressions and comments."""
+    place = 0
+    unclosed = {'"': 0, "/": 0}  # up to where no text, and no expression, has an end
     while place < len(text):
-        mark = text[place]
-        match = _TOKEN.match(text, place) if place >= unclosed.get(mark, 0) else None
-        if match is not None and match.lastgroup == "directive":
-            return place
-        if match is None and mark in unclosed and place >= unclosed[mark] and not text.startswith("/*", place):
-            line_end = text.find("\n", place)
-            unclosed[mark] = len(text) if line_end < 0 else line_end
-        place = match.end() if match is not None else place + 1
-    return None
+        char = text[place]
+        match = None if place < unclosed.get(char, 0) else _TOKEN.match(text, place)
+        if match is None:
+            if place >= unclosed.get(char, place + 1) and not text.startswith("/*", place):
+                end_of_line = text.find("\n", place)
+                unclosed[char] = len(text) if end_of_line < 0 else end_of_line
+            place += 1
+        elif match.lastgroup == "directive":
+            name, start, place = _directive_at(text, place)
+            yield name, start, place
+        else:
+            place = match.end()
 
 
 def _directive_at(text: str, place: int) -> tuple[str, int, int]:
@@ -220,9 +222,9 @@ class _Reader:
         """Read what follows a part; whether it allows none of it."""
         found = False
         while self._peek()[1] in ("?", "*", "+") or self._peek()[0] == "count":
-            kind, token = self._take()
-            least = re.search(r"\d+(?=.*[,.])|(?<=[~{ ])\d+", token) if kind == "count" else None
-            found = found or token in ("?", "*") or (kind == "count" and (least is None or int(least[0]) == 0))
+            _, token = self._take()
+            least = _LEAST.match(token)
+            found = found or token in ("?", "*") or (least is not None and not least[1].strip("0"))
         return found
 
     def _next_is_bar(self) -> bool:

@@ -32,6 +32,9 @@ LIMITS = GrammarLimits()
         ('start: a{0,2} "x"\na: "y" start', []),
         ('start: a{,2} "x"\na: "y" start', []),
         ('start: a~0..2 "x"\na: "y" start', []),
+        ('start: a{ , 2} "x"\na: "y" start', []),
+        ("start: a{" + "0" * 5_000 + '} "x"\na: "y" start', []),
+        ("start: a{" + "1" * 5_000 + '} "x"\na: a', ["start", "a"]),
         ('start: a+ "x"\na: "y" a | A\nA: /[a-z]/', []),
         ('start: a+ "x" // a\na: "y" a # b\n', ["start", "a"]),
         ('start: %json {"type": "object"} | "|" start "("', []),
@@ -105,8 +108,10 @@ def test_what_is_wrong_on_the_face_of_it_needs_no_compiler(grammar: object) -> N
     "text",
     [
         *("[a" * 30_000, '"' * 65_000, "/" * 65_000, "<" * 65_000, "\\" * 65_001, "(|" * 30_000),
-        *('"' + '\\"' * 32_000, "/" + "\\/" * 32_000, "a{" + " " * 65_000),
+        *('"' + '\\"' * 32_000, '"' + '\\"%a' * 16_000, "/" + "\\/" * 32_000, "a{" + " " * 65_000),
+        *("{" + " " * 32_000 + "," + " " * 32_000, '"a"{' + "1" * 65_000 + "}", '"a"~' + "1" * 65_000),
     ],
+    ids=lambda text: text[:6],
 )
 def test_reading_is_linear(text: str) -> None:
     """What a quadratic scan would take minutes for is read at once: the suite's own timeout is the bound."""
