@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -121,10 +121,10 @@ class StreamQuota:
     @asynccontextmanager
     async def reserve(
         self, owner: str, seconds: float = 0.0, places: Places | None = None
-    ) -> AsyncIterator[Callable[[], None]]:
+    ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
         """Count a stream while it starts; wait for its place so long. Raises QuotaExceeded (429) or Overloaded (503).
 
-        `places`: of several streams that begin together. Call the yielded function once the engine has accepted: it
+        `places`: of several streams that begin together. Await the yielded function once the engine has accepted: it
         ends the streams that must make room, without waiting for their ends. It raises the same errors if readers have
         returned to those meanwhile.
         """
@@ -133,11 +133,13 @@ class StreamQuota:
             places.bounds = await self._take(owner, places.num, seconds)
             places.num_held, places.give_back = places.num, lambda num: self._give_back(owner, num)
 
-        def make_room() -> None:
+        async def make_room() -> None:
             with self._refusing(owner):
-                for bound in places.bounds:
-                    for stream in self._in_excess(bound):
-                        self._evict(stream)
+                try:
+                    self._make_room(places.bounds)
+                except _Full:  # its rows are old, where the engine has loaded meanwhile
+                    places.bounds = await self._bounds(owner, {})
+                    self._make_room(places.bounds)
 
         try:
             yield make_room
@@ -256,6 +258,11 @@ class StreamQuota:
         if excess > len(idle):
             raise _Full(bound)
         return idle[: max(0, excess)]
+
+    def _make_room(self, bounds: Sequence[_Bound]) -> None:
+        for bound in bounds:
+            for stream in self._in_excess(bound):
+                self._evict(stream)
 
     def _evict(self, stream: Stream | str) -> None:
         if isinstance(stream, str):

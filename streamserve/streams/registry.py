@@ -109,7 +109,7 @@ class Streams:
             )
             stream = await self._accepted(client, request, admission)
             try:
-                make_room()
+                await make_room()
             except BaseException:
                 stream.drop_generation()
                 raise

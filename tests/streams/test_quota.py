@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
-from streamserve.protocol.engine import Park
-from streamserve.protocol.errors import BadRequest, Overloaded, QuotaExceeded
+from streamserve.protocol.engine import ModelDescription, Park
+from streamserve.protocol.errors import BadRequest, EngineUnavailable, Overloaded, QuotaExceeded
 from streamserve.protocol.events import Done
 from streamserve.protocol.requests import Limits
 from streamserve.streams.config import StreamConfig
@@ -19,6 +20,7 @@ from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
+from tests.streams.conftest import DONE
 from tests.support.streams.hand_made import ScriptedClient, StallingLog, ask, until
 from tests.support.streams.stores import SharedRecords
 
@@ -155,7 +157,7 @@ async def test_a_newcomer_does_not_wait_for_the_log(two_places: Streams) -> None
     quota = two_places._quota
     log.go.clear()
     async with quota.reserve("user:1") as make_room:
-        make_room()
+        await make_room()
         assert parked.terminal is None
         with pytest.raises(QuotaExceeded):
             async with quota.reserve("user:1"):
@@ -178,7 +180,7 @@ async def test_finished_streams_cost_nothing(scripted: ScriptedClient) -> None:
         sys.setprofile(count)
         try:
             async with streams._quota.reserve(owner) as make_room:
-                make_room()
+                await make_room()
         finally:
             sys.setprofile(None)
         return num
@@ -209,7 +211,7 @@ async def test_a_released_stream_that_is_resumed_meanwhile_stays(scripted: Scrip
     async with two._quota.reserve("user:1") as make_room:
         left.attach(Attachment())
         await until(lambda: left.lease.is_held, "it is claimed again")
-        make_room()
+        await make_room()
         await until(lambda: not two._quota._evicting, "the eviction is over")
     assert (left.terminal, two.all()) == (None, [])
     await one.aclose()
@@ -237,5 +239,27 @@ async def test_callers_that_are_counted_as_one_share_the_places_of_all_processes
     assert again is not None
     assert (again.admission.place_of, again.request.share_of) == ("anon:@here", "anon:@here")
     assert (again.owner, again.tenant) == ("anon:a", "anon:a")
+    await one.aclose()
+    await two.aclose()
+
+
+async def test_a_place_that_came_free_while_the_model_loaded_is_free(scripted: ScriptedClient) -> None:
+    """What other processes run is read again, before a request that has waited for its engine is refused."""
+    shared, log, limits = SharedRecords(), MemoryLog(), Limits(max_streams_per_principal=2)
+    loading = ScriptedClient()
+    loading.description = ModelDescription(alias="loading", state="loading")
+    loading.refusals.append(EngineUnavailable("model loading is loading.", code="engine_loading"))
+    one, two = (
+        Streams({"scripted": scripted, "loading": loading}, log, store=shared.worker(name), limits=limits)
+        for name in ("one", "two")
+    )
+    elsewhere = await start(two)
+    starting = asyncio.create_task(one.start(ask("loading"), Admission(owner="user:1", tenant="t")))
+    await until(lambda: len(loading.requests) == 1, "it waits for its model")
+    scripted.last.push(DONE)
+    await until(lambda: shared.records[elsewhere.id].is_finished, "the answer of the other process has ended")
+    (await start(one)).attach(Attachment())
+    loading.description = replace(loading.description, state="ready")
+    assert (await starting).state == "running"
     await one.aclose()
     await two.aclose()
