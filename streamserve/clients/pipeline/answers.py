@@ -61,6 +61,7 @@ class Answering:
         self._has_turn = False
         self._parking, self._window_seconds = Parking(), window_seconds
         self._was_admitted = False
+        self._num_cached_tokens: int | None = None  # of the run that gave the first token, once it is parked
 
     async def run(self) -> tuple[str, Done]:
         """Return text and end of the answer. Raises StreamserveError, and Stopped by a filter."""
@@ -114,6 +115,7 @@ class Answering:
         token = await self._speech.continued()
         if token is not None:
             self._note(Token(text=token.text, token_ids=token.token_ids))
+            self._num_cached_tokens = 0  # what is found now may be this answer's own blocks
             self._note_shown(self._events[-1])
 
     async def _end(self, done: Done) -> None:
@@ -217,6 +219,8 @@ class Answering:
                 if isinstance(event, Error):
                     raise error_for(event.code, event.message, retryable=event.retryable)
                 if isinstance(event, Done):
+                    if self._num_cached_tokens is not None:
+                        event = replace(event, usage=replace(event.usage, cached_tokens=self._num_cached_tokens))
                     if self._speech is not None:
                         await self._take_turn()
                         await self._end(event)
@@ -225,6 +229,8 @@ class Answering:
                 if self._speech is not None:
                     await self._take_turn()
                     await self._show(event)
+        if self._num_cached_tokens is None and self._first_token_at is not None:
+            self._num_cached_tokens = generation.num_cached_tokens  # later runs find this answer's own blocks
         return None
 
     @property

@@ -354,3 +354,16 @@ async def test_the_tpot_of_a_parked_answer_has_its_pauses(site: Site) -> None:
     done = (await site.run(function))[-1]
     assert isinstance(done, Done)
     assert done.breakdown["tpot"] == pytest.approx(done.breakdown["decode"] / 11)
+
+
+async def test_a_parked_answer_finds_none_of_its_own_tokens_in_the_cache(site: Site) -> None:
+    """`cached_tokens` are what its first run has found, as of a plain stream, and not the blocks that the park left."""
+    site.echo = Full(site.echo, {})
+
+    async def function(run: Run) -> None:
+        await run.generate("a question that fills several blocks " * 4, max_tokens=12, seed=5, ignore_eos=True)
+
+    done = (await site.run(function))[-1]
+    assert isinstance(done, Done)
+    assert done.usage.prompt_tokens > 128
+    assert done.usage.cached_tokens == 0
