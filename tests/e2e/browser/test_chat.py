@@ -211,6 +211,7 @@ def test_text_typed_before_the_scripts_have_loaded_can_be_sent(browser: Browser,
 def test_a_page_comes_to_rest(watched: Watched) -> None:
     """Every request of a page that is left open comes to its end, the questions whether the server is there too."""
     page = watched.page
+    page.wait_for_load_state("networkidle")  # what is still under way ends with the page that is left
     failed: list[str] = []
     page.on("requestfailed", lambda request: failed.append(f"{request.url} {request.failure}"))
     page.goto(watched.origin, wait_until="networkidle")

@@ -154,10 +154,19 @@ def wait_until_ready(url: str, seconds: float = 240.0) -> None:
     """Wait until the site at `url` has its models."""
     deadline = time.monotonic() + seconds
     with httpx.Client(trust_env=False, timeout=10) as client:
-        while (response := client.get(f"{url}/readyz")).status_code != 200:
+        while (answer := _readiness(client, url)) is not None:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"the models are not ready after {seconds:.0f} s: {response.text}")
+                raise RuntimeError(f"the models are not ready after {seconds:.0f} s: {answer}")
             time.sleep(0.05)
+
+
+def _readiness(client: httpx.Client, url: str) -> str | None:
+    """Return what /readyz answers, None once it is ready. gunicorn listens before its worker serves."""
+    try:
+        response = client.get(f"{url}/readyz")
+    except httpx.ReadTimeout:
+        return "no answer"
+    return None if response.status_code == 200 else response.text
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
