@@ -18,7 +18,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from streamserve.api.call import Call, Caller
-from streamserve.protocol.errors import BadRequest, EngineUnavailable, KeyReused, QuotaExceeded
+from streamserve.protocol.errors import BadRequest, EngineUnavailable, KeyReused, Overloaded, QuotaExceeded
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.quota import Places
 from streamserve.streams.registry import Streams
@@ -77,7 +77,11 @@ class StartOnce:
                 return earlier
             try:
                 return await self._streams.start(request, admission, places)
-            except (KeyTaken, QuotaExceeded):  # another worker was faster, and may have the caller's last place
+            except (
+                KeyTaken,
+                QuotaExceeded,
+                Overloaded,
+            ):  # another worker was faster, and may have the caller's last place
                 earlier = await self._find(once)
                 if earlier is None:
                     raise

@@ -103,7 +103,7 @@ class EngineClient(Protocol):
         """End every generation with an `error` event and free the engine."""
 
 
-_LOADED_SECONDS = 0.05  # how often `until_loaded` looks
+_LOADED_SECONDS = 0.1  # how often `until_loaded` looks
 
 
 async def until_loaded(client: EngineClient, seconds: float) -> None:

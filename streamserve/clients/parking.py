@@ -38,7 +38,7 @@ _MESSAGES_OF_CODES = {
 }
 
 # How often a stream looks whether its first engine is loaded: at a value in this process.
-_LOADED_SECONDS = 0.05
+_LOADED_SECONDS = 0.2
 # The first delay before an engine that starts is asked again. It doubles up to the engine's own `retry_after`.
 _BACKOFF_SECONDS = 0.1
 _MAX_DOUBLINGS = 10

@@ -41,7 +41,7 @@ from streamserve.dialects.websocket import (
     internal_error,
     started,
 )
-from streamserve.protocol.errors import BadRequest, EngineUnavailable, Gone, StreamserveError
+from streamserve.protocol.errors import BadRequest, EngineUnavailable, Gone, NotFound, Refused, StreamserveError
 from streamserve.protocol.json_body import decode_json
 from streamserve.streams.store import answer_turn
 from streamserve.streams.stream import Stream
@@ -101,6 +101,9 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             user, session = self.scope.get("user"), self.scope.get("session")
             known = await authenticate(headers, user, session, address=address, wrong_keys=get_site().wrong_keys)
             self._principal = check_access(self.access, known)
+        except Refused as refused:  # not now, as while the database is away
+            await _deny(self.scope, self.send, refused)
+            return
         except StreamserveError:
             await self.send({"type": "websocket.close"})  # before accept: HTTP 403
             return
@@ -401,9 +404,16 @@ def path_of(name: str) -> str:
 async def deny_unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
     """Refuse a handshake at an unknown path: 404 if the server can (ASGI's "WebSocket Denial Response"), else 403."""
     await receive()
+    await _deny(scope, send, NotFound("There is no WebSocket at this address."))
+
+
+async def _deny(scope: Scope, send: Send, error: StreamserveError) -> None:
+    """Refuse a handshake with the error's status, where the server can; else it is a 403."""
     if "websocket.http.response" in scope.get("extensions", {}):
         headers = [(b"content-type", b"text/plain; charset=utf-8")]
-        await send({"type": "websocket.http.response.start", "status": 404, "headers": headers})
-        await send({"type": "websocket.http.response.body", "body": b"There is no WebSocket at this address.\n"})
+        if isinstance(error, Refused):
+            headers.append((b"retry-after", str(error.retry_after).encode()))
+        await send({"type": "websocket.http.response.start", "status": error.http_status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": f"{error.message}\n".encode()})
         return
     await send({"type": "websocket.close"})  # before accept: HTTP 403

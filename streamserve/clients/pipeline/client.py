@@ -147,6 +147,7 @@ class PipelineClient:
         if request.sampling.prompt_logprobs is not None:  # its models' prompts are the pipeline's own
             message = "A pipeline has no prompt of yours to score: leave prompt_logprobs out, or echo with logprobs."
             raise BadRequest(message, code="unsupported_parameter", param="prompt_logprobs")
+        _refuse_forms(request)
         self._refuse_without_model()
         seed = request.sampling.seed
         seed = secrets.randbits(63) if seed is None else seed
@@ -264,3 +265,16 @@ class PipelineClient:
             await run.aclose()
         if memo is None or not (isinstance(ending, Error) and memo.retry(ending)):
             speech.generation.put(ending)
+
+
+def _refuse_forms(request: GenerateRequest) -> None:
+    """Raise BadRequest for what promises the caller a form of the answer: a run decides that itself."""
+    asked = {
+        "grammar": request.grammar is not None,
+        "tools": bool(request.tools) and request.tool_choice.mode != "none",
+        "logprobs": request.sampling.logprobs is not None,
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            message = f"A pipeline decides itself what its answer is made of: leave {name} out, or ask its model."
+            raise BadRequest(message, code="unsupported_parameter", param=name)

@@ -76,7 +76,7 @@ class Exchange:
         finally:
             await response.aclose()
 
-    async def _open(self, route: str, body: dict[str, Any]) -> httpx.Response:
+    async def _open(self, route: str, body: dict[str, Any], *, may_lower: bool = True) -> httpx.Response:
         """Return the response with its event stream.
 
         A maximum that the server refuses beside this prompt is lowered to what fits, once: it is no fault of a request.
@@ -88,9 +88,9 @@ class Exchange:
         except BaseException as error:
             await response.aclose()
             room = room_of(error.message) if isinstance(error, BadRequest) else None
-            if room is None or not 0 < room < body.get("max_tokens", 0):
+            if not may_lower or room is None or not 0 < room < body.get("max_tokens", 0):
                 raise
-            return await self._open(route, {**body, "max_tokens": room})
+            return await self._open(route, {**body, "max_tokens": room}, may_lower=False)
         return response
 
     async def _send(self, route: str, body: dict[str, Any]) -> httpx.Response:

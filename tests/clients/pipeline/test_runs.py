@@ -12,7 +12,7 @@ import pytest
 from streamserve.clients.pipeline.run import Run
 from streamserve.protocol.errors import BadRequest, ProducerLost, StreamserveError
 from streamserve.protocol.events import Citation, Done, Error, Status, Token
-from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
+from streamserve.protocol.requests import GenerateRequest, Grammar, Message, SamplingParams, Tool
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.store import Admission
 from tests.clients.pipeline.conftest import SHORT, Site, asked, text_of
@@ -295,6 +295,26 @@ async def test_log_probabilities_of_its_prompts_are_refused(site: Site) -> None:
     with pytest.raises(BadRequest) as caught:
         await site.clients["p"].generate(asked(sampling=sampling))
     assert (caught.value.param, caught.value.code) == ("prompt_logprobs", "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("grammar", {"grammar": Grammar(kind="regex", value="[a-z]+")}),
+        ("tools", {"tools": (Tool(name="f"),)}),
+        ("logprobs", {"sampling": SamplingParams(logprobs=0)}),
+    ],
+)
+async def test_what_promises_a_form_of_the_answer_is_refused(site: Site, name: str, fields: dict[str, Any]) -> None:
+    """A run decides what its answer is made of; a field that would be ignored is named."""
+
+    async def function(run: Run) -> None:
+        raise AssertionError("it ran")
+
+    site.serve(function)
+    with pytest.raises(BadRequest) as caught:
+        await site.clients["p"].generate(asked(**fields))
+    assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
 
 
 async def test_a_model_takes_no_input(site: Site) -> None:

@@ -164,6 +164,22 @@ async def test_a_maximum_that_does_not_fit_there_is_lowered(message: str, room: 
         assert len(upstream.posts) == 2
 
 
+async def test_a_maximum_is_lowered_once() -> None:
+    """A server that names less room with each refusal is not asked a third time."""
+    refusals = [
+        "'max_tokens' or 'max_completion_tokens' is too large: 64. "
+        f"This model's maximum context length is {most} tokens and your request has 50 input tokens (64 > {most} - 50)."
+        for most in (80, 70, 60)
+    ]
+    upstream = Upstream(
+        *(raw(response("400 Bad Request", json.dumps({"error": {"message": one}}).encode(), JSON)) for one in refusals)
+    )
+    async with remote(upstream) as client:
+        with pytest.raises(BadRequest):
+            await ask(client)
+        assert [post.body["max_tokens"] for post in upstream.posts] == [64, 30]
+
+
 async def test_a_prompt_that_does_not_fit_there_is_refused() -> None:
     """Nothing is left for an answer: the refusal is the caller's, and the server is not asked again."""
     message = "This model's maximum context length is 60 tokens. However, your request has 61 input tokens."

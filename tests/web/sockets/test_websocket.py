@@ -12,7 +12,8 @@ from django.test.utils import override_settings
 
 from streamserve import routing
 from streamserve.models import ApiKey
-from streamserve.web import site
+from streamserve.protocol.errors import Refused
+from streamserve.web import site, websocket
 from tests.conftest import until_ready
 from tests.web.sockets.conftest import ASK, connect, receive, text_of, until_end
 
@@ -227,6 +228,28 @@ async def test_an_unknown_path_is_a_404_where_the_server_can() -> None:
     start, body = await socket.receive_output(), await socket.receive_output()
     assert (start["type"], start["status"]) == ("websocket.http.response.start", 404)
     assert body["type"] == "websocket.http.response.body"
+    await socket.wait()
+
+
+@pytest.mark.parametrize("can_deny", [False, True])
+async def test_a_caller_who_cannot_be_looked_up_now_is_told_so(monkeypatch: pytest.MonkeyPatch, can_deny: bool) -> None:
+    """While the database is away a handshake is a 503 with Retry-After where the server can send that, else a 403."""
+
+    async def away(*args: Any, **kwargs: Any) -> Any:
+        raise Refused("The site's database cannot be used now.", code="database_unavailable", retry_after=2)
+
+    monkeypatch.setattr(websocket, "authenticate", away)
+    socket = WebsocketCommunicator(routing.application, "/ws/streams", headers=[(b"host", b"testserver")])
+    if not can_deny:
+        assert not (await socket.connect())[0]
+        await socket.wait()
+        return
+    socket.scope["extensions"] = {"websocket.http.response": {}}
+    await socket.send_input({"type": "websocket.connect"})
+    start = await socket.receive_output()
+    assert (start["type"], start["status"]) == ("websocket.http.response.start", 503)
+    assert (b"retry-after", b"2") in start["headers"]
+    assert b"database" in (await socket.receive_output())["body"]
     await socket.wait()
 
 
