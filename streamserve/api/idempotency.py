@@ -77,11 +77,8 @@ class StartOnce:
                 return earlier
             try:
                 return await self._streams.start(request, admission, places)
-            except (
-                KeyTaken,
-                QuotaExceeded,
-                Overloaded,
-            ):  # another worker was faster, and may have the caller's last place
+            except (KeyTaken, QuotaExceeded, Overloaded):
+                # Another worker was faster, and may have the caller's last place.
                 earlier = await self._find(once)
                 if earlier is None:
                     raise
