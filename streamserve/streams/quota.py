@@ -248,7 +248,7 @@ class StreamQuota:
                 ours.add(stream.id)
             if stream.is_live and (is_held or stream not in self._evicted):
                 excess += 1
-                if stream.state == "parked" and not is_held:
+                if stream.state == "parked" and not is_held and not stream.awaits_first_reader:
                     idle.append(stream)
         for stream_id, producer in bound.rows:
             if stream_id not in ours:

@@ -104,6 +104,11 @@ class Stream(Producer):
         return "parked" if self._generation is None and not self.lease.is_elsewhere else "running"
 
     @property
+    def awaits_first_reader(self) -> bool:
+        """Whether its first reader is still on its way."""
+        return "first_reader" in self._timers
+
+    @property
     def has_token_ids(self) -> bool:
         """Whether its tokens have ids; those of a server elsewhere have none."""
         return self.transcript.has_token_ids

@@ -100,6 +100,18 @@ async def test_a_parked_stream_that_is_read_is_not_ended(two_places: Streams, sc
     assert read.terminal is None
 
 
+async def test_a_stream_whose_reader_is_on_its_way_is_not_ended(two_places: Streams, scripted: ScriptedClient) -> None:
+    """A stream that the engine parks before its first reader has attached keeps its place: the newcomer is refused."""
+    new = await start(two_places)
+    scripted.last.park(Park(reason="ahead", resume_seconds=3600))
+    await until(lambda: new.state == "parked", "it is parked")
+    await start(two_places)
+    with pytest.raises(QuotaExceeded):
+        await start(two_places)
+    new.attach(Attachment())
+    assert new.terminal is None
+
+
 async def test_an_answer_to_be_finished_is_not_ended(two_places: Streams, scripted: ScriptedClient) -> None:
     """A stream to be finished has no reader and waits only for the engine: it is not ended."""
     unread = await start(two_places, on_disconnect="finish")

@@ -146,6 +146,7 @@ async def test_a_hang_with_the_patience_of_the_default(folder: Path) -> None:
     assert max(killer.noticed[SIGSTOP]) <= SLACK * HANG_SECONDS
 
 
+@pytest.mark.usefixtures("transactional_db")
 async def test_after_too_many_failures_readers_get_an_error_and_later_service_returns(folder: Path) -> None:
     """Readers see a pause, then an error; /readyz and new requests answer 503; service returns by itself."""
     rng = random.Random(seed_of("failures"))
