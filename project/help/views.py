@@ -18,7 +18,7 @@ def index(request: HttpRequest) -> HttpResponse:
 
 
 def human(request: HttpRequest) -> HttpResponse:
-    """Say that nobody is there: "Talk to a human", which an answer names, leads here."""
+    """Show the page of the link "Talk to a human", which an answer names: the demo's help desk has no staff."""
     return render(request, "help/human.html")
 
 

@@ -8,7 +8,8 @@ packages, and the session middleware when it saves. Middleware, order, URLs, sig
 An upload is not received before its view knows the caller: Django would store all of it first.
 
 Other addresses, and an application that is not Django's own handler, are passed on untouched. Event loop only; inside
-a StreamMiddleware, whose `Receiver` tells when a client leaves.
+a StreamMiddleware, whose `Receiver` learns that the client has left.
+
 Relies on, in Django 5.2 to 6.1: `BaseHandler.adapt_method_mode`, which `load_middleware` calls with each middleware as
 `convert_exception_to_response` has wrapped it (`__wrapped__`), and with each `process_view`; `ASGIHandler.handle`, and
 what that calls. Under a Django that lacks any of it, `fronted` warns, and Django's own handler serves.
