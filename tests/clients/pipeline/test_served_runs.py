@@ -99,6 +99,7 @@ async def test_a_park_continues_after_what_the_model_said(gate: Gate) -> None:
         events = [(await anext(reading)).event]
         await until(lambda: gate.is_holding, "a step is held")
         pause = asyncio.create_task(echo.control("pause"))
+        await asyncio.sleep(0)  # the pause is asked for before the step ends
         gate.open()
         await pause
         await echo.control("resume")

@@ -125,6 +125,7 @@ async def test_warm_reports_that_it_failed() -> None:
         warming = asyncio.create_task(client.warm(ask()))
         await runner.held()
         pausing = asyncio.create_task(client.control("pause"))
+        await asyncio.sleep(0)  # the pause is asked for before the step ends
         runner.open()
         await pausing
         with pytest.raises(EngineUnavailable) as paused:

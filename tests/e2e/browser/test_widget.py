@@ -192,6 +192,8 @@ def test_the_chat_page_is_used_by_keyboard_alone(watched: Watched) -> None:
     page.keyboard.press("Enter")
     wait_for_status(page, "Stopped")
     expect(box).to_be_focused()
+    # It comes with the server's `done` event, after the word "Stopped".
+    expect(page.locator(".ss-made summary").last).to_be_visible()
     tab_to(page, "New chat")
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Shift+Tab")  # past the box to what is below the last answer
