@@ -2,7 +2,6 @@
 
     python -m benchmarks.engine [--dtype bf16,fp32] [--streams 1,8,32] [--quick] [--cpu-time]
     python -m benchmarks.engine --plain    lean decoder layers beside transformers' own
-    python -m benchmarks.engine --spin [--policies "passive;ours"]     see benchmarks/spin.py
 
 A random model of SmolLM2-135M's shape is built locally. Every contender decodes as many streams over as long a
 context and never stops early; all sample (temperature 0.8, top-p 0.95; with `--greedy-peers` only ours).
@@ -12,7 +11,6 @@ The contenders take turns round after round, so that a busy machine slows all of
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 import statistics
 import tempfile
@@ -24,7 +22,6 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks import spin
 from benchmarks.support.contenders import GREEDY, SAMPLED, Contender, ContinuousBatching, Generate, Ours, choose_clock
 from benchmarks.support.machine import processor
 
@@ -54,7 +51,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             build_model(Path(folder), DTYPES[name])
             print(f"\n{name}", flush=True)
-            (spin.run if options.spin else run_plain if options.plain else run_dtype)(folder, DTYPES[name], options)
+            (run_plain if options.plain else run_dtype)(folder, DTYPES[name], options)
 
 
 def parse_options() -> argparse.Namespace:
@@ -70,9 +67,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=None, help="decode steps a round")
     parser.add_argument("--prompt-len", type=int, default=128, help="tokens before the decode steps")
     parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--spin", action="store_true", help="only ours, by how OpenMP's threads wait")
-    parser.add_argument("--busy", default=f"0,{os.cpu_count()}", help="of --spin: endless loops beside it")
-    parser.add_argument("--policies", default="", help="of --spin; all of them, unless named")
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 5)
     options.steps = options.steps or (8 if options.quick else 24)

@@ -12,8 +12,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from streamserve import _moved as _moved
-
 if TYPE_CHECKING:
     from streamserve.clients.pipeline.client import pipeline as pipeline
     from streamserve.clients.pipeline.run import Run as Run

@@ -8,8 +8,7 @@ server's process, all threads, while all answers are under way. Start and end of
 request, have a line of their own. "At a pace": a step every 50 ms gives each stream a token, as an engine does. "At
 once": as fast as the server can. Ratios are to Django's StreamingHttpResponse on the same server (FlowServer: on
 daphne), medians of the rounds' ratios. MemoryLog is the transport alone; FileLog commits every token to a file before
-it is shown. Needs tests/requirements.txt and benchmarks/requirements.txt. Commit latencies of the logs:
-`benchmarks.logs`.
+it is shown. Needs tests/requirements.txt and benchmarks/requirements.txt.
 
 `--tree` runs the applications of another checkout with its own `.venv`, if it has one, and prints the CPU of an event
 at a pace: both medians, the ratio of the medians, and the ratio of each round. The two take turns, and the one that

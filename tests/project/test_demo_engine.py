@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the engine extra: pip install 'streamserve[engine]'")
 
-from project.demo_model.quality import HELPDESK, score, transformers_answer
-from project.demo_model.questions import OFF_TOPIC, QUESTIONS
+from benchmarks.demo_model.quality import HELPDESK, score, transformers_answer
+from benchmarks.demo_model.questions import OFF_TOPIC, QUESTIONS
 from streamserve.clients.factory import hf_client
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.events import Done, Token

@@ -40,7 +40,6 @@ NUM_SEEDS = 60
 MOST_CPU_SECONDS = 60
 _COPIED = (
     "streamserve/__init__.py",
-    "streamserve/_moved.py",
     "streamserve/engine",
     "streamserve/protocol",
     "tests/__init__.py",

@@ -1,9 +1,9 @@
 """Sixty held-out questions for the billing assistant, written before its retrieval was. Do not tune anything on them.
 
-44 ask for a fact as it is in `project/demo_model/knowledge/`. Eight ask for one whose value was edited: the answer must
-state the new one. Eight ask for a fact that the knowledge base has not, four of them because its passage was removed:
-the answer must cite nothing. They share no run of five words with a fact, its keywords or its training questions (a
-test looks).
+44 ask for a fact of `benchmarks/demo_model/knowledge/`. Eight ask for a fact whose value was edited: the answer must
+state the new value. Eight ask for a fact that the knowledge base has not, four of them because its passage was
+removed: the answer must cite nothing. They share no run of five words with a fact, its keywords or its training
+questions (a test looks).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from asgiref.sync import sync_to_async
 
 pytest.importorskip("torch", reason="needs the engine extra: pip install 'streamserve[engine]'")
 
-from project.demo_model.knowledge import FACTS_BY_ID
+from benchmarks.demo_model.knowledge import FACTS_BY_ID
 from project.help.models import Passage
 from project.help.questions.held_out import ABSENT, EDITED, HELD_OUT, PRESENT, HeldOut
 from tests.support.sites.help_desk import Answered, Ask, assistant_over, shipped_model

@@ -10,7 +10,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
 
-from project.demo_model.knowledge import FACTS
+from benchmarks.demo_model.knowledge import FACTS
 from project.help.knowledge_files import KNOWLEDGE, read_passages, toml_files
 from project.help.models import Passage, Topic
 from project.help.slots import fill

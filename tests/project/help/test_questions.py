@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from project.demo_model.knowledge import FACTS, FACTS_BY_ID
-from project.demo_model.questions import QUESTIONS
+from benchmarks.demo_model.knowledge import FACTS, FACTS_BY_ID
+from benchmarks.demo_model.questions import QUESTIONS
 from project.help.questions.held_out import ABSENT, EDITED, HELD_OUT, PRESENT
 
 RUN = 5  # words in a row, as for the held-out questions of the model

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from project.demo_model.questions import OFF_TOPIC, QUESTIONS
+from benchmarks.demo_model.questions import OFF_TOPIC, QUESTIONS
 from project.help import index
 from project.help.models import Passage, Topic
 from project.help.questions.dev import ANSWERED, UNANSWERED

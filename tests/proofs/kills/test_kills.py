@@ -78,7 +78,7 @@ def echo_requests(rng: random.Random) -> list[GenerateRequest]:
 
 def helpdesk_requests(rng: random.Random) -> list[GenerateRequest]:
     """Questions of customers."""
-    from project.demo_model.questions import QUESTIONS
+    from benchmarks.demo_model.questions import QUESTIONS
 
     return [
         GenerateRequest(

@@ -70,7 +70,7 @@ async def _ask(client: PipelineClient, *turns: str, **fields: Any) -> Answered:
 @asynccontextmanager
 async def shipped_model() -> AsyncIterator[EngineClient]:
     """Yield the demo model in the engine, ready."""
-    from project.demo_model.quality import HELPDESK
+    from benchmarks.demo_model.quality import HELPDESK
 
     model = ModelConfig(alias="helpdesk", path=str(HELPDESK), dtype="float32", num_threads=1)
     client = hf_client(model, EngineConfig())

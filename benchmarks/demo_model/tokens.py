@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from project.demo_model.corpus import Example
+from benchmarks.demo_model.corpus import Example
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

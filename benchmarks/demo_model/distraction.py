@@ -6,7 +6,7 @@ and deletion (Wei and Zou 2019).
 
 from random import Random
 
-from project.demo_model.batches import Encoded
+from benchmarks.demo_model.batches import Encoded
 
 # Half of the rows stay unchanged, so that the model still learns clean questions.
 _ROW_SHARE = 0.5

@@ -1,4 +1,4 @@
-"""Train the demo model: `python -m project.demo_model.train`. Corpus, tokenizer, one cosine, export.
+"""Train the demo model: `python -m benchmarks.demo_model.train`. Corpus, tokenizer, one cosine, export.
 
 Runs on two CPU cores in under an hour; `--resume` continues from a checkpoint, written every two minutes. The order of
 batches depends on the seed alone. It does not use the held-out questions, which are for `quality.py`.
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import LlamaForCausalLM
 
-    from project.demo_model.batches import Batch, Encoded
+    from benchmarks.demo_model.batches import Batch, Encoded
 
-HELPDESK = Path(__file__).with_name("helpdesk")
+HELPDESK = Path(__file__).parents[2] / "project" / "demo_model" / "helpdesk"
 CHECKPOINTS = Path(__file__).parents[2] / ".cache" / "demo_model"
 _PEAK_LR, _WARMUP_STEPS = 2e-3, 100
 # From this share of the run on, half of the questions are disturbed.
@@ -70,8 +70,8 @@ def main() -> None:
     args = _parser().parse_args()
     import torch
 
-    from project.demo_model.corpus import corpus_sha256, examples
-    from project.demo_model.tokens import encode_example, train_tokenizer
+    from benchmarks.demo_model.corpus import corpus_sha256, examples
+    from benchmarks.demo_model.tokens import encode_example, train_tokenizer
 
     torch.set_num_threads(args.threads)
     torch.set_flush_denormal(True)
@@ -94,8 +94,8 @@ def main() -> None:
 
 def train(settings: Settings, tokenizer: "Tokenizer", encoded: "list[Encoded]", *, out: Path, is_resumed: bool) -> None:
     """Run to the end and export to `out`."""
-    from project.demo_model.batches import groups
-    from project.demo_model.model import build_model, export
+    from benchmarks.demo_model.batches import groups
+    from benchmarks.demo_model.model import build_model, export
 
     model = build_model(tokenizer, settings.seed)
     optimizer = _optimizer(model)
@@ -121,9 +121,9 @@ def _next_batch(
     stream: "Iterator[list[Encoded]]", tokenizer: "Tokenizer", progress: Progress, settings: Settings
 ) -> "Batch":
     """Return clean questions at first, while the language is learned, then questions with noise."""
-    from project.demo_model.batches import to_batch
-    from project.demo_model.distraction import distract
-    from project.demo_model.tokens import END, PAD, ROLE_TOKENS, TEXT_IDS, token_id
+    from benchmarks.demo_model.batches import to_batch
+    from benchmarks.demo_model.distraction import distract
+    from benchmarks.demo_model.tokens import END, PAD, ROLE_TOKENS, TEXT_IDS, token_id
 
     rows = next(stream)
     if progress.share(settings) >= _DISTRACTION_FROM:
@@ -142,7 +142,7 @@ def _step(
 ) -> None:
     import torch
 
-    from project.demo_model.model import answer_loss
+    from benchmarks.demo_model.model import answer_loss
 
     started_at = time.monotonic()
     for group in optimizer.param_groups:

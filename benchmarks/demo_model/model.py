@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import LlamaForCausalLM
 
-    from project.demo_model.batches import Batch
+    from benchmarks.demo_model.batches import Batch
 
 MAX_LEN = 2048
 # Embeddings are tied to the output head; a matrix start of d^-0.5 would drown them (measured in an earlier try).
@@ -24,7 +24,7 @@ def build_model(tokenizer: "Tokenizer", seed: int) -> "LlamaForCausalLM":
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from project.demo_model.tokens import BOS, END, PAD, VOCAB_SIZE
+    from benchmarks.demo_model.tokens import BOS, END, PAD, VOCAB_SIZE
 
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -75,7 +75,7 @@ def export(model: "LlamaForCausalLM", tokenizer: "Tokenizer", folder: Path, reco
     import torch
     from transformers import GenerationConfig
 
-    from project.demo_model.tokens import wrap_tokenizer
+    from benchmarks.demo_model.tokens import wrap_tokenizer
 
     saved = copy.deepcopy(model).to(torch.bfloat16)
     config = saved.config

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from random import Random
 
-from project.demo_model.phrases import FRAMES, GREETING_PREFIXES, OPENINGS, SYNONYMS
+from benchmarks.demo_model.phrases import FRAMES, GREETING_PREFIXES, OPENINGS, SYNONYMS
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _SYNONYM = re.compile(

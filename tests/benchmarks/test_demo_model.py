@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
-from project.demo_model.batches import groups
-from project.demo_model.corpus import Example, corpus_sha256, examples
-from project.demo_model.distraction import distract
-from project.demo_model.knowledge import FACTS, FACTS_BY_ID, facts_stated_in
-from project.demo_model.phrases import ASKED, ASPECTS, SITUATIONS
-from project.demo_model.quality import HELPDESK, REFUSAL_MARK, Answer, score, transformers_answer
-from project.demo_model.questions import OFF_TOPIC, QUESTIONS
+from benchmarks.demo_model.batches import groups
+from benchmarks.demo_model.corpus import Example, corpus_sha256, examples
+from benchmarks.demo_model.distraction import distract
+from benchmarks.demo_model.knowledge import FACTS, FACTS_BY_ID, facts_stated_in
+from benchmarks.demo_model.phrases import ASKED, ASPECTS, SITUATIONS
+from benchmarks.demo_model.quality import HELPDESK, REFUSAL_MARK, Answer, score, transformers_answer
+from benchmarks.demo_model.questions import OFF_TOPIC, QUESTIONS
 
 pytest.importorskip("transformers", reason="needs the engine extra: pip install '.[engine]'")
 
@@ -216,7 +216,7 @@ def test_thinking_is_switched_on_by_the_template(tokenizer, has_system: bool) ->
 
 def test_the_chat_template_gives_the_tokens_of_training(tokenizer, corpus: list[Example]) -> None:
     """The prompt a user sends is encoded as the examples were."""
-    from project.demo_model.tokens import encode_example
+    from benchmarks.demo_model.tokens import encode_example
 
     for example in corpus[:200]:
         asked = tokenizer.apply_chat_template(example.messages, return_dict=True)["input_ids"]

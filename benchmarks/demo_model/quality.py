@@ -1,4 +1,4 @@
-"""Score an answerer on the held-out questions: `python -m project.demo_model.quality`.
+"""Score an answerer on the held-out questions: `python -m benchmarks.demo_model.quality`.
 
 An answer is right when it states the asked fact and no other one. The answerer is any callable from messages to text
 (the engine, plain transformers, a stub).
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from project.demo_model.knowledge import facts_stated_in
-from project.demo_model.questions import OFF_TOPIC, QUESTIONS
-from project.demo_model.train import HELPDESK
+from benchmarks.demo_model.knowledge import facts_stated_in
+from benchmarks.demo_model.questions import OFF_TOPIC, QUESTIONS
+from benchmarks.demo_model.train import HELPDESK
 
 Messages = list[dict[str, str]]
 Answer = Callable[[Messages], str]

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 
-from project.demo_model.knowledge import FACTS, FACTS_BY_ID, Fact
-from project.demo_model.phrases import (
+from benchmarks.demo_model.knowledge import FACTS, FACTS_BY_ID, Fact
+from benchmarks.demo_model.phrases import (
     ASKED,
     ASPECTS,
     EMOJI_REQUESTS,
@@ -36,7 +36,7 @@ from project.demo_model.phrases import (
     WAITING,
     Language,
 )
-from project.demo_model.rewording import framed, greeted, reopen, reword, roughen, with_synonyms
+from benchmarks.demo_model.rewording import framed, greeted, reopen, reword, roughen, with_synonyms
 
 SEED = 20261121
 NUM_EXAMPLES = 80_000
