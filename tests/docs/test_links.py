@@ -1,4 +1,4 @@
-"""The pages beside README.md and in docs/: every relative link, and every file of the repository that they name, exists."""
+"""README.md, the pages beside it and docs/: every relative link and every file that they name exists."""
 
 from __future__ import annotations
 
