@@ -42,18 +42,23 @@ def main(kind: str) -> None:
     if kind == "uvicorn":
         RETRIES.write_text("3")
         with uvicorn(APP, "--no-access-log") as server:
-            out = {"data under way": vanish(server, _ASK, num_steps=40)}
+            out = {"data under way": vanish(server, _ASK, "parked", num_steps=40)}
     else:
         with flow("--vanish-seconds", "1", app=APP) as server:
             out = {
-                "data under way": vanish(server, _ASK, num_steps=40),
-                "silence": vanish(server, _POST, num_steps=0),
+                "data under way": vanish(server, _ASK, "parked", num_steps=40),
+                "silence": vanish(server, _POST, "finished", num_steps=0),
             }
     print(json.dumps(out))
 
 
-def vanish(server: Server, request: bytes, *, num_steps: int) -> dict[str, Any]:
-    """Read an answer's beginning, vanish, let the engine run `num_steps` more; return what the server did."""
+def vanish(server: Server, request: bytes, state: str, *, num_steps: int) -> dict[str, Any]:
+    """Read an answer's beginning, vanish, let the engine run `num_steps` more; return what the server did.
+
+    It waits until the answer is in `state`. An answer that is to be aborted has no generation while its end is being
+    committed, which looks like "parked". The engine must have come to a stop as well: it may still run a plan that it
+    made before the answer was taken from it.
+    """
     wait_until_ready(f"{server.url}/ai")
     get(server, "/control?allow=3")
     reader = server.connect()
@@ -68,7 +73,10 @@ def vanish(server: Server, request: bytes, *, num_steps: int) -> dict[str, Any]:
     if num_steps:
         get(server, f"/control?allow={num_steps}")
     number = len(held["streams"]) - 1
-    seen = until(server, lambda state: state["streams"][number]["state"] != "running")
+    seen = until(
+        server,
+        lambda now: now["streams"][number]["state"] == state and (now["is_holding"] or now["stats"]["running"] == 0),
+    )
     get(server, "/control?open=1")
     until(server, lambda state: state["stats"]["blocks_used"] == 0)
     other = httpx.get(f"{server.url}/ask?prompt=here", timeout=DEADLINE_SECONDS, trust_env=False)
