@@ -29,13 +29,13 @@ from streamserve.api.logs import get_logger
 from streamserve.keys import new_key
 from streamserve.models import ApiKey, Live, Stream, Watch, default_scopes
 from streamserve.protocol.errors import StreamserveError
+from streamserve.web import work_admin  # noqa: F401  (registers its own)
 from streamserve.web.chat_page import CONTENT_SECURITY_POLICY
 from streamserve.web.live import LiveDelivery
 from streamserve.web.permissions import WATCH_PERMISSION
 from streamserve.web.site import get_site
 from streamserve.web.views import non_atomic, to_django
-from streamserve.web.work import admin as work_admin  # noqa: F401  (registers its own)
-from streamserve.web.work.admin import RecordAdmin, in_short, in_words
+from streamserve.web.work_admin import RecordAdmin, in_short, in_words
 
 log = get_logger(__name__)
 

@@ -7,6 +7,8 @@ Pattern: whitenoise and django-htmx (lazy typed conf), stamina (every mistake na
 
 from __future__ import annotations
 
+import base64
+import binascii
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +27,6 @@ from streamserve.clients.process.config import LaunchConfig, ProcessConfig
 from streamserve.clients.remote.config import AUTO, SERVERS, RemoteConfig
 from streamserve.conf_reader import Problem, Reader, field_names, is_base_url, nearest, without_login
 from streamserve.dialects.openai.chat import REASONING_FIELDS
-from streamserve.durable.webhooks import Webhook, read_webhooks
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
 from streamserve.engine.text.formats.markup import NAMES as FORMAT_NAMES
 from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES, Limits
@@ -44,6 +45,8 @@ MIN_LEAD_TOKENS = 96
 LOG_SCHEMES = ("redis://", "rediss://", "unix://")
 # A new request waits while an engine drains, and so much longer for the next one.
 _ENGINE_START_SECONDS = 10.0
+_SECRET_PREFIX, _MIN_SECRET_BYTES = "whsec_", 24  # Standard Webhooks: 24 to 64 random bytes
+_MAX_WEBHOOK_NAME_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,19 @@ class ServedModel:
     latency_class: str = ""
     remote: RemoteConfig | None = None
     filters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Webhook:
+    """One entry of WEBHOOKS: where messages about jobs are posted, and the secret that signs them.
+
+    A caller names it and never gives an address: a server that posts to addresses of callers reaches what they cannot.
+    """
+
+    name: str
+    url: str
+    secret: bytes = field(repr=False)
+    timeout_seconds: float = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +196,7 @@ class _Reader(Reader):
             limits=self.dataclass(Limits, given.get("LIMITS", {}), "LIMITS"),
             streams=self._streams(given.get("STREAMS", {}), process),
             jobs=self._options(JobConfig, given, "JOBS"),
-            webhooks=read_webhooks(self, given),
+            webhooks=self._webhooks(given.get("WEBHOOKS", {})),
             anonymous=self.boolean(given, "ANONYMOUS"),
             store=self.boolean(given, "STORE"),
             prompt_in_url=self.boolean(given, "PROMPT_IN_URL"),
@@ -339,6 +355,32 @@ class _Reader(Reader):
             self.one_of(name, LATENCY_CLASSES, f'["ROUTE_CLASSES"]["{route}"]')
         return MappingProxyType({str(route): str(name) for route, name in given.items()})
 
+    def _webhooks(self, raw: object) -> Mapping[str, Webhook]:
+        """Return the targets by name."""
+        out = {}
+        for name, given in self.mapping(raw, "WEBHOOKS").items():
+            where = f'WEBHOOKS["{name}"]'
+            options = self.mapping(given, where)
+            self.refuse_unknown(options, ("URL", "SECRET", "TIMEOUT_SECONDS"), where)
+            if not isinstance(name, str) or not 0 < len(name) <= _MAX_WEBHOOK_NAME_CHARS:
+                self.wrong(f"STREAMSERVE WEBHOOKS has the name {name!r}.", "A name has 1 to 64 characters.")
+                continue
+            url, secret = options.get("URL"), _webhook_secret(options.get("SECRET"))
+            seconds = options.get("TIMEOUT_SECONDS", 10.0)
+            if not isinstance(url, str) or not _is_webhook_address(url):
+                self.wrong(f'{where}["URL"] is no address.', "Try https://billing.example.org/hook.")
+            elif secret is None:
+                self.wrong(
+                    f'{where}["SECRET"] is no secret.',
+                    "It is 'whsec_' and at least 24 random bytes in base64. To make one: python -c "
+                    "\"import base64, os; print('whsec_' + base64.b64encode(os.urandom(32)).decode())\"",
+                )
+            elif seconds == 0:
+                self.wrong(f'{where}["TIMEOUT_SECONDS"] is 0.', "No receiver answers at once. It takes seconds, as 10.")
+            elif self.fits(seconds, float, f'{where}["TIMEOUT_SECONDS"]'):
+                out[name] = Webhook(name=name, url=url, secret=secret, timeout_seconds=float(seconds))
+        return MappingProxyType(out)
+
     def _default_model(self, raw: object, models: Mapping[str, ServedModel]) -> str:
         first = next(iter(models), "")
         if raw is None:
@@ -391,3 +433,21 @@ class _Reader(Reader):
 def _as_echo(entry: ServedModel) -> ServedModel:
     """Return the model as an echo engine, which needs no weights and no server."""
     return dataclasses.replace(entry, model=dataclasses.replace(entry.model, path=ECHO_PATH), remote=None)
+
+
+def _is_webhook_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port over 65,535, half of an IPv6 address
+        return False
+
+
+def _webhook_secret(raw: object) -> bytes | None:
+    if not isinstance(raw, str) or not raw.startswith(_SECRET_PREFIX):
+        return None
+    try:
+        secret = base64.b64decode(raw.removeprefix(_SECRET_PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return secret if len(secret) >= _MIN_SECRET_BYTES else None

@@ -6,17 +6,18 @@ Callers and tenants are checked in web/site.py (`find`, `find_for_watcher`), not
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from django.contrib.auth import get_user_model
 from django.db import connections, models
 from django.db.models import Q
 from django.dispatch import Signal
 from django.utils import timezone
 
-from streamserve.durable.leases import LeasedQuerySet
 from streamserve.keys import digest_of, is_well_formed, new_key
+from streamserve.rows.leases import LeasedQuerySet
 
 if TYPE_CHECKING:
     from streamserve.models import ApiKey, StoredCompletion, Stream, Watch  # noqa: F401  (a base class names it in quotes)
@@ -53,6 +54,13 @@ class ApiKeyQuerySet(models.QuerySet["ApiKey"]):
             return None
         return self.active().filter(digest=digest_of(key)).select_related("user").first()
 
+    def owners_without_permission(self, owners: Iterable[str]) -> set[str]:
+        """Return those of `owners` ("key:3", "user:5") that are revoked, expired, deactivated or deleted."""
+        keys = {owner.partition(":")[2]: owner for owner in owners if owner.startswith("key:")}
+        users = {owner.partition(":")[2]: owner for owner in owners if owner.startswith("user:")}
+        active_users = get_user_model()._default_manager.filter(is_active=True)
+        return _missing(keys, self.active()) | _missing(users, active_users)
+
     def touch(self, now: datetime | None = None) -> int:
         """Note that these keys were used, at most once a minute each."""
         now = now or timezone.now()
@@ -64,6 +72,12 @@ class ApiKeyQuerySet(models.QuerySet["ApiKey"]):
         num_revoked = self.filter(revoked_at__isnull=True).update(revoked_at=now or timezone.now())
         keys_revoked.send(self.model)
         return num_revoked
+
+
+def _missing(owners: Mapping[str, str], active: models.QuerySet[Any]) -> set[str]:
+    """Return the owners, by primary key, whose row is not among the active rows."""
+    found = {str(pk) for pk in active.filter(pk__in=owners).values_list("pk", flat=True)} if owners else set()
+    return {owner for pk, owner in owners.items() if pk not in found}
 
 
 class StreamQuerySet(LeasedQuerySet["Stream"]):

@@ -1,4 +1,4 @@
-"""Rows in the site's database: `ApiKey`, `Stream`, `Watch`, `StoredCompletion`, and durable work (durable/).
+"""Rows in the site's database: `ApiKey`, `Stream`, `Watch`, `StoredCompletion`, and durable work (rows/).
 
 Events are in the log.
 """
@@ -11,11 +11,11 @@ from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from streamserve.durable.batches import Batch, BatchRow, StoredFile
-from streamserve.durable.jobs import Job, JobStep, WebhookDelivery, Worker
 from streamserve.keys import digest_of, prefix_of
 from streamserve.managers import ApiKeyQuerySet, StoredCompletionQuerySet, StreamQuerySet, WatchQuerySet
 from streamserve.protocol.requests import LATENCY_CLASSES
+from streamserve.rows.batches import Batch, BatchRow, StoredFile
+from streamserve.rows.work import Job, JobStep, WebhookDelivery, Worker
 
 __all__ = [
     "SCOPES",

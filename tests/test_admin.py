@@ -16,9 +16,9 @@ from django.test.utils import override_settings
 from django.utils import timezone
 
 from streamserve.api.ops import live_metrics
-from streamserve.durable.jobs import Job
 from streamserve.models import ApiKey, Watch
 from streamserve.models import Stream as StreamRow
+from streamserve.rows.work import Job
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.web import site
 from streamserve.web.live import LiveDelivery

@@ -12,9 +12,9 @@ PACKAGE = Path(__file__).resolve().parent.parent / "streamserve"
 ROOT = PACKAGE.parent
 
 # From the lowest up. A layer may import itself and those before it.
-LAYERS = ("protocol", "dialects", "engine", "clients", "streams", "api", "asgi", "base", "web", "top")
+LAYERS = ("protocol", "dialects", "engine", "clients", "streams", "api", "asgi", "base", "work", "web", "top")
 BASE = ("conf.py", "conf_reader.py", "models.py", "managers.py", "keys.py")
-FOLDERS = {"durable": "base", "migrations": "base", "management": "top", "templatetags": "top"}
+FOLDERS = {"rows": "base", "migrations": "base", "management": "top", "templatetags": "top"}
 WITHOUT_DJANGO = LAYERS[: LAYERS.index("base")]
 DJANGO = {"django", "channels", "daphne", "asgiref"}
 LIBRARIES = {
@@ -25,7 +25,7 @@ LIBRARIES = {
     "llguidance": "engine/grammar",
 }
 # These reach an engine through `clients` only, and share values with it through `protocol`; its config is a value too.
-ABOVE_CLIENTS = {"streams", "api", "web", "asgi"}
+ABOVE_CLIENTS = {"streams", "api", "asgi", "work", "web"}
 NO_ASYNCIO = {"protocol", "dialects", "engine"}
 
 
@@ -71,7 +71,7 @@ def complaint(layer: str, module: str, path: Path) -> str | None:
         and layer in WITHOUT_DJANGO
         and not (top == "daphne" and path.is_relative_to(PACKAGE / "asgi/flow"))
     ):
-        return "Django stays in base, web and top"
+        return "Django stays in base, work, web and top"
     if top in LIBRARIES and not path.is_relative_to(PACKAGE / LIBRARIES[top]):
         return f"{top} appears only in {LIBRARIES[top]}/"
     if top == "asyncio" and layer in NO_ASYNCIO:
@@ -116,6 +116,8 @@ def test_every_folder_is_known() -> None:
         ("streams", "streamserve.engine.sequence"),
         ("web", "streamserve.engine.core.EngineCore"),
         ("api", "streamserve.asgi.application"),
+        ("base", "streamserve.work.worker"),
+        ("work", "streamserve.web.site"),
         ("web", "streamserve.admin"),
         ("top", "project.settings"),
     ],

@@ -1,6 +1,6 @@
 """`StreamStore`: one `Record` for every stream, beside its log; and `answer_text`, which reads a log.
 
-The Django side keeps records as rows of the site's database (web/rows/store.py). `NullStore` keeps none, for a process
+The Django side keeps records as rows of the site's database (rows/store.py). `NullStore` keeps none, for a process
 that shares no streams. asyncio; knows no database.
 """
 

@@ -25,8 +25,8 @@ from streamserve.api.call import ANONYMOUS, Caller
 from streamserve.api.routes import ANYONE, CHAT_CALLERS, Access, Route
 from streamserve.conf import get_settings
 from streamserve.protocol.errors import Forbidden, StreamserveError, Unauthorized
+from streamserve.rows import orm
 from streamserve.web.auth import Principal, authenticate, key_in
-from streamserve.web.rows import orm
 from streamserve.web.site import get_site
 
 SAFE_METHODS = ("GET", "HEAD")

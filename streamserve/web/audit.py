@@ -18,10 +18,10 @@ from streamserve.dialects.native import NativeEncoder
 from streamserve.dialects.pace import SITES_OWN, Pace
 from streamserve.models import Watch
 from streamserve.protocol.errors import DatabaseUnavailable
+from streamserve.rows import orm
 from streamserve.streams.reader.delivery import NO_FLOW, Delivery, Flow
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from streamserve.web.rows import orm
 
 log = get_logger(__name__)
 

@@ -6,8 +6,6 @@ loop; the look-ups are Django's ORM. A browser without a login is known by a sig
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 import secrets
 import time
@@ -28,12 +26,12 @@ from streamserve.api.call import Caller
 from streamserve.asgi.guard import limited_client
 from streamserve.asgi.handover import MORE_HEADERS
 from streamserve.conf import get_settings
-from streamserve.keys import digest_of
+from streamserve.keys import digest_of, secret_digest
 from streamserve.managers import LAST_USED_EVERY, keys_revoked
 from streamserve.models import SCOPES, ApiKey
 from streamserve.protocol.errors import QuotaExceeded, Unauthorized
+from streamserve.rows import orm
 from streamserve.streams.store import counted_at
-from streamserve.web.rows import orm
 
 # A key that is revoked by another process is taken for so long. Its running answers are stopped as late as that
 # (permissions.py), so a longer look-up would protect nothing.
@@ -206,7 +204,7 @@ def visitor(headers: Mapping[str, str], address: str = "") -> Principal:
         name = secrets.token_hex(16)
         new_cookie = signer.sign(name)
     tenant, client = f"anon:{name}", limited_client(address)
-    digest = _digest("address", client)[:16] if client else ""  # rows hold no address
+    digest = secret_digest("address", client)[:16] if client else ""  # rows hold no address
     return Principal(
         kind="anonymous",
         tenant=tenant,
@@ -253,16 +251,6 @@ def keep_visitor(request: HttpRequest, caller: Principal) -> Principal:
         setattr(request, _VISITOR, kept)
         getattr(request, "scope", {}).get(MORE_HEADERS, []).extend(cookie_headers(kept))
     return kept
-
-
-def salt_of(tenant: str) -> str:
-    """Return the tenant's prefix-cache salt: it cannot be guessed, and no blocks of two tenants match."""
-    return _digest("salt", tenant)
-
-
-def _digest(kind: str, text: str) -> str:
-    secret, named = django_settings.SECRET_KEY.encode(), f"streamserve.{kind}:{text}".encode()
-    return hmac.new(secret, named, hashlib.sha256).hexdigest()
 
 
 class WrongKeys:

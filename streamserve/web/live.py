@@ -34,9 +34,9 @@ from streamserve.protocol.engine import EngineStats
 from streamserve.protocol.errors import DatabaseUnavailable
 from streamserve.protocol.measures import ITL, TTFT, Recently
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, frame, one_line_json
+from streamserve.rows import orm
 from streamserve.streams.reader.delivery import NO_FLOW, Closing, Flow
 from streamserve.streams.registry import Streams
-from streamserve.web.rows import orm
 
 log = get_logger(__name__)
 

@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary
 
 from django.conf import settings as django_settings
 from django.contrib.auth import HASH_SESSION_KEY, SESSION_KEY, get_user_model
-from django.db.models import QuerySet
 from django.utils import timezone
 from django.utils.crypto import constant_time_compare
 
@@ -25,11 +24,11 @@ from streamserve.api.call import Caller
 from streamserve.api.logs import get_logger
 from streamserve.models import ApiKey
 from streamserve.protocol.errors import Unauthorized
+from streamserve.rows import orm
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 from streamserve.web.audit import WatchAudit
 from streamserve.web.auth import Principal
-from streamserve.web.rows import orm
 
 log = get_logger(__name__)
 
@@ -154,26 +153,12 @@ async def has_lost_permission(caller: Caller) -> bool:
 
 
 async def _lost_permissions(owners: set[str], logins: Set[Login | None]) -> tuple[set[str], set[Login]]:
-    lost = await orm.read(owners_without_permission, owners)
+    lost = await orm.read(ApiKey.objects.owners_without_permission, owners)
     signed_in = {login for login in logins if login is not None}
     if not signed_in:
         return lost, set()
     are_rows = hasattr(_session_store(), "get_model_class")  # any other store is the site's to bound
     return lost, await (orm.read if are_rows else orm.of_site)(ended_logins, signed_in)
-
-
-def owners_without_permission(owners: Iterable[str]) -> set[str]:
-    """Return those of `owners` ("key:3", "user:5") that are revoked, expired, deactivated or deleted."""
-    keys = {owner.partition(":")[2]: owner for owner in owners if owner.startswith("key:")}
-    users = {owner.partition(":")[2]: owner for owner in owners if owner.startswith("user:")}
-    active_users = get_user_model()._default_manager.filter(is_active=True)
-    return _lost(keys, ApiKey.objects.active()) | _lost(users, active_users)
-
-
-def _lost(owners: Mapping[str, str], active: QuerySet[Any]) -> set[str]:
-    """Return the owners (by primary key) whose row is not among the active ones."""
-    found = {str(pk) for pk in active.filter(pk__in=owners).values_list("pk", flat=True)} if owners else set()
-    return {owner for pk, owner in owners.items() if pk not in found}
 
 
 def watchers_without_permission(watchers: Iterable[str]) -> set[str]:

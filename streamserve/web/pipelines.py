@@ -16,7 +16,7 @@ from streamserve.clients.filtered import FilteredClient
 from streamserve.clients.pipeline.client import PIPELINES, PipelineClient
 from streamserve.clients.pipeline.journal import Memo
 from streamserve.conf import ServedModel, SiteConfig
-from streamserve.web.rows import orm
+from streamserve.rows import orm
 
 
 def find_pipelines() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextvars import Context
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,14 @@ from streamserve.clients.process.client import ProcessClient
 from streamserve.conf import LOG_SCHEMES, SiteConfig, get_settings
 from streamserve.dialects.native import query_values
 from streamserve.dialects.pace import pace_of_query
+from streamserve.keys import salt_of
 from streamserve.protocol.errors import NotFound, no_stream
 from streamserve.protocol.requests import LATENCY_CLASSES, GenerateRequest, with_system
+from streamserve.rows import orm
+from streamserve.rows.completions import CompletionRows
+from streamserve.rows.health import DatabaseHealth
+from streamserve.rows.reaper import Reaper, RowAges
+from streamserve.rows.store import RowStore
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.log.base import EventLog, LogUnavailable, MemoryLog
 from streamserve.streams.log.file_log import FileLog
@@ -36,21 +42,16 @@ from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission, Once
 from streamserve.streams.stream import Stream
 from streamserve.web.audit import WatchAudit
-from streamserve.web.auth import WrongKeys, salt_of
-from streamserve.web.batches.files import SiteFiles
-from streamserve.web.batches.store import SiteBatches
-from streamserve.web.batches.work import RowSite
+from streamserve.web.auth import WrongKeys
 from streamserve.web.live import LiveMetrics
 from streamserve.web.permissions import PermissionChecks, watching_user
 from streamserve.web.pipelines import filtered, pipeline_clients
-from streamserve.web.rows import orm
-from streamserve.web.rows.completions import CompletionRows
-from streamserve.web.rows.health import DatabaseHealth
-from streamserve.web.rows.reaper import Reaper, RowAges
-from streamserve.web.rows.store import RowStore
+from streamserve.web.row_site import RowSite
 from streamserve.web.sealed import unseal
-from streamserve.web.work.queue import SiteJobs
-from streamserve.web.work.worker import Worker, work_counts, worker_for
+from streamserve.work.batches import Batches
+from streamserve.work.files import Files
+from streamserve.work.jobs import Jobs
+from streamserve.work.worker import Worker, kinds_of, work_counts, worker_for
 
 log = get_logger(__name__)
 
@@ -164,15 +165,15 @@ class DjangoSite:
             patience={name: one.queue_seconds for name, one in settings.classes.items()},
         )
         self._start_once = StartOnce(self.streams)
-        self.files = SiteFiles(settings)
-        self.batches = SiteBatches(settings, self.wake_worker)
+        self.files = Files(settings)
+        self.batches = Batches(settings, self.wake_worker)
         self._row_site: RowSite | None = None
         self.audit = WatchAudit(self.streams)
         self.live = LiveMetrics(models, self.streams, are_shared=settings.log != "memory")
         self.live.start()
         self.permissions = PermissionChecks(self.streams, self.audit)
         self.database = DatabaseHealth()
-        self.jobs = SiteJobs(self)
+        self.jobs = Jobs(self.streams, settings, self.wake_worker)
         self.worker: Worker | None = None  # embedded
         self._working: asyncio.Task[None] | None = None
         self.reaper = (
@@ -184,8 +185,23 @@ class DjangoSite:
     def ensure_worker(self) -> None:
         """Run jobs and batches in this process too."""
         if self.worker is None:
-            self.worker = worker_for(self, grace_seconds=0.0)
+            self.worker = self.new_worker(grace_seconds=0.0)
             self._working = self.loop.create_task(self.worker.run(), name="worker", context=Context())
+
+    def new_worker(
+        self, names: Collection[str] = (), *, concurrency: int | None = None, grace_seconds: float = 30.0
+    ) -> Worker:
+        """Return a worker that serves the kinds of work of these names, or all. `concurrency`: of each kind."""
+        kinds = kinds_of(
+            self.settings,
+            streams=self.streams,
+            memos=self.memos,
+            watch=self.permissions.ensure_running,
+            files=self.files,
+            rows=self.row_site,
+        )
+        served = [kind for kind in kinds if not names or kind.name in names]
+        return worker_for(served, self.liveness, concurrency=concurrency, grace_seconds=grace_seconds)
 
     def wake_worker(self) -> None:
         """Have what was just queued run at once, where a worker runs here; a log in memory no other process reads."""

@@ -18,8 +18,8 @@ from streamserve.models import ApiKey, Job
 from streamserve.models import Stream as StreamRow
 from streamserve.models import Worker as WorkerRow
 from streamserve.protocol.errors import BadRequest
+from streamserve.rows import orm
 from streamserve.web import site
-from streamserve.web.rows import orm
 from tests.conftest import Caller, body_of, until, until_ready
 from tests.support.checks.stream_checks import check_native, text_of
 from tests.support.sites.batch_runs import without_worker

@@ -22,9 +22,9 @@ from django.utils import timezone
 from streamserve.conf import get_settings
 from streamserve.models import Batch, StoredFile, Stream, Watch
 from streamserve.protocol.events import Done, Status
+from streamserve.rows.reaper import Reaper
 from streamserve.streams.log.base import append
 from streamserve.web import site
-from streamserve.web.rows.reaper import Reaper
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

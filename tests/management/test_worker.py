@@ -1,4 +1,4 @@
-"""`manage.py streamserve_worker`: what it refuses. Real workers run in tests/proofs/jobs and tests/web/work."""
+"""`manage.py streamserve_worker`: what it refuses. Real workers run in tests/proofs/jobs and tests/work."""
 
 from __future__ import annotations
 

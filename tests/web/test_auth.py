@@ -12,11 +12,11 @@ from django.contrib.sessions.backends.db import SessionStore
 from django.db.backends.utils import CursorWrapper
 from django.utils import timezone
 
+from streamserve.keys import salt_of
 from streamserve.models import ApiKey
 from streamserve.protocol.errors import QuotaExceeded, Unauthorized
-from streamserve.web.auth import KnownKeys, WrongKeys, authenticate, key_in, salt_of
-from streamserve.web.permissions import owners_without_permission
-from streamserve.web.rows import orm
+from streamserve.rows import orm
+from streamserve.web.auth import KnownKeys, WrongKeys, authenticate, key_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -142,7 +142,7 @@ def test_permissions_are_two_queries_whatever_the_number(
     bob.save()
     owners = {f"user:{alice.pk}", f"user:{bob.pk}", "user:99999", "key:99999", "anon:abc"}
     with django_assert_num_queries(2):
-        assert owners_without_permission(owners) == {f"user:{bob.pk}", "user:99999", "key:99999"}
+        assert ApiKey.objects.owners_without_permission(owners) == {f"user:{bob.pk}", "user:99999", "key:99999"}
 
 
 RIGHT, WRONG = "right" * 4, "wrong" * 4

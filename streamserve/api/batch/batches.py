@@ -1,7 +1,7 @@
 """The endpoints under /v1/batches, in OpenAI's shape, and those under /v1/messages/batches, in Anthropic's.
 
 The requests of a message batch become the input file of a batch, which runs as every other one does; its results are
-one file. asyncio; framework-free. Workers do the work (web/batches/).
+one file. asyncio; framework-free. Workers do the work (work/).
 """
 
 from __future__ import annotations

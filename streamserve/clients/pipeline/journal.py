@@ -4,7 +4,7 @@
     answer  its events as the model gave them                 the same, under the step that it is in
     turn    which answer is being shown: it may be cut off
 
-A `Memo` (the job's rows, web/work/jobs.py) keeps them. An attempt calls the author's function from the start: a
+A `Memo` (the job's rows, work/job_runs.py) keeps them. An attempt calls the author's function from the start: a
 finished step returns what was kept. A plain answer that was cut off continues from its tokens; one with blocks, or
 behind filters, is made anew with the same seed, and compared. An answer's name has a digest of its request, since those
 side by side may be called in any order.

@@ -16,11 +16,11 @@ from django.utils import timezone
 
 from streamserve.conf import get_settings
 from streamserve.models import Stream
+from streamserve.rows import orm
+from streamserve.rows.reaper import keep_job_logs, purge_before
 from streamserve.streams.log.base import LogUnavailable
-from streamserve.web.batches.files import SiteFiles
-from streamserve.web.rows import orm
-from streamserve.web.rows.reaper import keep_job_logs, purge_before
 from streamserve.web.site import log_for, row_ages
+from streamserve.work.files import Files
 
 
 class Command(BaseCommand):
@@ -37,7 +37,7 @@ class Command(BaseCommand):
             raise CommandError('Logs are in the memory of web processes (LOG is "memory"): they go by themselves.')
         before = purge_before(settings.streams, time.time())
         until = datetime.fromtimestamp(before, UTC)
-        ages, files = row_ages(settings), SiteFiles(settings)
+        ages, files = row_ages(settings), Files(settings)
         try:
             if dry_run:
                 num_logs = async_to_sync(_count)(before)

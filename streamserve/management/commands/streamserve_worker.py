@@ -19,7 +19,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from streamserve.conf import get_settings
 from streamserve.web import site
-from streamserve.web.work.worker import KINDS, Worker, work_counts, worker_for
+from streamserve.work.worker import KINDS, Worker, work_counts
 
 _CLEAR = "\r\x1b[K"  # ECMA-48: to the line's beginning, and erase it
 _SHOW_SECONDS = 1.0
@@ -55,7 +55,7 @@ class Command(BaseCommand):
     async def _run(self, names: list[str], concurrency: int | None, grace_seconds: float, drain: bool) -> None:
         here = site.get_site()
         site.start_loading()
-        worker = worker_for(here, names, concurrency=concurrency, grace_seconds=grace_seconds)
+        worker = here.new_worker(names, concurrency=concurrency, grace_seconds=grace_seconds)
         worker.ends_idle = drain
         running = asyncio.create_task(worker.run())
         showing = asyncio.create_task(_show(worker, sys.stderr)) if sys.stderr.isatty() else None

@@ -18,8 +18,8 @@ from django.test.utils import override_settings
 from django.utils import timezone
 
 from streamserve.models import StoredFile
+from streamserve.rows import orm
 from streamserve.web import site
-from streamserve.web.rows import orm
 from tests.support.sites.batch_runs import CHAT, Tenant, jsonl, line
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]

@@ -16,9 +16,8 @@ from django.test.utils import override_settings
 from django.utils import timezone
 
 from streamserve.models import ApiKey, Batch, BatchRow, StoredFile
+from streamserve.rows import orm
 from streamserve.web import site
-from streamserve.web.rows import orm
-from streamserve.web.work.worker import worker_for
 from tests.conftest import until, until_ready
 from tests.support.sites.batch_runs import CHAT, Tenant, jsonl, line
 
@@ -76,7 +75,7 @@ async def test_a_revoked_keys_batch_does_not_run(tenant: Tenant) -> None:
 async def test_revoking_a_key_stops_its_batch(tenant: Tenant) -> None:
     """The rows that run are ended, and what has finished is kept."""
     batch = (await tenant.create(jsonl([line("short"), long("long")]))).json()
-    worker = worker_for(site.get_site(), ["batch"])
+    worker = site.get_site().new_worker(["batch"])
     running = asyncio.create_task(worker.run())
     async with asyncio.timeout(30):
         while not await BatchRow.objects.acount():  # noqa: ASYNC110  (a row of another thread)
@@ -94,7 +93,7 @@ async def test_revoking_a_key_stops_its_batch(tenant: Tenant) -> None:
 
 async def run_until_ended() -> None:
     """Have a worker run what is queued to its end."""
-    worker = worker_for(site.get_site(), ["batch"])
+    worker = site.get_site().new_worker(["batch"])
     worker.ends_idle = True
     await worker.run()
 
@@ -105,7 +104,7 @@ async def test_rows_end_with_an_attempt_that_fails(tenant: Tenant) -> None:
     """A row that cannot be stored fails the attempt: no other row goes on in its name, beside the next attempt."""
     await orm.call(_refuse_rows, "CREATE TRIGGER refuse BEFORE INSERT ON streamserve_batchrow")
     batch = (await tenant.create(jsonl([long("one"), long("two"), line("short"), long("three")]))).json()
-    worker = worker_for(site.get_site(), ["batch"])
+    worker = site.get_site().new_worker(["batch"])
     running = asyncio.create_task(worker.run())
     try:
         await until(lambda: len(live_rows()) >= 3)

@@ -11,8 +11,7 @@ from django.test.utils import override_settings
 
 from streamserve.models import Batch, BatchRow, StoredFile
 from streamserve.web import site
-from streamserve.web.batches.work import NAME
-from streamserve.web.work.worker import worker_for
+from streamserve.work.batch_runs import NAME
 from tests.conftest import until_ready
 from tests.support.sites.batch_runs import Tenant, jsonl, line, without_worker
 
@@ -34,7 +33,7 @@ async def tenant(engine: None, alice_key: str) -> Any:
 
 async def lose(batch_id: str, attempts: int) -> None:
     """Run the batch until its first row has ended; then its worker is gone, for the last of so many times."""
-    worker = worker_for(site.get_site(), [NAME])
+    worker = site.get_site().new_worker([NAME])
     running = asyncio.create_task(worker.run())
     async with asyncio.timeout(30):
         while not await BatchRow.objects.acount():  # noqa: ASYNC110  (a row of another thread)
@@ -90,7 +89,7 @@ async def test_a_message_batch_has_a_result_for_each_request(tenant: Tenant) -> 
     ]
     batch = (await tenant.post("/v1/messages/batches", {"requests": requests})).json()
     await lose(batch["id"], 20)
-    worker = worker_for(site.get_site(), [NAME])
+    worker = site.get_site().new_worker([NAME])
     worker.ends_idle = True
     await worker.run()
     ended = (await tenant.get(f"/v1/messages/batches/{batch['id']}")).json()

@@ -17,7 +17,6 @@ from django.utils import timezone
 from streamserve.models import ApiKey, Batch, BatchRow, StoredFile
 from streamserve.testing import DaphneServer
 from streamserve.web import site
-from streamserve.web.work.worker import worker_for
 from tests.support.sites.batch_runs import Tenant, jsonl, line, without_worker
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
@@ -46,7 +45,7 @@ async def created(tenant: Tenant, *requests: Any) -> dict[str, Any]:
 
 async def until_ended(tenant: Tenant, batch_id: str) -> dict[str, Any]:
     """Have a worker run what is queued until the batch has ended; return it."""
-    worker = worker_for(site.get_site(), ["batch"])
+    worker = site.get_site().new_worker(["batch"])
     running = asyncio.create_task(worker.run())
     try:
         async with asyncio.timeout(30):

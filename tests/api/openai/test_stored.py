@@ -16,11 +16,11 @@ from streamserve import Run, pipeline
 from streamserve.api.call import Caller as Owner
 from streamserve.asgi.application import StreamApp, anyone
 from streamserve.clients.pipeline.client import forget
-from streamserve.durable.leases import delete_in_parts
 from streamserve.models import StoredCompletion
 from streamserve.models import Stream as StreamRow
+from streamserve.rows.completions import CompletionRows
+from streamserve.rows.leases import delete_in_parts
 from streamserve.web import site
-from streamserve.web.rows.completions import CompletionRows
 from tests.conftest import Caller, body_of, until, until_ready
 
 pytestmark = pytest.mark.django_db(transaction=True)

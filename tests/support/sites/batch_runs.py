@@ -11,7 +11,6 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import AsyncClient
 
 from streamserve.web import site
-from streamserve.web.work.worker import worker_for
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 CHAT = "/v1/chat/completions"
@@ -84,7 +83,7 @@ class Tenant:
 
     async def until_ended(self, batch_id: str) -> dict[str, Any]:
         """Have a worker run what is queued until the batch has ended; return the batch."""
-        worker = worker_for(site.get_site(), ["batch"])
+        worker = site.get_site().new_worker(["batch"])
         running = asyncio.create_task(worker.run())
         try:
             async with asyncio.timeout(30):

@@ -8,6 +8,8 @@ from pathlib import Path
 from streamserve.clients.base import EngineClient
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.requests import GenerateRequest
+from streamserve.rows.reaper import Reaper
+from streamserve.rows.store import RowStore
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.log.base import EventLog
@@ -16,8 +18,6 @@ from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
-from streamserve.web.rows.reaper import Reaper
-from streamserve.web.rows.store import RowStore
 from tests.support.checks.stream_checks import check_native_part
 
 

@@ -13,22 +13,22 @@ from tests.support.servers.postgres_server import PostgresServer
 from tests.support.servers.web_servers import ROOT
 
 FILES = [
-    "tests/web/rows/test_store.py",
-    "tests/web/rows/test_rows.py",
+    "tests/rows/test_store.py",
+    "tests/rows/test_rows.py",
     "tests/web/test_auth.py",
     "tests/e2e/test_site_wire.py",
     "tests/test_keys.py",
     "tests/project/help/test_search.py",
-    "tests/web/work/test_worker.py",
-    "tests/web/work/test_limits.py",
+    "tests/work/test_worker.py",
+    "tests/work/test_limits.py",
     "tests/api/test_jobs.py",
     "tests/api/openai/test_stored.py",
 ]
 
 SQLITE_ONLY = [
-    "tests/web/rows/test_rows.py::test_an_end_is_written_when_the_database_is_unlocked",
-    "tests/web/work/test_worker.py::test_an_end_waits_for_a_locked_database",
-    "tests/web/work/test_worker.py::test_a_worker_that_stops_does_not_wait_for_a_locked_database",
+    "tests/rows/test_rows.py::test_an_end_is_written_when_the_database_is_unlocked",
+    "tests/work/test_worker.py::test_an_end_waits_for_a_locked_database",
+    "tests/work/test_worker.py::test_a_worker_that_stops_does_not_wait_for_a_locked_database",
 ]
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(400)]

@@ -21,27 +21,27 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from contextvars import Context
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from django.db import DatabaseError
 
+from streamserve.api.call import Site
 from streamserve.api.logs import get_logger
-from streamserve.durable.leases import Work
+from streamserve.clients.pipeline.journal import Memo
+from streamserve.conf import SiteConfig
 from streamserve.models import Worker as WorkerRow
 from streamserve.protocol.errors import DatabaseUnavailable
-from streamserve.streams.config import JobConfig
+from streamserve.rows import orm
+from streamserve.rows.leases import Work
 from streamserve.streams.lease.liveness import Liveness
-from streamserve.web.batches.work import BatchKind
-from streamserve.web.rows import orm
-from streamserve.web.work.jobs import Jobs
-from streamserve.web.work.kinds import WORKER_LOST, Claim, Failed, Kind, LeaseLost, RetryPolicy
-from streamserve.web.work.webhooks import Webhooks
-
-if TYPE_CHECKING:
-    from streamserve.web.site import DjangoSite
+from streamserve.streams.registry import Streams
+from streamserve.work.batch_runs import BatchKind
+from streamserve.work.files import Files
+from streamserve.work.job_runs import JobKind
+from streamserve.work.queue import WORKER_LOST, Claim, Failed, Kind, LeaseLost, RetryPolicy
+from streamserve.work.webhooks import Webhooks
 
 log = get_logger(__name__)
 
@@ -212,23 +212,30 @@ class Worker:
         log.info("worker_stopped", worker=self.presence.worker_id, done=self.num_done, given_back=len(running))
 
 
-def _jobs(site: DjangoSite) -> Kind:
-    config = site.settings.jobs
-    return Jobs(site.streams, site.memos, site.permissions, concurrency=config.concurrency, retry=retry_of(config))
+KINDS: Mapping[str, type[Work]] = MappingProxyType(
+    {kind.name: kind.model for kind in (JobKind, Webhooks, BatchKind)}  # the most urgent first
+)
 
 
-def retry_of(config: JobConfig) -> RetryPolicy:
-    """Return how often a job is tried."""
-    return RetryPolicy(
+def kinds_of(
+    settings: SiteConfig,
+    *,
+    streams: Streams,
+    memos: MutableMapping[str, Memo],
+    watch: Callable[[], None],
+    files: Files,
+    rows: Site,
+) -> list[Kind]:
+    """Return the kinds of work of a site, in the order of `KINDS`, each made once for a worker."""
+    config = settings.jobs
+    retry = RetryPolicy(
         max_attempts=config.max_attempts, first_seconds=config.retry_seconds, max_seconds=config.max_retry_seconds
     )
-
-
-# By name, as `--kinds` takes them, the most urgent first. Each is made once for a worker, with its site.
-KINDS: Mapping[str, Callable[[DjangoSite], Kind]] = MappingProxyType(
-    {"jobs": _jobs, "webhooks": lambda site: Webhooks(site.settings.webhooks), "batch": BatchKind}
-)
-_MODELS: Mapping[str, type[Work]] = {kind.name: kind.model for kind in (Jobs, Webhooks, BatchKind)}
+    return [
+        JobKind(streams, memos, watch, concurrency=config.concurrency, retry=retry),
+        Webhooks(settings.webhooks),
+        BatchKind(files, rows, at_once=settings.batches.concurrency),
+    ]
 
 
 async def work_counts() -> dict[str, dict[str, int]]:
@@ -237,7 +244,7 @@ async def work_counts() -> dict[str, dict[str, int]]:
     def count() -> dict[str, dict[str, int]]:
         return {
             name: {state: model._default_manager.filter(state=state).count() for state in ("queued", "running")}
-            for name, model in _MODELS.items()
+            for name, model in KINDS.items()
         }
 
     try:
@@ -248,14 +255,13 @@ async def work_counts() -> dict[str, dict[str, int]]:
 
 
 def worker_for(
-    site: DjangoSite, names: Sequence[str] = (), *, concurrency: int | None = None, grace_seconds: float = 30.0
+    kinds: Sequence[Kind], liveness: Liveness | None, *, concurrency: int | None = None, grace_seconds: float = 30.0
 ) -> Worker:
-    """Return a worker of the site that serves the kinds of these names, or all. `concurrency`: of each kind."""
-    kinds = [make(site) for name, make in KINDS.items() if not names or name in names]
+    """Return a worker that serves `kinds`. `concurrency`: of each kind, if not its own."""
     for kind in kinds:
         kind.concurrency = concurrency or kind.concurrency
     presence = Presence(
-        site.liveness,
+        liveness,
         kinds=",".join(kind.name for kind in kinds),
         concurrency=sum(kind.concurrency for kind in kinds),
     )

@@ -17,10 +17,10 @@ from django.utils import timezone
 
 from streamserve.models import Job
 from streamserve.models import Worker as WorkerRow
+from streamserve.rows import orm
 from streamserve.streams.lease.liveness import Liveness
-from streamserve.web.rows import orm
-from streamserve.web.work.kinds import Claim, Failed, LeaseLost, RetryPolicy, RowKind
-from streamserve.web.work.worker import Presence, Worker
+from streamserve.work.queue import Claim, Failed, LeaseLost, RetryPolicy, RowKind
+from streamserve.work.worker import Presence, Worker
 from tests.conftest import until
 from tests.support.servers.write_lock import on_sqlite, write_lock
 

@@ -1,6 +1,6 @@
 """Rows of batches and of files: `StoredFile`, `Batch`, and `BatchRow`, one for each row that has ended.
 
-Requests are in the input file, not here; contents of files are in a Django storage (web/batches/files.py).
+Requests are in the input file, not here; contents of files are in a Django storage (work/files.py).
 
     validating ──► in_progress ──► finalizing ──► completed, expired
         │ └────────────┴─► cancelling ──► cancelled
@@ -21,7 +21,7 @@ from django.db.models import F, Q, Sum
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from streamserve.durable.leases import Work, WorkQuerySet
+from streamserve.rows.leases import Work, WorkQuerySet
 
 
 class StoredFileQuerySet(models.QuerySet["StoredFile"]):

@@ -25,9 +25,9 @@ from streamserve.models import StoredCompletion
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import NotFinished, StreamserveError
 from streamserve.protocol.events import LoggedEvent, is_terminal
+from streamserve.rows import orm
 from streamserve.streams.log.base import EventLog, LogUnavailable, new_log_id
 from streamserve.streams.stream import Stream
-from streamserve.web.rows import orm
 
 log = get_logger(__name__)
 

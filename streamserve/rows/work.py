@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from streamserve.durable.leases import Work, WorkQuerySet
+from streamserve.rows.leases import Work, WorkQuerySet
 
 # A worker of another host, which only its row can tell about, is dead after so long without a beat.
 LEASE_SECONDS = 30.0

@@ -16,11 +16,11 @@ from streamserve.api.logs import get_logger
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import UnmetNeeds
 from streamserve.protocol.requests import decode_request, encode_request
+from streamserve.rows import orm
+from streamserve.rows.completions import CompletionRows
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.store import Group, KeyTaken, Once, Record
 from streamserve.streams.transcript import StreamSummary
-from streamserve.web.rows import orm
-from streamserve.web.rows.completions import CompletionRows
 
 log = get_logger(__name__)
 

@@ -46,7 +46,7 @@ from django.db import connections, router, transaction
 
 from streamserve.models import Stream
 from streamserve.protocol.errors import DatabaseUnavailable
-from streamserve.web.rows.trouble import Trouble, trouble_of
+from streamserve.rows.trouble import Trouble, trouble_of
 
 logger = logging.getLogger("streamserve.web")
 

@@ -16,9 +16,9 @@ from django.contrib.auth.models import Group
 from django.db import IntegrityError, OperationalError, connection, connections
 
 from streamserve.protocol.errors import DatabaseUnavailable
-from streamserve.web.rows import orm
-from streamserve.web.rows.orm import MAX_HUNG, Door, Lane
-from streamserve.web.rows.trouble import Trouble
+from streamserve.rows import orm
+from streamserve.rows.orm import MAX_HUNG, Door, Lane
+from streamserve.rows.trouble import Trouble
 from tests.conftest import until
 from tests.support.servers.write_lock import on_sqlite, write_lock
 

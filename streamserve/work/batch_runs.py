@@ -6,7 +6,7 @@
     failed       the worker was lost too often, or the input file is gone: the files are made of what there is
 
 What a kill cuts short is what the slots held, one row each: the next worker reads which lines have rows. Rows that wait
-for one write are stored together by the next (`RowWriter`). They are requests to a site of their own (`RowSite`).
+for one write are stored together by the next (`RowWriter`). They are requests to a site of their own.
 asyncio; the storage is read on threads, the database through the door to the ORM.
 """
 
@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterable
+from typing import IO, Any
 
 from django.utils import timezone
 
 from streamserve.api.batch.rows import answer_line
-from streamserve.api.call import Caller, Found
+from streamserve.api.call import Caller, Site
 from streamserve.api.logs import get_logger
 from streamserve.dialects.batch_lines import (
     CANCELLED,
@@ -34,96 +33,12 @@ from streamserve.dialects.batch_lines import (
     parse_line,
     read_lines,
 )
-from streamserve.durable.batches import Batch, BatchRow
-from streamserve.protocol.errors import NotFound, no_stream
-from streamserve.protocol.requests import GenerateRequest
-from streamserve.streams.log.base import MemoryLog
-from streamserve.streams.quota import Places
-from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission, Once
-from streamserve.streams.stream import Stream
-from streamserve.web.auth import salt_of
-from streamserve.web.batches.output import compose
-from streamserve.web.permissions import owners_without_permission
-from streamserve.web.rows import orm
-from streamserve.web.work.kinds import Claim, Failed, LeaseLost, RetryPolicy, RowKind
-
-if TYPE_CHECKING:
-    from streamserve.web.site import DjangoSite
-
-CLASS = "batch"
-# A finished row is read at once.
-_KEEP_SECONDS, _MAX_FINISHED = 1.0, 32
-
-
-class RowSite:
-    """The `Site` (api/call.py) that the rows of batches are answered by. One a worker process; of its event loop.
-
-    Rows are accepted as requests are, in the latency class `batch`. Their streams have no row, no quota, and a log in
-    memory: a row that a kill has cut short is run again from its beginning, so nothing of it is kept.
-    """
-
-    takes_prompt_in_url = False
-    unseal = stored_chats = None
-
-    def __init__(self, site: DjangoSite) -> None:
-        self._site = site
-        self.clients, self.limits, self.default_model = site.clients, site.limits, site.default_model
-        self.is_debug, self.reasoning_field = site.is_debug, site.reasoning_field
-        config = replace(site.settings.streams, retention_seconds=_KEEP_SECONDS, max_finished=_MAX_FINISHED)
-        self.streams = Streams(site.clients, MemoryLog(), config)
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether the process is shutting down."""
-        return self._site.is_draining
-
-    async def start(
-        self,
-        caller: Caller,
-        request: GenerateRequest,
-        on_disconnect: str = "abort",
-        *,
-        received_at: float | None = None,
-        once: Once | None = None,
-        begins_unloaded: bool = False,
-        places: Places | None = None,
-    ) -> Stream:
-        """Start the answer of a row, which waits while its model loads. Raises StreamserveError."""
-        request = replace(self._site.prepared(request), latency_class=CLASS)
-        admission = Admission(
-            owner=caller.owner,
-            tenant=caller.tenant,
-            salt=salt_of(caller.tenant),
-            on_disconnect="abort",
-            received_at=received_at,
-        )
-        return await self.streams.start(request, admission, places)
-
-    def with_own_system(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request with the system prompt that the settings give its model."""
-        return self._site.with_own_system(request)
-
-    def default_class(self, route: str, model: str) -> str:
-        """Return the class of batches."""
-        return CLASS
-
-    async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
-        """Raise NotFound: a row is not resumed."""
-        raise no_stream()
-
-    async def health(self) -> Mapping[str, Any]:
-        """Return nothing: no probe asks."""
-        return {}
-
-    async def work(self) -> Mapping[str, Mapping[str, int]]:
-        """Return nothing: `/metrics` asks the site itself."""
-        return {}
-
-    async def aclose(self) -> None:
-        """End the rows that run."""
-        await self.streams.aclose()
-        await self.streams.log.aclose()
+from streamserve.models import ApiKey, Batch, BatchRow
+from streamserve.protocol.errors import NotFound
+from streamserve.rows import orm
+from streamserve.work.batch_files import compose
+from streamserve.work.files import Files
+from streamserve.work.queue import Claim, Failed, LeaseLost, RetryPolicy, RowKind
 
 
 class RowWriter:
@@ -188,14 +103,14 @@ _MAX_BURIALS = 20
 
 
 class BatchKind(RowKind[Batch]):
-    """See `Kind` in web/work/kinds.py."""
+    """See `Kind` in queue.py. `rows` answers the rows, `at_once` of one batch at the same time."""
 
     name = NAME
     model = Batch
 
-    def __init__(self, site: DjangoSite) -> None:
+    def __init__(self, files: Files, rows: Site, *, at_once: int) -> None:
         super().__init__(concurrency=AT_ONCE, retry=RetryPolicy(max_attempts=_MAX_ATTEMPTS))
-        self.site = site
+        self.files, self.row_site, self.at_once = files, rows, at_once
 
     async def run(self, claim: Claim) -> None:
         await BatchRun(self, claim).run()
@@ -219,7 +134,7 @@ class BatchRun:
     def __init__(self, kind: BatchKind, claim: Claim) -> None:
         self._kind, self._claim = kind, claim
         self._row: Batch = claim.row
-        self._files, self._limits = kind.site.files, kind.site.limits
+        self._files, self._limits = kind.files, kind.row_site.limits
         self._caller = Caller(self._row.owner, self._row.tenant)
         self._taking = asyncio.Lock()  # one slot at a time takes the next line
 
@@ -258,7 +173,7 @@ class BatchRun:
 
     async def _check_owner(self) -> None:
         """Cancel the batch if its owner's key or account is no longer active: its rows would be refused as requests."""
-        if await orm.insist(orm.read, owners_without_permission, [self._row.owner]):
+        if await orm.insist(orm.read, ApiKey.objects.owners_without_permission, [self._row.owner]):
             if await orm.insist(orm.write, Batch.objects.cancel, self._claim.id):
                 log.warning("batch_permission_lost", batch_id=self._claim.id, owner=self._row.owner)
             await self._look()
@@ -299,8 +214,7 @@ class BatchRun:
         writer = RowWriter(self._claim)
         lines = self._lines(done)
         seconds = (self._row.expires_at - timezone.now()).total_seconds()
-        num_slots = self._kind.site.settings.batches.concurrency
-        slots = [asyncio.create_task(self._slot(lines, writer)) for _ in range(num_slots)]
+        slots = [asyncio.create_task(self._slot(lines, writer)) for _ in range(self._kind.at_once)]
         working: asyncio.Future[Any] = asyncio.gather(*slots)
         looking: asyncio.Future[Any] = asyncio.create_task(self._wait_cancelled(), name=f"{self._claim.id} watch")
         try:
@@ -341,7 +255,7 @@ class BatchRun:
                 line = await anext(lines, None)
             if line is None:
                 return
-            await writer.store(await answer_line(self._kind.site.row_site, self._caller, line))
+            await writer.store(await answer_line(self._kind.row_site, self._caller, line))
 
     # Finalizing
 
@@ -351,7 +265,9 @@ class BatchRun:
         if self._row.status == "in_progress":
             await self._move("in_progress", to="finalizing")
         is_cancelled = self._row.status == "cancelling"
-        made = await compose(self._kind.site, self._row, await self._open(), CANCELLED if is_cancelled else EXPIRED)
+        made = await compose(
+            self._files, self._limits, self._row, await self._open(), CANCELLED if is_cancelled else EXPIRED
+        )
         status = "cancelled" if is_cancelled else "expired" if made.num_unrun else "completed"
         await made.finish(self._claim, status)
 
@@ -361,5 +277,5 @@ class BatchRun:
             file = await self._open()
         except Failed:  # the file is gone: its other rows have no name any more
             file = None
-        made = await compose(self._kind.site, self._row, file, failed_row(error.code, error.message))
+        made = await compose(self._files, self._limits, self._row, file, failed_row(error.code, error.message))
         await made.finish(self._claim, "failed", errors=[dataclasses.asdict(error)])

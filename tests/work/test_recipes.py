@@ -19,9 +19,9 @@ from streamserve import Run, aenqueue_job, enqueue_job, pipeline
 from streamserve.clients.pipeline.client import forget
 from streamserve.models import Job
 from streamserve.protocol.errors import BadRequest, NotFound
+from streamserve.rows import orm
 from streamserve.web import site
 from streamserve.web.calls import background
-from streamserve.web.rows import orm
 from tests.support.docs.demo_site import environment, manage, processes_of
 from tests.support.docs.doc_blocks import blocks_of
 from tests.support.servers.web_servers import daphne, wait_until_ready

@@ -1,4 +1,4 @@
-"""`SiteFiles`: the files of tenants, in a Django storage, with a row each. See `Files` in api/batch/files.py.
+"""`Files`: the files of tenants, in a Django storage, with a row each. See `Files` in api/batch/files.py.
 
 A row is inserted before its content and deleted after it: a process that is killed in between leaves a row, which the
 purge finds. Contents have random names, which no client is shown. Storage and parser block, so they run on threads.
@@ -29,8 +29,6 @@ from streamserve.api.call import Body, Call, Caller
 from streamserve.api.logs import get_logger
 from streamserve.conf import SiteConfig
 from streamserve.dialects.openai.batches import PURPOSE, FileRecord, Page
-from streamserve.durable.batches import Batch, StoredFile
-from streamserve.durable.leases import delete_in_parts, hold_limit
 from streamserve.protocol.errors import (
     BadRequest,
     KeyReused,
@@ -39,9 +37,11 @@ from streamserve.protocol.errors import (
     UnsupportedMedia,
 )
 from streamserve.protocol.json_body import file_too_large
+from streamserve.rows import orm
+from streamserve.rows.batches import Batch, StoredFile
+from streamserve.rows.leases import delete_in_parts, hold_limit
 from streamserve.streams.store import Once
-from streamserve.web.batches.uploads import Uploads
-from streamserve.web.rows import orm
+from streamserve.work.uploads import Uploads
 
 log = get_logger(__name__)
 
@@ -50,7 +50,7 @@ _PRIVATE_FOLDER = "files"  # in STATE_DIR
 _UNFINISHED = timedelta(days=1)  # a file that is not whole by then never will be
 
 
-class SiteFiles:
+class Files:
     """Any event loop of a process that has the site's settings."""
 
     def __init__(self, settings: SiteConfig) -> None:

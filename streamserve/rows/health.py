@@ -13,7 +13,7 @@ from contextvars import Context
 from streamserve.api.logs import get_logger
 from streamserve.models import Stream
 from streamserve.protocol.errors import DatabaseUnavailable
-from streamserve.web.rows import orm
+from streamserve.rows import orm
 
 log = get_logger(__name__)
 

@@ -14,15 +14,15 @@ from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import QuotaExceeded, UnmetNeeds
 from streamserve.protocol.events import Done, Status
 from streamserve.protocol.requests import Limits
+from streamserve.rows.store import record_of
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
-from streamserve.web.rows.store import record_of
+from tests.rows.conftest import FINE, NUM_TOKENS, asked, held, in_row, left, quiet
 from tests.support.checks.stream_checks import check_native, check_native_part, going_away_of, text_of
 from tests.support.sites.two_workers import Worker
 from tests.support.streams.hand_made import Gate, until
-from tests.web.rows.conftest import FINE, NUM_TOKENS, asked, held, in_row, left, quiet
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

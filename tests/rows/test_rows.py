@@ -20,17 +20,17 @@ from streamserve.clients.thread.client import ThreadClient
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.events import Meta
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, decode_request, encode_request
+from streamserve.rows import orm
+from streamserve.rows.store import RowStore
 from streamserve.streams.log.base import append, new_log_id
 from streamserve.streams.store import Group
 from streamserve.web import site
-from streamserve.web.rows import orm
-from streamserve.web.rows.store import RowStore
 from tests.conftest import Caller, body_of
+from tests.rows.conftest import FINE, NUM_TOKENS, asked, held, in_row, left
 from tests.support.checks.stream_checks import check_native
 from tests.support.sites.two_workers import Worker
 from tests.support.streams.hand_made import Gate, until
 from tests.support.streams.log_lines import captured_events
-from tests.web.rows.conftest import FINE, NUM_TOKENS, asked, held, in_row, left
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

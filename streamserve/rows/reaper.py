@@ -19,14 +19,14 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from streamserve.api.logs import get_logger
-from streamserve.durable.leases import delete_in_parts
 from streamserve.models import Job, Watch
 from streamserve.models import Stream as StreamRow
+from streamserve.rows import orm
+from streamserve.rows.leases import delete_in_parts
 from streamserve.streams.config import JOB, StreamConfig
 from streamserve.streams.lease.liveness import Liveness, host_of
 from streamserve.streams.log.base import EventLog, Refusal, append
 from streamserve.streams.registry import Streams
-from streamserve.web.rows import orm
 
 log = get_logger(__name__)
 

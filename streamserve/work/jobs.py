@@ -1,4 +1,4 @@
-"""`JobQueue`: the jobs of a site as its routes and Python code see them: enqueue, find, list, cancel. asyncio.
+"""`Jobs`: the jobs of a site as its routes and Python code see them: enqueue, find, list, cancel. asyncio.
 
 A job and its stream are inserted in one transaction, after the stream's first event is in the log: so readers find its
 events at once, and a worker a request that is whole.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from django.db import IntegrityError, transaction
 from django.db.models import Q
@@ -18,33 +18,32 @@ from django.utils import timezone
 from streamserve.api.call import Caller
 from streamserve.api.pipelines import JobView, no_job
 from streamserve.clients.pipeline.client import PipelineClient
-from streamserve.durable.leases import hold_limit
+from streamserve.conf import SiteConfig
+from streamserve.keys import salt_of
 from streamserve.models import Job, Worker
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import BadRequest, KeyReused, NotFound, Overloaded, QuotaExceeded
 from streamserve.protocol.events import Done, Meta
 from streamserve.protocol.ids import is_stream_id
 from streamserve.protocol.requests import GenerateRequest, check_needs, check_sampling
+from streamserve.rows import orm
+from streamserve.rows.leases import hold_limit
+from streamserve.rows.store import row_of
 from streamserve.streams.config import JOB
 from streamserve.streams.log.base import append, new_log_id
+from streamserve.streams.registry import Streams
 from streamserve.streams.store import ANONYMOUS, Once, Record
-from streamserve.web.auth import salt_of
-from streamserve.web.rows import orm
-from streamserve.web.rows.store import row_of
-from streamserve.web.work.jobs import Jobs, end_job
-from streamserve.web.work.webhooks import view_of
-
-if TYPE_CHECKING:
-    from streamserve.web.site import DjangoSite
+from streamserve.work.job_runs import JobKind, end_job
+from streamserve.work.webhooks import view_of
 
 _RETRY_AFTER = 30
 
 
-class SiteJobs:
-    """See `JobQueue` in api/pipelines.py."""
+class Jobs:
+    """See `JobQueue` in api/pipelines.py. `wake` is called when there is work."""
 
-    def __init__(self, site: DjangoSite) -> None:
-        self._site = site
+    def __init__(self, streams: Streams, settings: SiteConfig, wake: Callable[[], None]) -> None:
+        self._streams, self._settings, self._wake = streams, settings, wake
 
     async def enqueue(
         self, caller: Caller, request: GenerateRequest, *, webhook: str = "", once: Once | None = None
@@ -53,7 +52,6 @@ class SiteJobs:
 
         Raises NotFound for an unknown pipeline, BadRequest, QuotaExceeded, Overloaded, LogUnavailable, KeyReused.
         """
-        site = self._site
         earlier = await self._earlier(once)
         if earlier is not None:
             return earlier
@@ -67,22 +65,21 @@ class SiteJobs:
             if earlier is None:
                 raise
             return earlier
-        if not site.streams.store.is_shared:
-            await site.streams.adopt(record)
-        site.wake_worker()
+        if not self._streams.store.is_shared:
+            await self._streams.adopt(record)
+        self._wake()
         return await self._view(job)
 
     async def _queue(self, caller: Caller, job: Job, record: Record) -> None:
         """Write the first event of the job's stream, and insert both."""
-        site = self._site
         await orm.read(self._check_room, caller)  # before anything is written; and again at the insert, under a lock
-        site.streams.writer.refuse_if_down()
+        self._streams.writer.refuse_if_down()
         meta = Meta(model=record.model, stream_id=record.id, created=int(record.created))
-        await append(site.log, record.log_id, record.fence, [meta])
+        await append(self._streams.log, record.log_id, record.fence, [meta])
         try:
             await orm.call(self._insert, caller, job, record)
         except (IntegrityError, Overloaded, QuotaExceeded):
-            await site.log.drop(record.log_id)
+            await self._streams.log.drop(record.log_id)
             raise
 
     async def find(self, caller: Caller, job_id: str) -> JobView:
@@ -114,7 +111,7 @@ class SiteJobs:
 
     async def stop(self, job: Job) -> None:
         """Cancel a job, whose owner was checked: the log decides whether it had ended before."""
-        stream = await self._site.streams.reach(job.stream_id)
+        stream = await self._streams.reach(job.stream_id)
         if stream is not None:
             await stream.stop()
         end = None if stream is None else stream.terminal
@@ -134,7 +131,7 @@ class SiteJobs:
             return view_of(job)
 
         def find() -> tuple[int, str]:
-            is_served = Worker.objects.alive().filter(kinds__contains=Jobs.name).exists()
+            is_served = Worker.objects.alive().filter(kinds__contains=JobKind.name).exists()
             is_retry = job.due_at > max(timezone.now(), job.created_at)
             waits_for = "worker" if not is_served else "retry" if is_retry else "turn"
             return Job.objects.place_of(job), waits_for
@@ -153,14 +150,14 @@ class SiteJobs:
         return await self._view(job)
 
     def _check(self, request: GenerateRequest, webhook: str) -> None:
-        client = self._site.clients.get(request.model)
+        client = self._streams.clients.get(request.model)
         if not isinstance(client, PipelineClient):
-            names = [name for name, one in self._site.clients.items() if isinstance(one, PipelineClient)]
+            names = [name for name, one in self._streams.clients.items() if isinstance(one, PipelineClient)]
             known = f"Known: {', '.join(names)}." if names else "The site has none: see docs/pipelines.md."
             message = f"There is no pipeline {request.model[:64]!r} here. {known}"
             raise NotFound(message, code="pipeline_not_found", param="pipeline")
-        if webhook and webhook not in self._site.settings.webhooks:
-            known = ", ".join(self._site.settings.webhooks) or "none"
+        if webhook and webhook not in self._settings.webhooks:
+            known = ", ".join(self._settings.webhooks) or "none"
             message = f"There is no webhook {webhook[:64]!r} here; the site's settings have: {known}."
             raise BadRequest(message, code="webhook_not_found", param="webhook")
         if request.n != 1:
@@ -177,7 +174,7 @@ class SiteJobs:
 
     def _check_room(self, caller: Caller) -> None:
         """Raise where the caller has as many unfinished jobs as it may; visitors without a login share a bound, too."""
-        is_visitor, limits = caller.owner in ANONYMOUS, self._site.limits
+        is_visitor, limits = caller.owner in ANONYMOUS, self._settings.limits
         most = limits.max_jobs_per_visitor if is_visitor else limits.max_jobs_per_principal
         unfinished = Job.objects.filter(state__in=("queued", "running"))
         own = unfinished.filter(owner=caller.owner)
@@ -196,7 +193,7 @@ class SiteJobs:
 
     def _record(self, caller: Caller, request: GenerateRequest) -> Record:
         """Return the record of the job's stream: no process produces it yet."""
-        sampling, config = request.sampling, self._site.settings.jobs
+        sampling, config = request.sampling, self._settings.jobs
         if sampling.seed is None:  # every attempt draws the same tokens
             sampling = replace(sampling, seed=secrets.randbits(63))
         request = replace(

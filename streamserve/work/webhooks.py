@@ -23,10 +23,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from streamserve.api.pipelines import JobView
-from streamserve.durable.webhooks import Webhook
+from streamserve.conf import Webhook
 from streamserve.models import Job, WebhookDelivery
-from streamserve.web.rows import orm
-from streamserve.web.work.kinds import Claim, Failed, RetryPolicy, RowKind
+from streamserve.rows import orm
+from streamserve.work.queue import Claim, Failed, RetryPolicy, RowKind
 
 _GONE = 410  # the receiver wants no more of them
 _RETRY = RetryPolicy(max_attempts=10, first_seconds=5.0, max_seconds=3600.0)

@@ -1,4 +1,4 @@
-"""`SiteBatches`: the batches of tenants as rows. See `Batches` in api/batch/batches.py. Workers run them (work.py)."""
+"""`Batches`: the batches of tenants as rows. See `Batches` in api/batch/batches.py. Workers run them (work.py)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from streamserve.api.call import Caller
 from streamserve.conf import SiteConfig
 from streamserve.dialects.batch_lines import LineError
 from streamserve.dialects.openai.batches import ENDED, PURPOSE, TIMES, WINDOW_SECONDS, BatchRecord, NewBatch, Page
-from streamserve.durable.batches import Batch, StoredFile
-from streamserve.durable.leases import hold_limit
 from streamserve.protocol.errors import BadRequest, KeyReused, QuotaExceeded
+from streamserve.rows import orm
+from streamserve.rows.batches import Batch, StoredFile
+from streamserve.rows.leases import hold_limit
 from streamserve.streams.store import Once
-from streamserve.web.batches.files import part_of, seconds_of
-from streamserve.web.rows import orm
+from streamserve.work.files import part_of, seconds_of
 
 _RETRY_SECONDS = 60
 _ID_PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_"}
 
 
-class SiteBatches:
+class Batches:
     """Any event loop of a process that has the site's settings. `wake` is called when there is work."""
 
     def __init__(self, settings: SiteConfig, wake: Callable[[], None]) -> None:

@@ -20,9 +20,9 @@ from streamserve.conf import get_settings
 from streamserve.models import Batch, Job, StoredFile
 from streamserve.protocol.errors import NotFound, Overloaded, QuotaExceeded, StorageFull
 from streamserve.protocol.requests import GenerateRequest, Limits, Message
-from streamserve.web.batches.files import SiteFiles
-from streamserve.web.batches.store import SiteBatches
-from streamserve.web.work.queue import SiteJobs, _row_of
+from streamserve.work.batches import Batches
+from streamserve.work.files import Files
+from streamserve.work.jobs import Jobs, _row_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -69,7 +69,7 @@ def file(name: str, num_bytes: int) -> StoredFile:
 
 def test_batches() -> None:
     file("file-1", 1).save(force_insert=True)
-    store: Any = SiteBatches(SETTINGS, lambda: None)  # type: ignore[arg-type]
+    store: Any = Batches(SETTINGS, lambda: None)  # type: ignore[arg-type]
 
     def insert(number: int) -> None:
         row = Batch(id=f"batch_{number}", owner="o", tenant="t", endpoint="/x", input_file_id="file-1")
@@ -86,8 +86,8 @@ def test_a_file_is_deleted_or_has_its_batch() -> None:
     for name in set(names):
         file(name, 1).save(force_insert=True)
     plenty = SimpleNamespace(**{**vars(SETTINGS), "limits": Limits()})
-    store: Any = SiteBatches(plenty, lambda: None)  # type: ignore[arg-type]
-    files: Any = SiteFiles(plenty)  # type: ignore[arg-type]
+    store: Any = Batches(plenty, lambda: None)  # type: ignore[arg-type]
+    files: Any = Files(plenty)  # type: ignore[arg-type]
     refused: list[str] = []
 
     def insert(number: int) -> None:
@@ -110,7 +110,7 @@ def test_a_file_is_deleted_or_has_its_batch() -> None:
 
 
 def test_files() -> None:
-    store: Any = SiteFiles(SETTINGS)  # type: ignore[arg-type]
+    store: Any = Files(SETTINGS)  # type: ignore[arg-type]
     outcomes = at_once(lambda number: store._insert(file(f"file-{number}", 1 << 20), True))
     assert outcomes == {"inserted": MOST, "storage_full": NUM_AT_ONCE - MOST}
 
@@ -124,7 +124,7 @@ def test_files() -> None:
     ],
 )
 def test_jobs(owner: str, counted_as: str, most: int, code: str) -> None:
-    jobs: Any = SiteJobs(SimpleNamespace(limits=LIMITS, settings=SETTINGS))  # type: ignore[arg-type]
+    jobs: Any = Jobs(None, SETTINGS, lambda: None)  # type: ignore[arg-type]
     request = GenerateRequest(model="p", messages=(Message(role="user", content="hi"),))
 
     def insert(number: int) -> None:

@@ -18,8 +18,8 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from django.utils import timezone
 
-from streamserve.durable.leases import Work, WorkQuerySet
-from streamserve.web.rows import orm
+from streamserve.rows import orm
+from streamserve.rows.leases import Work, WorkQuerySet
 
 RowT = TypeVar("RowT", bound=Work)
 

@@ -1,4 +1,4 @@
-"""`Jobs`: jobs as a kind of work: a run of a pipeline that this worker makes, on the stream that the job was given.
+"""`JobKind`: jobs as a kind of work: a run of a pipeline that this worker makes, on the stream that the job was given.
 
     claim ──► the stream, from its log ──► produced here ──► its terminal event ──► the job's end in its row
                                                   └─ the attempt fails: queued again, the next one continues the stream
@@ -21,19 +21,18 @@ from django.db.models import F
 
 from streamserve.clients.pipeline.journal import Key, Memo
 from streamserve.dialects.base import run_json
-from streamserve.durable.leases import WorkQuerySet
-from streamserve.models import Job, JobStep
+from streamserve.models import ApiKey, Job, JobStep
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import Done, Error, Event, Meta, Status, is_success
+from streamserve.rows import orm
+from streamserve.rows.leases import WorkQuerySet
 from streamserve.streams.log.base import LogUnavailable
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from streamserve.web.permissions import PermissionChecks, owners_without_permission
-from streamserve.web.rows import orm
-from streamserve.web.work.kinds import Claim, Failed, LeaseLost, RetryPolicy, RowKind
-from streamserve.web.work.webhooks import queue_message
+from streamserve.work.queue import Claim, Failed, LeaseLost, RetryPolicy, RowKind
+from streamserve.work.webhooks import queue_message
 
 MAX_STEP_BYTES = 4 * 1024 * 1024
 _AUTHORS = "pipeline_failed"  # an exception of the author's code, which another attempt may not meet
@@ -112,8 +111,11 @@ class JobMemo:
 _LOG_LOST = "The events of this job are gone, and it cannot be continued. Send it again."
 
 
-class Jobs(RowKind[Job]):
-    """See above. `memos` are the running jobs' by their streams' ids: the pipelines' clients read them."""
+class JobKind(RowKind[Job]):
+    """See above. `memos` are the running jobs' by their streams' ids: the pipelines' clients read them.
+
+    `watch` begins to check that the owners of the streams that run still have their permission.
+    """
 
     name, model = "jobs", Job
 
@@ -121,23 +123,23 @@ class Jobs(RowKind[Job]):
         self,
         streams: Streams,
         memos: MutableMapping[str, Memo],
-        permissions: PermissionChecks,
+        watch: Callable[[], None],
         *,
         concurrency: int,
         retry: RetryPolicy,
     ) -> None:
         super().__init__(concurrency=concurrency, retry=retry)
-        self._streams, self._memos, self._permissions = streams, memos, permissions
+        self._streams, self._memos, self._watch = streams, memos, watch
 
     async def run(self, claim: Claim) -> None:
         stream = await self._reach(claim)
         if stream is None:
             raise Failed(_LOG_LOST, code="log_lost", is_retryable=False)
-        lost = await orm.insist(orm.read, owners_without_permission, [claim.row.owner])
+        lost = await orm.insist(orm.read, ApiKey.objects.owners_without_permission, [claim.row.owner])
         if stream.terminal is None and lost:
             await stream.stop()
         if stream.terminal is None:
-            self._permissions.ensure_running()  # it stops the stream when its owner loses the permission
+            self._watch()  # it stops the stream when its owner loses the permission
             self._memos[stream.id] = JobMemo(claim, stream, is_last=claim.attempt >= self.retry.max_attempts)
             try:
                 error = await stream.work()

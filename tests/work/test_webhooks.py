@@ -16,15 +16,14 @@ from typing import Any
 
 import pytest
 
-from streamserve.conf import read
-from streamserve.durable.webhooks import Webhook
+from streamserve.conf import Webhook, read
 from streamserve.models import Job, WebhookDelivery
+from streamserve.rows import orm
 from streamserve.streams.lease.liveness import Liveness
-from streamserve.web.rows import orm
-from streamserve.web.work.jobs import end_job
-from streamserve.web.work.kinds import RetryPolicy
-from streamserve.web.work.webhooks import Webhooks
-from streamserve.web.work.worker import Presence, Worker
+from streamserve.work.job_runs import end_job
+from streamserve.work.queue import RetryPolicy
+from streamserve.work.webhooks import Webhooks
+from streamserve.work.worker import Presence, Worker
 from tests.conftest import until
 
 pytestmark = pytest.mark.django_db(transaction=True)

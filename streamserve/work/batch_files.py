@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import chain
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from django.db import transaction
 from django.utils import timezone
@@ -23,13 +23,11 @@ from streamserve.dialects.anthropic import batches as anthropic_batches
 from streamserve.dialects.batch_lines import Line, RowResult, Unrun, parse_line, read_lines
 from streamserve.dialects.openai import batches as openai_batches
 from streamserve.dialects.openai.batches import OUTPUT_PURPOSE, FileRecord
-from streamserve.durable.batches import Batch, BatchRow, StoredFile
+from streamserve.models import Batch, BatchRow, StoredFile
 from streamserve.protocol.requests import Limits
-from streamserve.web.rows import orm
-from streamserve.web.work.kinds import Claim, LeaseLost
-
-if TYPE_CHECKING:
-    from streamserve.web.site import DjangoSite
+from streamserve.rows import orm
+from streamserve.work.files import Files
+from streamserve.work.queue import Claim, LeaseLost
 
 _ROWS_AT_ONCE = 100
 
@@ -52,7 +50,7 @@ SHAPES: Mapping[str, Shapes] = {
 }
 
 
-async def compose(site: DjangoSite, batch: Batch, file: IO[bytes] | None, why: Unrun) -> Composed:
+async def compose(files: Files, limits: Limits, batch: Batch, file: IO[bytes] | None, why: Unrun) -> Composed:
     """Store the files of a batch, not shown yet. `why` is the reason of the rows that have no answer.
 
     Without the input `file`, which is gone, the files have the rows that have ended, and no others.
@@ -61,9 +59,9 @@ async def compose(site: DjangoSite, batch: Batch, file: IO[bytes] | None, why: U
     with ExitStack() as stack:
         output = stack.enter_context(tempfile.TemporaryFile())
         errors = stack.enter_context(tempfile.TemporaryFile()) if shapes.has_error_file else output
-        num_unrun = await orm.bulk(_write, batch, file, output, errors, shapes, why, site.limits)
+        num_unrun = await orm.bulk(_write, batch, file, output, errors, shapes, why, limits)
         names = [(output, "output")] + ([(errors, "error")] if errors is not output else [])
-        stored = [await _store(site, batch, content, name) for content, name in names]
+        stored = [await _store(files, batch, content, name) for content, name in names]
     return Composed(stored[0], stored[1] if len(stored) > 1 else None, num_unrun)
 
 
@@ -117,13 +115,13 @@ def _request_id(batch_id: str, number: int) -> str:
     return f"req_{hashlib.sha256(f'{batch_id} {number}'.encode()).hexdigest()[:24]}"
 
 
-async def _store(site: DjangoSite, batch: Batch, content: IO[bytes], name: str) -> FileRecord | None:
+async def _store(files: Files, batch: Batch, content: IO[bytes], name: str) -> FileRecord | None:
     """Store a file that has lines; it is shown when the batch has ended."""
     num_bytes = content.seek(0, os.SEEK_END)
     if not num_bytes:
         return None
     content.seek(0)
-    return await site.files.store(
+    return await files.store(
         content,
         Caller(batch.owner, batch.tenant),
         filename=f"{batch.pk}_{name}.jsonl",
