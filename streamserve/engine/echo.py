@@ -180,7 +180,9 @@ class EchoRunner:
         if spec.rules is not None:
             scores = _ruled(scores, spec, banned, avoided)
         token_id = _choose(scores, spec)
-        return Sampled(seq_id=chunk.seq_id, token_id=token_id, logprobs=_logprobs(scores, token_id, spec.logprobs))
+        return Sampled(
+            seq_id=chunk.seq_id, token_id=token_id, logprobs=_logprobs(scores, token_id, spec.sampling.logprobs)
+        )
 
 
 def _scores(state: bytes, last_token_id: int, banned: frozenset[int]) -> dict[int, float]:
@@ -260,14 +262,14 @@ def _candidate(draw: int) -> int:
 
 def _choose(scores: dict[int, float], spec: SampleSpec) -> int:
     """Return the likeliest, or `argmax(logit / temperature + Gumbel(seed, position, token))` among the top-k."""
-    candidates = list(scores)[: spec.top_k or None]
-    if spec.temperature == 0:
+    candidates = list(scores)[: spec.sampling.top_k or None]
+    if spec.sampling.temperature == 0:
         return candidates[0]
-    return max(candidates, key=lambda token_id: scores[token_id] / spec.temperature + _gumbel(spec, token_id))
+    return max(candidates, key=lambda token_id: scores[token_id] / spec.sampling.temperature + _gumbel(spec, token_id))
 
 
 def _gumbel(spec: SampleSpec, token_id: int) -> float:
-    digest = hashlib.sha256(f"{spec.seed} {spec.position} {token_id}".encode()).digest()
+    digest = hashlib.sha256(f"{spec.sampling.seed} {spec.position} {token_id}".encode()).digest()
     uniform = (int.from_bytes(digest[:8], "big") + 0.5) / 2**64
     return -math.log(-math.log(uniform))
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from streamserve.protocol.requests import SamplingParams
+
 # In a chunk: the token that the step before, launched and not yet collected, gives its sequence.
 PENDING = -1
 
@@ -51,9 +53,10 @@ class TokenRules:
 
 @dataclass(slots=True, kw_only=True)
 class SampleSpec:
-    """How to choose the token that follows a chunk. All plain numbers, so that a runner needs no request.
+    """How to choose the token that follows a chunk, so that a runner needs no request.
 
-    The draw is `argmax(log p + Gumbel(seed, position, token))`: fixed given equal logits, whatever the batch.
+    `sampling` is the choice's, whole, with its seed resolved. The draw is
+    `argmax(log p + Gumbel(seed, position, token))`: fixed given equal logits, whatever the batch.
     `position` is the absolute index of the token to be chosen (= number of tokens known before it).
     `banned_token_ids` (eos and stop ids before min_tokens) must not be chosen. `mask` has one bit for each id, the
     lowest first, that a grammar allows; `mask_end_ids` are allowed beside these. Where nothing that is allowed is left
@@ -63,25 +66,18 @@ class SampleSpec:
     `counts_row` is where the runner counts the sequence's tokens for its penalties; None without penalties. A spec with
     `prompt_token_ids` begins the row afresh: these and `output_token_ids` are all tokens before `position`. A later one
     has neither: the chunk's only token, pending or not, is the one that the row lacks.
-    `logprobs` k asks for log-softmax of the *unmodified* logits (OpenAI's and vLLM's default): chosen + k likeliest.
+    `sampling.logprobs` k asks for log-softmax of the *unmodified* logits (OpenAI's and vLLM's default): chosen + k
+    likeliest.
     """
 
     position: int
-    seed: int
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    sampling: SamplingParams
     counts_row: int | None = None
     prompt_token_ids: Sequence[int] = ()
     output_token_ids: Sequence[int] = ()
     banned_token_ids: tuple[int, ...] = ()
     mask: bytes | None = None
     mask_end_ids: tuple[int, ...] = ()
-    logprobs: int | None = None
     rules: TokenRules | None = None
     bad_endings: tuple[tuple[int, int], ...] = ()
 
@@ -90,7 +86,7 @@ class SampleSpec:
 class ScoreSpec:
     """Positions of a prompt whose next token is known and scored: `token_ids[i]` is the one after `first + i`.
 
-    Each score is its log-probability and the `num_top` likeliest tokens there, as `SampleSpec.logprobs` has them.
+    Each score is its log-probability and the `num_top` likeliest tokens there, as `SamplingParams.logprobs` has them.
     """
 
     first: int

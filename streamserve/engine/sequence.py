@@ -142,6 +142,7 @@ class Sequence:
     def __post_init__(self) -> None:
         sampling = self.request.sampling
         assert sampling.max_tokens is not None, "max_tokens is resolved at acceptance"
+        assert sampling.seed is not None, "the seed is resolved at acceptance"
         self.seq_id = self.request.seq_id
         self.max_tokens = sampling.max_tokens
         penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
@@ -294,7 +295,6 @@ class Sequence:
         if self.max_tokens == 0:
             return None
         sampling, prompt = self.request.sampling, self.request.prompt_token_ids
-        assert sampling.seed is not None, "the seed is resolved at acceptance"
         begins_counts = self.counts_row is not None and not self.is_counted
         banned: tuple[int, ...] = ()
         if self.num_output_tokens + self.is_pending < sampling.min_tokens:
@@ -307,21 +307,13 @@ class Sequence:
         matcher = self.matcher
         return SampleSpec(
             position=len(self.token_ids) + self.is_pending,
-            seed=sampling.seed,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            repetition_penalty=sampling.repetition_penalty,
+            sampling=sampling,
             counts_row=self.counts_row,
             prompt_token_ids=prompt if begins_counts else (),
             output_token_ids=tuple(self.token_ids[len(prompt) :]) if begins_counts else (),
             banned_token_ids=banned,
             mask=None if matcher is None else matcher.mask,
             mask_end_ids=tuple(sorted(self.stop_token_ids())) if matcher is not None and matcher.may_end else (),
-            logprobs=sampling.logprobs,
             rules=self.rules,
             bad_endings=bad_endings,
         )

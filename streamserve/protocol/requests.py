@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -91,8 +91,21 @@ RESERVED_TEMPLATE_NAMES = frozenset(
         *("additional_special_tokens", "raise_exception", "strftime_now", "namespace"),
     }
 )
-# Fields that a model's generation config may set where the caller does not.
-MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What an engine can compute with, whatever a site allows: `low` to `high`.
+
+    With `is_model_default` the generation config of a model may set the field where the caller does not.
+    """
+
+    low: float
+    high: float
+    is_model_default: bool = False
+
+
+_MAX_COUNT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,27 +122,38 @@ class SamplingParams:
     model writes. Only the last `truncate_prompt_tokens` tokens of the prompt are kept, -1 as many as fit, None all.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int = 0
+    temperature: Annotated[float, Range(0.0, 1e6, is_model_default=True)] = 1.0
+    top_k: Annotated[int, Range(0, _MAX_COUNT, is_model_default=True)] = 0
+    top_p: Annotated[float, Range(1e-6, 1.0, is_model_default=True)] = 1.0
+    min_p: Annotated[float, Range(0.0, 1.0, is_model_default=True)] = 0.0
+    presence_penalty: Annotated[float, Range(-1e3, 1e3)] = 0.0
+    frequency_penalty: Annotated[float, Range(-1e3, 1e3)] = 0.0
+    repetition_penalty: Annotated[float, Range(1e-3, 1e3, is_model_default=True)] = 1.0
+    seed: Annotated[int | None, Range(0, 2**63 - 1)] = None
+    max_tokens: Annotated[int | None, Range(0, _MAX_COUNT)] = None
+    min_tokens: Annotated[int, Range(0, _MAX_COUNT)] = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None
+    logprobs: Annotated[int | None, Range(0, 1_000)] = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()
     include_stop: bool = False
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Annotated[int | None, Range(0, 1_000)] = None
     skip_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: Annotated[int | None, Range(-1, _MAX_COUNT)] = None
+
+
+_RANGED = {
+    name: get_args(hint)
+    for name, hint in get_type_hints(SamplingParams, include_extras=True).items()
+    if get_origin(hint) is Annotated
+}
+RANGES: Mapping[str, Range] = MappingProxyType({name: allowed for name, (_, allowed) in _RANGED.items()})
+_WHOLE = frozenset(name for name, (kind, _) in _RANGED.items() if kind is not float)
+# Fields that a model's generation config may set where the caller does not.
+MODEL_DEFAULTS = tuple(name for name, found in RANGES.items() if found.is_model_default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,22 +303,6 @@ def with_system(request: GenerateRequest, system: str) -> GenerateRequest:
     return replace(request, messages=(Message(role="system", content=system), *messages), has_public_system=True)
 
 
-# What an engine can compute with, whatever a site allows: name, lowest, highest, whole numbers only.
-_RANGES: tuple[tuple[str, float, float, bool], ...] = (
-    ("temperature", 0.0, 1e6, False),
-    ("top_k", 0, 2**31 - 1, True),
-    ("top_p", 1e-6, 1.0, False),
-    ("min_p", 0.0, 1.0, False),
-    ("presence_penalty", -1e3, 1e3, False),
-    ("frequency_penalty", -1e3, 1e3, False),
-    ("repetition_penalty", 1e-3, 1e3, False),
-    ("seed", 0, 2**63 - 1, True),
-    ("max_tokens", 0, 2**31 - 1, True),
-    ("min_tokens", 0, 2**31 - 1, True),
-    ("logprobs", 0, 1_000, True),
-    ("prompt_logprobs", 0, 1_000, True),
-    ("truncate_prompt_tokens", -1, 2**31 - 1, True),
-)
 _MOST_BIAS = 1e6
 
 
@@ -304,15 +312,15 @@ def check_sampling(sampling: SamplingParams) -> None:
     The engine's own check, whatever the door before it has checked: one such value would end a step for all its
     sequences.
     """
-    for name, low, high, is_whole in _RANGES:
-        value = getattr(sampling, name)
+    for name, allowed in RANGES.items():
+        value, is_whole = getattr(sampling, name), name in _WHOLE
         if value is None:
             continue
         is_number = isinstance(value, int if is_whole else int | float) and not isinstance(value, bool)
-        if not is_number or not low <= value <= high:  # false for NaN too
+        if not is_number or not allowed.low <= value <= allowed.high:  # false for NaN too
             kind = "a whole number" if is_whole else "a number"
             raise BadRequest(
-                f"{name} is {value!r}; the engine takes {kind} from {low:g} to {high:g}.",
+                f"{name} is {value!r}; the engine takes {kind} from {allowed.low:g} to {allowed.high:g}.",
                 code="invalid_value",
                 param=name,
             )

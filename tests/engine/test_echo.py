@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 
 from streamserve.engine.echo import ASSISTANT, END_OF_TURN, USER, VOCAB_SIZE, EchoRunner, EchoTokenizer
-from streamserve.engine.plan import PENDING, Chunk, Sampled, SampleSpec, StepPlan
+from streamserve.engine.plan import PENDING, Chunk, Sampled, StepPlan
 from streamserve.protocol.errors import BadRequest, PromptTooLong
 from streamserve.protocol.requests import GenerateRequest, Message
 from tests.support.engines.cores import alone, request, sampling
+from tests.support.engines.specs import spec_of
 
-GREEDY = SampleSpec(position=8, seed=0, temperature=0.0)
+GREEDY = spec_of(8, temperature=0.0)
 
 
 def run(runner: EchoRunner, *chunks: Chunk) -> tuple[Sampled, ...]:
@@ -64,7 +65,7 @@ def test_poisoned_block_changes_the_token() -> None:
 def test_pending_token_is_that_of_the_step_before() -> None:
     """A plan made before the last token was known gives what one made after it gives."""
     runner, other = EchoRunner(num_blocks=8, block_size=4), EchoRunner(num_blocks=8, block_size=4)
-    spec = SampleSpec(position=9, seed=0, temperature=0.0)
+    spec = spec_of(9, temperature=0.0)
     first = runner.launch(StepPlan(step_id=0, chunks=(chunk((1, 2, 3)),)))
     late = chunk((1, 2, 3), start=8, token_ids=(PENDING,), sample=spec)
     second = runner.launch(StepPlan(step_id=1, chunks=(late,)))
@@ -86,18 +87,18 @@ def test_banned_tokens_are_not_chosen() -> None:
     """A banned token is replaced by another one."""
     token_id = first_token(chunk())
     assert token_id is not None
-    banned = SampleSpec(position=8, seed=0, temperature=0.0, banned_token_ids=(token_id,))
+    banned = spec_of(8, temperature=0.0, banned_token_ids=(token_id,))
     assert first_token(chunk(sample=banned)) not in (token_id, None)
 
 
 def test_logprobs_are_a_distribution() -> None:
     """All candidates' probabilities sum to one; the chosen one's is among them; asking for less gives less."""
     runner = EchoRunner(num_blocks=8, block_size=4)
-    (all_of_them,) = run(runner, chunk(sample=SampleSpec(position=8, seed=0, temperature=0.0, logprobs=100)))
+    (all_of_them,) = run(runner, chunk(sample=spec_of(8, temperature=0.0, logprobs=100)))
     assert all_of_them.logprobs is not None
     assert math.isclose(sum(math.exp(logprob) for _, logprob in all_of_them.logprobs.top), 1.0)
     assert (all_of_them.token_id, all_of_them.logprobs.chosen) == all_of_them.logprobs.top[0]
-    (two,) = run(runner, chunk(sample=SampleSpec(position=8, seed=0, temperature=0.0, logprobs=2)))
+    (two,) = run(runner, chunk(sample=spec_of(8, temperature=0.0, logprobs=2)))
     assert two.logprobs is not None
     assert two.logprobs.top == all_of_them.logprobs.top[:2]
 

@@ -20,9 +20,10 @@ from streamserve.engine.model.sampler import (  # noqa: E402  (after the skips)
     row_key,
     sample,
 )
-from streamserve.engine.plan import SampleSpec, StepOutOfMemory  # noqa: E402
+from streamserve.engine.plan import StepOutOfMemory  # noqa: E402
 from tests.engine.model.parity.test_parity import MAX_TOKENS, WHOLE, references  # noqa: E402
 from tests.engine.model.test_out_of_memory import large_plan  # noqa: E402
+from tests.support.engines.specs import spec_of  # noqa: E402
 from tests.support.models.model_driver import Driver, load_tiny, prompts  # noqa: E402
 from tests.support.models.tiny_models import CONFIGS, VOCAB_SIZE, save_model  # noqa: E402
 
@@ -53,7 +54,7 @@ def test_noise_is_the_same_on_the_gpu() -> None:
 def test_draws_are_the_same_on_the_gpu() -> None:
     """Equal logits and seeds give equal tokens on CPU and GPU."""
     logits = torch.randn(64, 4000, generator=torch.Generator().manual_seed(2)) * 2
-    specs = [SampleSpec(position=i, seed=i, top_p=0.9, top_k=100 * (i % 3), min_p=0.01) for i in range(64)]
+    specs = [spec_of(i, seed=i, top_p=0.9, top_k=100 * (i % 3), min_p=0.01) for i in range(64)]
     assert torch.equal(sample(logits.cuda(), specs).token_ids.cpu(), sample(logits, specs).token_ids)
 
 

@@ -52,9 +52,9 @@ def entries(token_ids: tuple[int, ...]) -> array[int]:
 
 def draw(state: int, spec: SampleSpec, prompt: Iterable[int] = (), output: Iterable[int] = ()) -> int:
     """Choose a token. It depends on every field of the spec and on every count, so that a lost one shows."""
-    if spec.temperature:
-        state = crc32(b"%d %d" % (spec.seed, spec.position), state)
-    if spec.repetition_penalty != 1.0:
+    if spec.sampling.temperature:
+        state = crc32(b"%d %d" % (spec.sampling.seed, spec.position), state)
+    if spec.sampling.repetition_penalty != 1.0:
         state = crc32(array("q", (*prompt, POISON, *output)).tobytes(), state)
     token_id = state % VOCAB_SIZE
     while token_id in spec.banned_token_ids:
@@ -136,7 +136,7 @@ class SimRunner:
         if chunk.sample is None:
             return None
         token_id = draw(crc32(self._read(chunk)), chunk.sample, *self._count(chunk.sample, token_ids))
-        logprobs = None if chunk.sample.logprobs is None else RawLogprobs(chosen=-float(token_id))
+        logprobs = None if chunk.sample.sampling.logprobs is None else RawLogprobs(chosen=-float(token_id))
         return Sampled(seq_id=chunk.seq_id, token_id=token_id, logprobs=logprobs)
 
     def _count(self, spec: SampleSpec, token_ids: tuple[int, ...]) -> tuple[Sequence[int], Sequence[int]]:
@@ -182,9 +182,7 @@ def reference(
     while len(out) < sampling.max_tokens and num_tokens < max_model_len:
         spec = SampleSpec(
             position=num_tokens,
-            seed=sampling.seed,
-            temperature=sampling.temperature,
-            repetition_penalty=sampling.repetition_penalty,
+            sampling=sampling,
             banned_token_ids=tuple(stops) if len(out) < sampling.min_tokens else (),
         )
         token_id = draw(state, spec, prompt, out)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -99,20 +100,9 @@ CHAT, COMPLETIONS = "/chat/completions", "/completions"
 
 _PLAIN = SamplingParams()
 _STANDARD = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
-_EXTRA = (
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "min_tokens",
-    "stop_token_ids",
-    "ignore_eos",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "include_stop",
-    "skip_special_tokens",
-    "truncate_prompt_tokens",
-)
+_BY_HAND = ("seed", "max_tokens", "stop", "logprobs", "prompt_logprobs")
+# Of these a server takes what its `Dialect` names.
+_EXTRA = tuple(one.name for one in fields(SamplingParams) if one.name not in (*_STANDARD, *_BY_HAND))
 # Of these a server has defaults of the model's own, as we do: a caller who switches one off says so there, too.
 _WITH_DEFAULTS = tuple(name for name in MODEL_DEFAULTS if name in _EXTRA)
 

@@ -73,8 +73,8 @@ def sample(logits: torch.Tensor, specs: Sequence[SampleSpec], shapers: Shapers |
     logits = logits.float()
     finite = torch.isfinite(logits.amax(dim=-1))  # NaN and +inf win the maximum; all -inf loses to nothing
     shaped = _shape(logits, specs, shapers)
-    greedy = [row for row, spec in enumerate(specs) if spec.temperature <= 0]
-    drawn = [row for row, spec in enumerate(specs) if spec.temperature > 0]
+    greedy = [row for row, spec in enumerate(specs) if spec.sampling.temperature <= 0]
+    drawn = [row for row, spec in enumerate(specs) if spec.sampling.temperature > 0]
     if not drawn:
         token_ids = shaped.argmax(dim=-1)
     elif not greedy:
@@ -135,18 +135,18 @@ def _draw(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
     """Draw from each row; temperatures are positive. (num_rows, vocab_size) -> (num_rows,)."""
     device = logits.device
     # The difference first: a quotient by a small temperature overflows, and inf - inf is no number.
-    temperatures = _column([max(spec.temperature, _LEAST_TEMPERATURE) for spec in specs], device)
+    temperatures = _column([max(spec.sampling.temperature, _LEAST_TEMPERATURE) for spec in specs], device)
     weights = (logits - logits.amax(dim=-1, keepdim=True)).div_(temperatures).exp_()  # p up to a factor; at most 1
-    weights = _keep_top_k(weights, [spec.top_k for spec in specs])
-    keys = on_device([row_key(spec.seed, spec.position) for spec in specs], torch.int32, device)
+    weights = _keep_top_k(weights, [spec.sampling.top_k for spec in specs])
+    keys = on_device([row_key(spec.sampling.seed or 0, spec.position) for spec in specs], torch.int32, device)
     noise = exponential(keys, logits.shape[1])
-    floor = _column([spec.min_p for spec in specs], device)  # relative to the likeliest, which has 1
+    floor = _column([spec.sampling.min_p for spec in specs], device)  # relative to the likeliest, which has 1
     scores = torch.div(weights, noise, out=noise)
-    if any(spec.min_p > 0 for spec in specs):
+    if any(spec.sampling.min_p > 0 for spec in specs):
         scores.masked_fill_(weights < floor, 0.0)
-    if all(spec.top_p >= 1 for spec in specs):
+    if all(spec.sampling.top_p >= 1 for spec in specs):
         return scores.argmax(dim=-1)
-    return _winner_in_nucleus(scores, weights, [spec.top_p for spec in specs])
+    return _winner_in_nucleus(scores, weights, [spec.sampling.top_p for spec in specs])
 
 
 def _keep_top_k(weights: torch.Tensor, top_ks: Sequence[int]) -> torch.Tensor:
@@ -209,12 +209,12 @@ def _index(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
 def _with_logprobs(
     logits: torch.Tensor, specs: Sequence[SampleSpec], token_ids: torch.Tensor, finite: torch.Tensor
 ) -> Draws:
-    rows = tuple(row for row, spec in enumerate(specs) if spec.logprobs is not None)
+    rows = tuple(row for row, spec in enumerate(specs) if spec.sampling.logprobs is not None)
     if not rows:
         return Draws(token_ids, finite)
     index = _index(rows, logits.device)
     logprobs = torch.log_softmax(logits.index_select(0, index), dim=-1)
-    most = min(max(spec.logprobs or 0 for spec in specs), logits.shape[1])
+    most = min(max(spec.sampling.logprobs or 0 for spec in specs), logits.shape[1])
     top = logprobs.topk(most, dim=-1)
     chosen = logprobs.gather(1, token_ids.index_select(0, index)[:, None])[:, 0]
     return Draws(token_ids, finite, rows, chosen, top.values, top.indices)
@@ -228,7 +228,7 @@ def raw_logprobs(draws: Draws, specs: Sequence[SampleSpec]) -> dict[int, RawLogp
     values, ids = draws.top_logprobs.tolist(), draws.top_ids.tolist()
     found = {}
     for place, row in enumerate(draws.logprob_rows):
-        wanted = specs[row].logprobs or 0
+        wanted = specs[row].sampling.logprobs or 0
         top = tuple(zip(ids[place][:wanted], values[place][:wanted], strict=True))
         found[row] = RawLogprobs(chosen=chosen[place], top=top)
     return found

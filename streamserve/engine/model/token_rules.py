@@ -133,16 +133,18 @@ class PenaltyCounts:
         counts = self._counts.take(index[:, None] * self._vocab_size + seen)
         there = self._index(places)[:, None] * self._vocab_size + seen
         values = logits.take(there)
-        repetition = self._column([specs[place].repetition_penalty for place in places])
-        frequency = self._column([specs[place].frequency_penalty for place in places])
-        presence = self._column([specs[place].presence_penalty for place in places])
+        repetition = self._column([specs[place].sampling.repetition_penalty for place in places])
+        frequency = self._column([specs[place].sampling.frequency_penalty for place in places])
+        presence = self._column([specs[place].sampling.presence_penalty for place in places])
         values = torch.where(values > 0, values / repetition, values * repetition)
         logits.put_(there, values - torch.where(counts > 0, frequency * counts + presence, 0.0))
 
     def _begin(self, spec: SampleSpec) -> None:
         assert spec.counts_row is not None
         row, output = spec.counts_row, list(spec.output_token_ids)
-        seen = list(dict.fromkeys([*spec.prompt_token_ids, *output] if spec.repetition_penalty != 1.0 else output))
+        seen = list(
+            dict.fromkeys([*spec.prompt_token_ids, *output] if spec.sampling.repetition_penalty != 1.0 else output)
+        )
         seen = seen or [spec.prompt_token_ids[0]]  # one that no penalty changes: it is not in the output
         self._grow(row + 1, len(seen) + 1)
         self._seen[row].fill_(seen[0])

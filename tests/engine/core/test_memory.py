@@ -8,9 +8,10 @@ import pytest
 
 from streamserve.engine.echo import EchoRunner
 from streamserve.engine.in_flight import halves
-from streamserve.engine.plan import Chunk, SampleSpec, StepPlan
+from streamserve.engine.plan import Chunk, StepPlan
 from tests.support.engines.cores import Drive, alone, request, sampling
 from tests.support.engines.runners import SmallRunner
+from tests.support.engines.specs import spec_of
 
 EVERY_WAY = pytest.mark.parametrize(
     ("overlap", "at_collect"), [(False, False), (False, True), (True, False), (True, True)]
@@ -105,7 +106,7 @@ def test_sequence_that_ends_in_the_first_half_is_not_in_the_second() -> None:
 def chunk(seq_id: int, start: int, num_tokens: int) -> Chunk:
     end = start + num_tokens
     table = tuple(range(1, 1 + -(-end // 4)))
-    spec = SampleSpec(position=end, seed=0)
+    spec = spec_of(end)
     return Chunk(seq_id=seq_id, start=start, token_ids=tuple(range(start, end)), block_table=table, sample=spec)
 
 

@@ -11,6 +11,7 @@ import torch
 from streamserve.engine.model.sampler import Shapers, raw_logprobs, sample
 from streamserve.engine.model.token_rules import PenaltyCounts, RuleTensors
 from streamserve.engine.plan import SampleSpec
+from tests.support.engines.specs import spec_of
 
 VOCAB_SIZE = 50
 
@@ -24,7 +25,7 @@ def mask_of(*ids: int, num_ids: int = VOCAB_SIZE) -> bytes:
 
 
 def spec(position: int = 0, **fields: Any) -> SampleSpec:
-    return SampleSpec(position=position, seed=5, **fields)
+    return spec_of(position, seed=5, **fields)
 
 
 def some_logits(num_rows: int = 1) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 
 from streamserve.engine.model.token_rules import PenaltyCounts
 from streamserve.engine.plan import SampleSpec
+from tests.support.engines.specs import spec_of
 
 VOCAB = 50
 KINDS = [
@@ -25,15 +26,15 @@ def by_the_book(logits: torch.Tensor, spec: SampleSpec, prompt: list[int], outpu
     """One row (vocab_size,) with penalties, from all tokens."""
     row = logits.clone()
     for token in {*prompt, *output}:
-        penalty = spec.repetition_penalty
+        penalty = spec.sampling.repetition_penalty
         row[token] = row[token] / penalty if row[token] > 0 else row[token] * penalty
     for token, count in Counter(output).items():
-        row[token] -= spec.frequency_penalty * count + spec.presence_penalty
+        row[token] -= spec.sampling.frequency_penalty * count + spec.sampling.presence_penalty
     return row
 
 
-def spec_of(number: int, **fields: object) -> SampleSpec:
-    return SampleSpec(position=0, seed=0, **{**KINDS[number % len(KINDS)], **fields})
+def penalised(number: int, **fields: object) -> SampleSpec:
+    return spec_of(**{**KINDS[number % len(KINDS)], **fields})
 
 
 def test_counting_on_is_counting_anew() -> None:
@@ -50,12 +51,12 @@ def test_counting_on_is_counting_anew() -> None:
                 prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 40))]
                 output = [rng.randrange(VOCAB) for _ in range(rng.choice([0, 0, 1, 30, 700]))]
                 texts[row] = prompt, output
-                specs.append(spec_of(row, counts_row=row, prompt_token_ids=prompt, output_token_ids=output))
+                specs.append(penalised(row, counts_row=row, prompt_token_ids=prompt, output_token_ids=output))
             else:
                 texts[row][1].append(token)
-                specs.append(spec_of(row, counts_row=row))
+                specs.append(penalised(row, counts_row=row))
             new.append(token)
-        specs.insert(len(specs) // 2, spec_of(0, repetition_penalty=1.0))  # one without penalties is left alone
+        specs.insert(len(specs) // 2, penalised(0, repetition_penalty=1.0))  # one without penalties is left alone
         new.insert(len(new) // 2, 0)
         logits = torch.randn(len(specs), VOCAB, generator=torch.Generator().manual_seed(step))
         wanted = [
@@ -70,8 +71,8 @@ def test_counting_on_is_counting_anew() -> None:
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_a_row_is_the_same_in_any_batch(kind: int) -> None:
     """To the last bit: the length of the other rows changes nothing."""
-    one = spec_of(kind, counts_row=0, prompt_token_ids=(1, 2, 3), output_token_ids=(3, 4, 4))
-    other = spec_of(kind + 1, counts_row=1, prompt_token_ids=tuple(range(40)), output_token_ids=(5,) * 900)
+    one = penalised(kind, counts_row=0, prompt_token_ids=(1, 2, 3), output_token_ids=(3, 4, 4))
+    other = penalised(kind + 1, counts_row=1, prompt_token_ids=tuple(range(40)), output_token_ids=(5,) * 900)
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(kind))
     found = []
     for specs in ([one], [other, one], [one, other], [replace(one, counts_row=7)]):
@@ -85,7 +86,7 @@ def test_a_row_is_the_same_in_any_batch(kind: int) -> None:
 def test_what_cannot_be_chosen_stays_so() -> None:
     """A banned token that occurred before stays banned under its penalties."""
     counts = PenaltyCounts(4, torch.device("cpu"))
-    spec = spec_of(3, counts_row=0, prompt_token_ids=(1,), output_token_ids=(2, 1))
+    spec = penalised(3, counts_row=0, prompt_token_ids=(1,), output_token_ids=(2, 1))
     logits = torch.tensor([[0.0, float("-inf"), 1.0, 2.0]])
     counts.update([spec], torch.zeros(1, dtype=torch.int64))
     counts.penalise(logits, [spec])

@@ -14,6 +14,7 @@ from streamserve.engine.model import runner as runner_module
 from streamserve.engine.model.batch import SHORTEST_GROUP_BITS, build_batch
 from streamserve.engine.model.runner import load_runner
 from streamserve.engine.plan import Chunk, SampleSpec, StepPlan
+from tests.support.engines.specs import spec_of
 from tests.support.models.model_driver import Driver, load_tiny, prompts
 from tests.support.models.tiny_models import VOCAB_SIZE
 
@@ -29,7 +30,7 @@ def llama(tiny_folder: Callable[[str], Path]) -> Any:
 
 
 def spec(position: int, **fields: Any) -> SampleSpec:
-    return SampleSpec(**{"position": position, "seed": 0, "temperature": 0.0, **fields})
+    return spec_of(position, **{"temperature": 0.0, **fields})
 
 
 def test_results_stand_in_the_plans_order(llama: Any) -> None:

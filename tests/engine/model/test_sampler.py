@@ -16,15 +16,11 @@ from streamserve.engine.model import sampler
 from streamserve.engine.model.sampler import exponential, raw_logprobs, row_key
 from streamserve.engine.model.token_rules import PenaltyCounts, RuleTensors
 from streamserve.engine.plan import SampleSpec, TokenRules
-from streamserve.protocol.requests import SamplingParams, check_sampling
+from streamserve.protocol.requests import check_sampling
+from tests.support.engines.specs import spec_of
 
 VOCAB = 40
 NUM_DRAWS = 6000
-SAMPLED = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-
-
-def spec(position: int = 0, seed: int = 0, **fields: Any) -> SampleSpec:
-    return SampleSpec(position=position, seed=seed, **fields)
 
 
 def sample(
@@ -56,18 +52,22 @@ def reference(logits: np.ndarray, one: SampleSpec) -> np.ndarray:
             z[word[-1]] = -np.inf
     z[list(one.banned_token_ids)] = -np.inf
     for token in {*one.prompt_token_ids, *one.output_token_ids}:
-        z[token] = z[token] / one.repetition_penalty if z[token] > 0 else z[token] * one.repetition_penalty
+        z[token] = (
+            z[token] / one.sampling.repetition_penalty if z[token] > 0 else z[token] * one.sampling.repetition_penalty
+        )
     for token in set(one.output_token_ids):
-        z[token] -= one.presence_penalty + one.frequency_penalty * list(one.output_token_ids).count(token)
+        z[token] -= one.sampling.presence_penalty + one.sampling.frequency_penalty * list(one.output_token_ids).count(
+            token
+        )
     with np.errstate(over="ignore"):  # of the smallest temperatures: -inf, as it should be
-        p = np.exp((z - z.max()) / one.temperature)
+        p = np.exp((z - z.max()) / one.sampling.temperature)
     p /= p.sum()
-    if one.top_k:
-        p[p < np.sort(p)[-one.top_k]] = 0
+    if one.sampling.top_k:
+        p[p < np.sort(p)[-one.sampling.top_k]] = 0
         p /= p.sum()
     above = np.array([p[p > p[token]].sum() for token in range(len(p))])
-    kept = np.where(above < one.top_p, p, 0) if one.top_p < 1 else p
-    kept = np.where(p < one.min_p * p.max(), 0, kept)
+    kept = np.where(above < one.sampling.top_p, p, 0) if one.sampling.top_p < 1 else p
+    kept = np.where(p < one.sampling.min_p * p.max(), 0, kept)
     return kept / kept.sum()
 
 
@@ -75,7 +75,7 @@ def draw(logits: torch.Tensor, one: dict[str, Any], num_draws: int = NUM_DRAWS) 
     """Counts (vocab_size,) of many draws from one row of logits."""
     counts = np.zeros(logits.shape[1], dtype=np.int64)
     for begin in range(0, num_draws, 500):
-        specs = [spec(position=begin + i, seed=11, **one) for i in range(500)]
+        specs = [spec_of(position=begin + i, seed=11, **one) for i in range(500)]
         tokens = sample(logits.expand(500, -1), specs).token_ids
         counts += np.bincount(tokens.numpy(), minlength=logits.shape[1])
     return counts
@@ -133,7 +133,7 @@ CASES: dict[str, dict[str, Any]] = {
 def test_distribution(case: dict[str, Any]) -> None:
     """Tokens come as often as in the plain reference, and those it excludes never."""
     logits = some_logits(seed=4)
-    wanted = reference(logits[0].numpy(), spec(**case))
+    wanted = reference(logits[0].numpy(), spec_of(**case))
     counts = draw(logits, case)
     impossible = np.flatnonzero((wanted == 0) & (counts > 0))
     assert impossible.size == 0, f"tokens {impossible.tolist()} were ruled out and came"
@@ -145,7 +145,7 @@ def test_distribution(case: dict[str, Any]) -> None:
 def test_flat_distribution_over_many_tokens(vocab_size: int) -> None:
     """A nearly flat distribution with a small nucleus needs many cuts and stays exact."""
     logits = some_logits(seed=9, vocab_size=vocab_size) * 0.01
-    wanted = reference(logits[0].numpy(), spec(top_p=0.02))
+    wanted = reference(logits[0].numpy(), spec_of(top_p=0.02))
     counts = draw(logits, {"top_p": 0.02}, num_draws=2000)
     assert not ((wanted == 0) & (counts > 0)).any()
     odds = chi_square_odds(counts, wanted)
@@ -155,7 +155,7 @@ def test_flat_distribution_over_many_tokens(vocab_size: int) -> None:
 def test_sorting_chooses_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where cutting gives up and sorts, the draw is the one that cutting would have found."""
     logits = some_logits(64, seed=3)
-    specs = [spec(position=i, top_p=0.3) for i in range(64)]
+    specs = [spec_of(position=i, top_p=0.3) for i in range(64)]
     by_cutting = sample(logits, specs).token_ids
     monkeypatch.setattr(sampler, "MAX_CUTS", 0)
     assert torch.equal(sample(logits, specs).token_ids, by_cutting)
@@ -175,7 +175,7 @@ def test_the_batch_is_invisible() -> None:
     """A row's token is the same alone, in any company, and in any place of the batch."""
     kinds = [*CASES.values(), {"temperature": 0.0}, {"logprobs": 3}]
     logits = some_logits(len(kinds), seed=5)
-    specs = [spec(position=i, seed=i * 1_000_003, **kind) for i, kind in enumerate(kinds)]
+    specs = [spec_of(position=i, seed=i * 1_000_003, **kind) for i, kind in enumerate(kinds)]
     alone = [int(sample(logits[i : i + 1], [specs[i]]).token_ids[0]) for i in range(len(kinds))]
     assert sample(logits, specs).token_ids.tolist() == alone
     order = torch.randperm(len(kinds), generator=torch.Generator().manual_seed(1)).tolist()
@@ -187,7 +187,7 @@ def test_seed_and_position_both_count() -> None:
     """Another seed, or another position, is another draw; huge and negative seeds are as good as any."""
     logits = torch.zeros(1, 1000)
     seeds = [0, 1, -1, 2**63]
-    draws = {int(sample(logits, [spec(position=p, seed=s)]).token_ids[0]) for s in seeds for p in range(5)}
+    draws = {int(sample(logits, [spec_of(position=p, seed=s)]).token_ids[0]) for s in seeds for p in range(5)}
     assert len(draws) >= 19  # of 20; two may meet by chance
     assert row_key(2**80 + 1, 0) == row_key(1, 0)
 
@@ -222,9 +222,9 @@ def test_noise_is_exponential() -> None:
 def test_greedy_ignores_the_rest() -> None:
     """Temperature 0 gives the likeliest token after bans and penalties, whatever top-k and the like are."""
     logits = torch.tensor([[1.0, 5.0, 4.0, 3.0]])
-    assert sample(logits, [spec(temperature=0.0, top_k=2, top_p=0.1)]).token_ids.tolist() == [1]
-    assert sample(logits, [spec(temperature=0.0, banned_token_ids=(1,))]).token_ids.tolist() == [2]
-    penalised = spec(temperature=0.0, frequency_penalty=1.0, prompt_token_ids=(0,), output_token_ids=(1, 1, 1))
+    assert sample(logits, [spec_of(temperature=0.0, top_k=2, top_p=0.1)]).token_ids.tolist() == [1]
+    assert sample(logits, [spec_of(temperature=0.0, banned_token_ids=(1,))]).token_ids.tolist() == [2]
+    penalised = spec_of(temperature=0.0, frequency_penalty=1.0, prompt_token_ids=(0,), output_token_ids=(1, 1, 1))
     assert sample(logits, [penalised]).token_ids.tolist() == [2]
 
 
@@ -254,9 +254,9 @@ def test_rules_equal_the_reference_in_any_batch() -> None:
             known = output[:-1] if is_pending else output
             endings = () if rules is None else rules.bad_endings(known, is_pending=is_pending)
             num_ended += any(before == output[-1] for before, _ in endings)
-            specs.append(spec(temperature=0.0, rules=rules, bad_endings=endings))
+            specs.append(spec_of(temperature=0.0, rules=rules, bad_endings=endings))
             newest.append(output[-1] if output else 0)
-            full = spec(temperature=1.0, rules=rules, output_token_ids=output)
+            full = spec_of(temperature=1.0, rules=rules, output_token_ids=output)
             wanted.append(int(reference(logits[row].numpy(), full).argmax()))
         shapers = sampler.Shapers(torch.tensor(newest), tensors)
         assert sampler.sample(logits, specs, shapers).token_ids.tolist() == wanted, f"seed {seed}"
@@ -267,9 +267,9 @@ def test_a_bad_word_comes_where_nothing_else_may() -> None:
     """A word is chosen all the same where only bad words are allowed."""
     logits = torch.tensor([[1.0, 5.0, 4.0, 3.0]])
     rules = TokenRules(allowed_token_ids=(2, 3), bad_words=((2,), (3,)))
-    assert sample(logits, [spec(rules=rules)]).token_ids.tolist()[0] in (2, 3)
+    assert sample(logits, [spec_of(rules=rules)]).token_ids.tolist()[0] in (2, 3)
     one = TokenRules(allowed_token_ids=(3,), bad_words=((3, 3),))
-    ended = spec(temperature=0.0, rules=one, bad_endings=one.bad_endings((3,), is_pending=False))
+    ended = spec_of(temperature=0.0, rules=one, bad_endings=one.bad_endings((3,), is_pending=False))
     assert sample(logits, [ended], [3]).token_ids.tolist() == [3]
 
 
@@ -278,7 +278,7 @@ def test_tensors_live_as_long_as_their_rules() -> None:
     tensors = RuleTensors(torch.device("cpu"))
     for _ in range(3):
         rules = TokenRules(logit_bias=((1, 1.0),))
-        sampler.sample(some_logits(), [spec(rules=rules)], sampler.Shapers(torch.tensor([0]), tensors))
+        sampler.sample(some_logits(), [spec_of(rules=rules)], sampler.Shapers(torch.tensor([0]), tensors))
         assert len(tensors._known) == 1
     del rules
     assert len(tensors._known) == 0
@@ -288,7 +288,7 @@ def test_logits_are_left_alone() -> None:
     """Sampling does not modify the caller's logits."""
     logits = some_logits(2)
     before = logits.clone()
-    sample(logits, [spec(**CASES["penalties"]), spec(top_p=0.5, banned_token_ids=(1,), **CASES["bias"])])
+    sample(logits, [spec_of(**CASES["penalties"]), spec_of(top_p=0.5, banned_token_ids=(1,), **CASES["bias"])])
     assert torch.equal(logits, before)
 
 
@@ -296,9 +296,9 @@ def test_logprobs_are_of_the_unmodified_logits() -> None:
     """Log probabilities ignore temperature, bans and penalties; 0 asks for the chosen token's alone."""
     logits = some_logits(3)
     specs = [
-        spec(temperature=0.0, logprobs=3, banned_token_ids=(int(logits[0].argmax()),)),
-        spec(),
-        spec(temperature=2.0, logprobs=0),
+        spec_of(temperature=0.0, logprobs=3, banned_token_ids=(int(logits[0].argmax()),)),
+        spec_of(),
+        spec_of(temperature=2.0, logprobs=0),
     ]
     draws = sample(logits, specs)
     found = raw_logprobs(draws, specs)
@@ -316,7 +316,7 @@ def test_logprobs_are_of_the_unmodified_logits() -> None:
 def test_a_bad_row_is_bad_alone(bad: float, temperature: float) -> None:
     """A row with NaN is flagged; its neighbours' draws do not change."""
     logits = some_logits(3)
-    specs = [spec(position=i, temperature=temperature, top_p=0.9) for i in range(3)]
+    specs = [spec_of(position=i, temperature=temperature, top_p=0.9) for i in range(3)]
     healthy = sample(logits, specs)
     logits[1, 5] = bad
     spoiled = sample(logits, specs)
@@ -331,7 +331,7 @@ def test_the_ends_of_every_range_give_a_token(temperature: float, scale: float) 
     logits = some_logits(seed=3) * scale
     corners = product((1e-6, 0.5, 1 - 1e-12, 1.0), (0.0, 1e-45, 1.0), (-1e3, 1e3), (-1e3, 1e3), (1e-3, 1e3))
     specs = [
-        spec(
+        spec_of(
             position,
             temperature=temperature,
             top_p=top_p,
@@ -345,19 +345,20 @@ def test_the_ends_of_every_range_give_a_token(temperature: float, scale: float) 
         for position, (top_p, min_p, presence, frequency, repetition) in enumerate(corners)
     ]
     for one in specs:
-        check_sampling(SamplingParams(**{name: getattr(one, name) for name in SAMPLED}))
+        check_sampling(one.sampling)
     draws = sample(logits.expand(len(specs), -1), specs)
     assert draws.finite.all()
     for one, token in zip(specs, draws.token_ids.tolist(), strict=True) if temperature < 1e6 else ():
         # The highest makes all tokens equally likely in float32; at the edge of a nucleus it may differ too.
-        allowed = reference(logits[0].numpy(), replace(one, top_p=min(1.0, one.top_p + 1e-6)))
+        wider = replace(one.sampling, top_p=min(1.0, one.sampling.top_p + 1e-6))
+        allowed = reference(logits[0].numpy(), replace(one, sampling=wider))
         assert allowed[token] > 0, one
 
 
 def test_the_smallest_temperature_is_greedy() -> None:
     """A temperature that float32 cannot hold chooses the likeliest token, also beside rows of other temperatures."""
     logits = some_logits(4, seed=5)
-    specs = [spec(row, temperature=temperature) for row, temperature in enumerate((5e-324, 1e-45, 1.0, 1e-40))]
+    specs = [spec_of(row, temperature=temperature) for row, temperature in enumerate((5e-324, 1e-45, 1.0, 1e-40))]
     token_ids = sample(logits, specs).token_ids.tolist()
     likeliest = logits.argmax(dim=-1).tolist()
     assert [token_ids[row] for row in (0, 1, 3)] == [likeliest[row] for row in (0, 1, 3)]
@@ -368,7 +369,7 @@ def test_a_model_that_loads_beside_changes_no_draw(temperature: float) -> None:
     """transformers sets the process's default dtype while it loads; a step of another model does not use it."""
     logits = some_logits(seed=7)
     rules = TokenRules(logit_bias=((4, 1.5),), allowed_token_ids=tuple(range(30)), bad_words=((5,), (6, 7)))
-    one = spec(
+    one = spec_of(
         temperature=temperature, top_p=0.9, min_p=0.01, presence_penalty=0.5, rules=rules, bad_endings=((6, 7),),
         prompt_token_ids=(1, 2), output_token_ids=(3, 6), logprobs=2,
     )  # fmt: skip

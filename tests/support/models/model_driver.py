@@ -10,7 +10,8 @@ from typing import Any
 
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.model.runner import HFRunner, load_runner
-from streamserve.engine.plan import PENDING, Chunk, Sampled, SampleSpec, StepPlan
+from streamserve.engine.plan import PENDING, Chunk, Sampled, StepPlan
+from tests.support.engines.specs import spec_of
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 200
@@ -47,7 +48,7 @@ class Running:
         """Return the next `size` tokens, or the remaining ones."""
         part = self.tokens[self.num_computed : self.num_computed + size]
         is_last = self.num_computed + len(part) == len(self.tokens)
-        spec = SampleSpec(**{"position": len(self.tokens), "seed": 0, "temperature": 0.0, **self.spec})
+        spec = spec_of(len(self.tokens), **{"temperature": 0.0, **self.spec})
         return Chunk(
             seq_id=self.seq_id,
             start=self.num_computed,

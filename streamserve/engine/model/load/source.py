@@ -21,17 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from streamserve.engine.plan import Progress, no_progress
+from streamserve.protocol.requests import MODEL_DEFAULTS, RANGES
 
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5", ".onnx")
-
-SAMPLING_RANGES = {
-    "temperature": (0.0, 2.0),
-    "top_k": (0, 1_000_000),
-    "top_p": (0.001, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.1, 10.0),
-}
 
 
 class ModelLoadError(Exception):
@@ -168,13 +161,13 @@ def require_safetensors(folder: Path) -> list[Path]:
 
 
 def sampling_defaults(folder: Path) -> dict[str, float]:
-    """Return the sampling defaults of the model's generation_config.json that are numbers in range."""
+    """Return the sampling defaults of the model's generation_config.json that the engine can compute with."""
     file = folder / "generation_config.json"
     given = json.loads(file.read_text()) if file.exists() else {}
     return {
         name: int(given[name]) if name == "top_k" else given[name]
-        for name, (low, high) in SAMPLING_RANGES.items()
-        if type(given.get(name)) in (int, float) and low <= given[name] <= high
+        for name in MODEL_DEFAULTS
+        if type(given.get(name)) in (int, float) and RANGES[name].low <= given[name] <= RANGES[name].high
     }
 
 
