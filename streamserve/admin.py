@@ -30,9 +30,9 @@ from streamserve.keys import new_key
 from streamserve.models import ApiKey, Live, Stream, Watch, default_scopes
 from streamserve.protocol.errors import StreamserveError
 from streamserve.web import work_admin  # noqa: F401  (registers its own)
+from streamserve.web.audit import WATCH_PERMISSION
 from streamserve.web.chat_page import CONTENT_SECURITY_POLICY
 from streamserve.web.live import LiveDelivery
-from streamserve.web.permissions import WATCH_PERMISSION
 from streamserve.web.site import get_site
 from streamserve.web.views import non_atomic, to_django
 from streamserve.web.work_admin import RecordAdmin, in_short, in_words
@@ -355,7 +355,7 @@ class LiveAdmin(RecordAdmin):
         if not await self._may(request, "streamserve.control_engine"):
             return JsonResponse({"error": {"code": "forbidden"}}, status=403)
         try:
-            state = await get_site().control_engine(alias, action)
+            state = await get_site().ops.control(alias, action)
         except StreamserveError as error:
             return JsonResponse({"error": {"code": error.code, "message": error.message}}, status=error.http_status)
         await sync_to_async(_record_action)(request, "", f"{action.capitalize()} of model {alias}: it is {state}")

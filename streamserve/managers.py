@@ -1,6 +1,6 @@
 """Querysets of keys, streams, watches and stored completions: look-ups, and changes with their guard in the WHERE.
 
-Callers and tenants are checked in web/site.py (`find`, `find_for_watcher`), not here.
+Callers and tenants are checked in `find` of api/answers.py and web/audit.py, not here.
 """
 
 from __future__ import annotations

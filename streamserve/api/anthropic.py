@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from streamserve.api.call import Call, Reply, Site, json_reply, with_class
+from streamserve.api.answers import Answers
+from streamserve.api.call import Call, Reply, json_reply
 from streamserve.api.idempotency import once_of
 from streamserve.clients.base import until_loaded
 from streamserve.dialects.anthropic import message, request
 from streamserve.dialects.anthropic.request import MessagesRequest
-from streamserve.protocol.errors import BadRequest, no_model
+from streamserve.protocol.errors import BadRequest
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.store import Once
 from streamserve.streams.stream import Stream
-
-CLASS_ROUTE = "messages"
 
 
 def id_header(request_id: str) -> dict[str, str]:
@@ -26,28 +25,26 @@ def id_header(request_id: str) -> dict[str, str]:
     return {"Request-Id": request_id}
 
 
-async def messages(call: Call, site: Site) -> Reply:
+async def messages(call: Call, answers: Answers) -> Reply:
     """POST /v1/messages, streamed or whole."""
-    fields = await call.json(site.limits)
-    asked = request.parse(fields, site.limits, default_model=site.default_model)
-    stream = await _start(call, site, asked, once_of(call, "messages", fields))
+    fields = await call.json(answers.limits)
+    asked = request.parse(fields, answers.limits, default_model=answers.default_model)
+    stream = await _start(call, answers, asked, once_of(call, "messages", fields))
     if asked.stream:
         encoder = message.encoder_for(stream, shows_thinking=asked.shows_thinking)
-        body = Delivery(site.streams, stream, encoder, pace=asked.pace)
+        body = Delivery(answers.streams, stream, encoder, pace=asked.pace)
         return Reply(body=body, headers=id_header(call.request_id))
-    events = await call.wait(collect(site.streams, stream))
+    events = await call.wait(collect(answers.streams, stream))
     whole = message.collect(events, shows_thinking=asked.shows_thinking, **message.identity(stream))
     return json_reply(whole, headers={"X-Stream-Id": stream.id, **id_header(call.request_id)})
 
 
-async def count_tokens(call: Call, site: Site) -> Reply:
+async def count_tokens(call: Call, answers: Answers) -> Reply:
     """POST /v1/messages/count_tokens: the length of the prompt that a message would have. Generates nothing."""
-    fields = await call.json(site.limits)
-    asked = site.with_own_system(request.parse_count(fields, site.limits, default_model=site.default_model))
-    if asked.model not in site.clients:
-        raise no_model(asked.model, site.clients)
-    client = site.clients[asked.model]
-    await call.wait(until_loaded(client, site.streams.settings.engine_wait_seconds))
+    fields = await call.json(answers.limits)
+    asked = request.parse_count(fields, answers.limits, default_model=answers.default_model)
+    asked, client = answers.with_own_system(asked), answers.client(asked.model)
+    await call.wait(until_loaded(client, answers.streams.settings.engine_wait_seconds))
     try:
         token_ids = await call.wait(client.tokenize(asked))
     except BadRequest as error:
@@ -56,13 +53,13 @@ async def count_tokens(call: Call, site: Site) -> Reply:
     return json_reply({"input_tokens": len(token_ids)}, headers=id_header(call.request_id))
 
 
-async def _start(call: Call, site: Site, asked: MessagesRequest, once: Once | None) -> Stream:
+async def _start(call: Call, answers: Answers, asked: MessagesRequest, once: Once | None) -> Stream:
     """Start the answer. A model without a switch for thinking is asked without it, unless the caller named it."""
     on_disconnect = asked.on_disconnect or ("abort" if once is None else "park")
-    generate = with_class(asked.generate, asked.latency_class, call.caller, site, CLASS_ROUTE)
+    generate = answers.with_class(asked.generate, asked.latency_class, call.caller, "messages")
     while True:
         try:
-            return await call.start(site, generate, on_disconnect, once=once)
+            return await answers.begin(call, generate, on_disconnect, once=once)
         except BadRequest as error:
             is_of_kwargs = error.param == "chat_template_kwargs"
             if is_of_kwargs and not asked.asks_for_thinking and generate.chat_template_kwargs != asked.template_kwargs:

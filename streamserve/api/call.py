@@ -1,28 +1,23 @@
-"""The interface of an endpoint: it takes a `Call` and a `Site` and returns a `Reply`. Framework-free; asyncio.
+"""The interface of an endpoint: it takes a `Call` and the services it names, and returns a `Reply`. asyncio.
 
 Django's adapter (web/views.py) and the ASGI app (asgi/application.py) each build a Call, await the route's endpoint and
-send its Reply. Endpoints know neither of them.
+send its Reply. Endpoints know neither of them. The services are classes such as `Answers` (api/answers.py).
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
-from streamserve.clients.base import EngineClient
-from streamserve.dialects.openai.stored_chat import ListQuery, StoredChat
 from streamserve.protocol.errors import BadRequest, UnsupportedMedia
 from streamserve.protocol.json_body import check_head, decode_json, too_large
 from streamserve.protocol.measures import Arrival, network_seconds
-from streamserve.protocol.requests import GenerateRequest, Limits
-from streamserve.streams.quota import Places
+from streamserve.protocol.requests import Limits
 from streamserve.streams.reader.delivery import NO_FLOW, Flow
-from streamserve.streams.registry import Streams
-from streamserve.streams.store import Once, Record
 from streamserve.streams.stream import Stream
 
 T = TypeVar("T")
@@ -86,6 +81,7 @@ class Call:
     is_head: bool = False
     address: str = ""  # of the client, from the server
     received_at: float = field(default_factory=time.monotonic)  # when the server had the request's head
+    started: list[Stream] = field(default_factory=list)  # the answers that it has begun
 
     def query(self) -> dict[str, str]:
         """Return the query parameters. Raises BadRequest for one that is given twice."""
@@ -119,28 +115,6 @@ class Call:
         if self.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise UnsupportedMedia("Send JSON, with 'Content-Type: application/json'.", param="Content-Type")
         return decode_json(body, limits)
-
-    async def start(
-        self,
-        site: Site,
-        request: GenerateRequest,
-        on_disconnect: str,
-        *,
-        once: Once | None = None,
-        begins_unloaded: bool = False,
-        places: Places | None = None,
-    ) -> Stream:
-        """Do what `Site.start` does for the caller, for as long as the client stays: it may wait for a place."""
-        starting = site.start(
-            self.caller,
-            request,
-            on_disconnect,
-            received_at=self.received_at,
-            once=once,
-            begins_unloaded=begins_unloaded,
-            places=places,
-        )
-        return await self.wait(starting)
 
 
 class Named(Protocol):
@@ -190,129 +164,3 @@ def json_reply(value: Any, *, status: int = 200, headers: Mapping[str, str] | No
     body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     fixed = {"Content-Type": "application/json", "Cache-Control": "no-store"}
     return Reply(status=status, body=body, headers={**fixed, **(headers or {})})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A stream that the caller may read. `stream` is None once its events are dropped, `record` without a database."""
-
-    stream: Stream | None
-    record: Record | None = None
-
-
-class StoredChats(Protocol):
-    """The chat completions that a site stores for its tenants. Those of other tenants are as unknown ids."""
-
-    async def keep(self, stream: Stream, messages: Sequence[Mapping[str, Any]], metadata: Mapping[str, str], /) -> None:
-        """Store the answer of that stream once it has ended well; nothing where the site does not store."""
-
-    async def fill(self, stream_id: str, /) -> None:
-        """Store an answer that has just ended, if it is kept, without waiting for the end of its stream's record."""
-
-    async def find(self, caller: Caller, stream_id: str, /) -> StoredChat | None:
-        """Return the completion; None for one that is not stored, or not whole. Raises NotFound for a deleted one."""
-
-    async def page(self, caller: Caller, query: ListQuery, /) -> tuple[Sequence[StoredChat], bool]:
-        """Return a part of the tenant's completions, and whether there are more."""
-
-    async def annotate(self, caller: Caller, stream_id: str, metadata: Mapping[str, str], /) -> StoredChat:
-        """Replace the metadata. Raises NotFound, NotFinished."""
-
-    async def delete(self, caller: Caller, stream_id: str, /) -> None:
-        """Delete the completion with its events. Raises NotFound, NotFinished."""
-
-
-class Site(Protocol):
-    """The services of an endpoint: the Django site (web/site.py), or one process without a database (asgi/site.py)."""
-
-    @property
-    def streams(self) -> Streams: ...
-
-    @property
-    def clients(self) -> Mapping[str, EngineClient]: ...
-
-    @property
-    def limits(self) -> Limits: ...
-
-    @property
-    def default_model(self) -> str: ...
-
-    def default_class(self, route: str, model: str) -> str:
-        """Return the latency class of requests that name none, on a route ("streams", "websocket") for a model."""
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether the server is shutting down and refuses new answers."""
-
-    @property
-    def is_debug(self) -> bool:
-        """Whether responses may name folders and libraries: only on a developer's machine."""
-
-    @property
-    def takes_prompt_in_url(self) -> bool:
-        """Whether `GET /streams/new?prompt=` starts answers: servers write addresses into their access logs."""
-
-    @property
-    def reasoning_field(self) -> str:
-        """Where chat completions show thinking: `reasoning_content`, `reasoning` or `both`."""
-
-    @property
-    def unseal(self) -> Callable[[str], str] | None:
-        """Opens the system prompt of a chat element's page; None where there are no such pages."""
-
-    @property
-    def stored_chats(self) -> StoredChats | None:
-        """The chat completions that callers asked to store; None without a database."""
-
-    def with_own_system(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request as `start` gives it to its model: with the site's own system prompt, where it has one."""
-
-    async def health(self) -> Mapping[str, Any]:
-        """Return the fields of `/readyz` beside the models; a `database` that is not "ok" is a reason."""
-
-    async def work(self) -> Mapping[str, Mapping[str, int]]:
-        """Return how much durable work waits and runs: kind → state → rows; nothing where there is none."""
-
-    async def start(
-        self,
-        caller: Caller,
-        request: GenerateRequest,
-        on_disconnect: str,
-        /,
-        *,
-        received_at: float | None = None,
-        once: Once | None = None,
-        begins_unloaded: bool = False,
-        places: Places | None = None,
-    ) -> Stream:
-        """Start an answer for `caller`, within its limits; its times count from `received_at`.
-
-        With `once` return the answer that its key has started before, without a wait. Beyond the caller's places this
-        waits, and while the model loads, but for an answer that `begins_unloaded`: endpoints call it through
-        `Call.start`. `places`: of several answers that begin together. Raises StreamserveError.
-        """
-
-    async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
-        """Return the stream of that id or log id, with one query at most.
-
-        Raises NotFound for another tenant's stream as for an unknown id; LogUnavailable.
-        """
-
-
-def with_class(request: GenerateRequest, asked: str | None, caller: Caller, site: Site, route: str) -> GenerateRequest:
-    """Return the request in its latency class: what it asked for, or what key, route or model have by default."""
-    name = asked or caller.latency_class or site.default_class(route, request.model)
-    return request if name == request.latency_class else replace(request, latency_class=name)
-
-
-class AuditedSite(Site, Protocol):
-    """A site with users and a record of watches. Routes with the scope "watch" need one."""
-
-    async def find_for_watcher(self, caller: Caller, stream_id: str) -> tuple[str, Found]:
-        """Return the name of the caller's user, and the stream, of any tenant.
-
-        Raises NotFound for an unknown id, and for every id if the user may not watch.
-        """
-
-    async def watch(self, call: Call, username: str, stream: Stream, after: int) -> Body:
-        """Record the watch and return its delivery."""

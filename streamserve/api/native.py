@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Protocol
 
-from streamserve.api.call import AuditedSite, Call, Found, Reply, Site, json_reply, with_class
+from streamserve.api.answers import Answers, Found
+from streamserve.api.call import Body, Call, Caller, Reply, json_reply
 from streamserve.api.idempotency import once_of
 from streamserve.api.resume import (
     HeadOnly,
@@ -26,85 +27,101 @@ from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.store import Once, Record
 from streamserve.streams.stream import Stream
 
+
+class Watches(Protocol):
+    """The watches of streams of any tenant, each of which is recorded: of a site with users."""
+
+    async def find(self, caller: Caller, stream_id: str) -> tuple[str, Found]:
+        """Return the name of the caller's user, and the stream.
+
+        Raises NotFound for an unknown id, and for every id if the user may not watch.
+        """
+
+    async def begin(self, call: Call, username: str, stream: Stream, after: int) -> Body:
+        """Record the watch and return its delivery."""
+
+
 PROMPT_IN_URL = (
     "Answers are not started by GET here, because the prompt would be in the access logs. POST it to /streams, and "
     "follow /streams/<X-Stream-Id>/events; or turn PROMPT_IN_URL on in STREAMSERVE."
 )
 
 
-async def start_stream(call: Call, site: Site) -> Reply:
+async def start_stream(call: Call, answers: Answers) -> Reply:
     """POST /streams: start an answer and stream it."""
-    body = await call.json(site.limits)
-    asked = native.parse(body, site.limits, default_model=site.default_model, unseal=site.unseal)
-    return await _start(call, site, asked, once_of(call, "streams", body))
+    body = await call.json(answers.limits)
+    config = answers.config
+    asked = native.parse(body, config.limits, default_model=config.default_model, unseal=config.unseal)
+    return await _start(call, answers, asked, once_of(call, "streams", body))
 
 
-async def new_stream(call: Call, site: Site) -> Reply:
+async def new_stream(call: Call, answers: Answers) -> Reply:
     """GET /streams/new?prompt=...: for a bare EventSource. With a Last-Event-ID it resumes and never starts again."""
     event_id = call.headers.get("last-event-id")
     if not event_id:
-        if not site.takes_prompt_in_url:
+        if not answers.config.takes_prompt_in_url:
             raise Forbidden(PROMPT_IN_URL, code="prompt_in_url_off")
-        return await _start(call, site, native.parse_query(call.query(), site.limits, default_model=site.default_model))
-    stream, after = await stream_of_event(call, site, event_id)
-    return gone_reply(call) if stream is None else resume(call, site, stream, after, call.query())
+        asked = native.parse_query(call.query(), answers.limits, default_model=answers.default_model)
+        return await _start(call, answers, asked)
+    stream, after = await stream_of_event(call, answers, event_id)
+    return gone_reply(call) if stream is None else resume(call, answers, stream, after, call.query())
 
 
-async def _start(call: Call, site: Site, asked: NativeRequest, once: Once | None = None) -> Reply:
+async def _start(call: Call, answers: Answers, asked: NativeRequest, once: Once | None = None) -> Reply:
     if call.is_head:
         return head_of_new(asked.format)
-    request = with_class(asked.generate, asked.latency_class, call.caller, site, "streams")
+    request = answers.with_class(asked.generate, asked.latency_class, call.caller, "streams")
     # The other formats cannot show what the answer waits for.
     begins_unloaded = asked.format == "native"
-    stream = await call.start(site, request, asked.on_disconnect, once=once, begins_unloaded=begins_unloaded)
-    return Reply(body=Delivery(site.streams, stream, encoder_for(asked.format, stream), pace=asked.pace))
+    stream = await answers.begin(call, request, asked.on_disconnect, once=once, begins_unloaded=begins_unloaded)
+    return Reply(body=Delivery(answers.streams, stream, encoder_for(asked.format, stream), pace=asked.pace))
 
 
-async def stream_state(call: Call, site: Site) -> Reply:
+async def stream_state(call: Call, answers: Answers) -> Reply:
     """GET /streams/{id}: the state of a stream."""
-    return json_reply(_state_json(await site.find(call.caller, stream_id=call.params["stream_id"])))
+    return json_reply(_state_json(await answers.find(call.caller, stream_id=call.params["stream_id"])))
 
 
-async def stream_events(call: Call, site: Site, *, default_format: str = "native") -> Reply:
+async def stream_events(call: Call, answers: Answers, *, default_format: str = "native") -> Reply:
     """GET /streams/{id}/events: replay the events that the reader lacks, and follow."""
-    found = await site.find(call.caller, stream_id=call.params["stream_id"])
+    found = await answers.find(call.caller, stream_id=call.params["stream_id"])
     query = call.query()
     if found.stream is None:
         return gone_reply(call)
     after = after_of(call, found.stream, query)
-    return resume(call, site, found.stream, after, query, default_format=default_format)
+    return resume(call, answers, found.stream, after, query, default_format=default_format)
 
 
-async def stop_stream(call: Call, site: Site) -> Reply:
+async def stop_stream(call: Call, answers: Answers) -> Reply:
     """POST /streams/{id}/stop {seen_seq}: end the answer at the last event that its reader has seen. Idempotent."""
-    seen_seq = native.parse_stop(await call.json(site.limits, optional=True))
-    found = await site.find(call.caller, stream_id=call.params["stream_id"])
+    seen_seq = native.parse_stop(await call.json(answers.limits, optional=True))
+    found = await answers.find(call.caller, stream_id=call.params["stream_id"])
     if found.stream is not None:
         await found.stream.stop(seen_seq)
     return json_reply(_state_json(found))
 
 
-async def ack_stream(call: Call, site: Site) -> Reply:
+async def ack_stream(call: Call, answers: Answers) -> Reply:
     """POST /streams/{id}/ack {reader, seq, away}: what a reader shows by now.
 
     It counts where the reader's connection is, and elsewhere that is no error: a page cannot choose the worker. Asks no
     database, as a page sends one each second.
     """
-    ack = native.parse_ack(await call.json(site.limits))
-    stream = site.streams.find(call.params["stream_id"])
+    ack = native.parse_ack(await call.json(answers.limits))
+    stream = answers.streams.find(call.params["stream_id"])
     if stream is None or stream.tenant != call.caller.tenant:
         return json_reply({"counted": False})
     is_counted = stream.readers.ack(ack.reader, ack.seq, is_away=ack.is_away, now=time.monotonic())
     return json_reply({"counted": is_counted})
 
 
-async def watch(call: Call, site: AuditedSite) -> Reply:
+async def watch(call: Call, watches: Watches) -> Reply:
     """GET /streams/{id}/watch: a stream of any tenant, for a user with the permission. Each watch is recorded.
 
     A watcher only reads: only the owner's readers pace, park and end the stream. Without the permission every id is
     a 404 here, also the caller's own.
     """
-    username, found = await site.find_for_watcher(call.caller, call.params["stream_id"])
+    username, found = await watches.find(call.caller, call.params["stream_id"])
     if found.stream is None:
         return gone_reply(call)
     after = after_of(call, found.stream, call.query())
@@ -114,7 +131,7 @@ async def watch(call: Call, site: AuditedSite) -> Reply:
         return Reply(status=204)  # nothing is shown, so nothing is recorded
     if call.is_head:
         return Reply(body=HeadOnly(NativeEncoder.content_type, found.stream.id))
-    return Reply(body=await site.watch(call, username, found.stream, after))
+    return Reply(body=await watches.begin(call, username, found.stream, after))
 
 
 def _state_json(found: Found) -> dict[str, Any]:

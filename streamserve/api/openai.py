@@ -10,12 +10,13 @@ reader. All begin before the response does, or none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from streamserve.api import native as native_api
+from streamserve.api.answers import Answers
 from streamserve.api.anthropic import id_header
-from streamserve.api.call import Call, Reply, Site, StoredChats, json_reply, with_class
+from streamserve.api.call import Call, Caller, Reply, json_reply
 from streamserve.api.idempotency import once_of, part_of
 from streamserve.api.resume import (
     ANTHROPIC,
@@ -35,8 +36,9 @@ from streamserve.dialects.openai import completions as openai_completions
 from streamserve.dialects.openai import plain_tokens, stored_chat
 from streamserve.dialects.openai.completions import CompletionEncoder, CompletionRequest, Joined
 from streamserve.dialects.openai.plain_tokens import PlainRequest
+from streamserve.dialects.openai.stored_chat import ListQuery, StoredChat
 from streamserve.dialects.pace import Pace, pace_of_query
-from streamserve.protocol.errors import BadRequest, Forbidden, NotFinished, NotFound, StreamserveError, no_model
+from streamserve.protocol.errors import BadRequest, Forbidden, NotFinished, NotFound, StreamserveError
 from streamserve.protocol.events import SUCCESS_REASONS, LoggedEvent, Usage
 from streamserve.protocol.measures import RESPONSES
 from streamserve.protocol.requests import GenerateRequest
@@ -47,34 +49,59 @@ from streamserve.streams.store import Once, Record
 from streamserve.streams.stream import Stream
 
 
-async def chat_completions(call: Call, site: Site) -> Reply:
-    """POST /v1/chat/completions, streamed or whole. GET: list those that are stored."""
-    if call.method == "GET":
-        query = stored_chat.parse_list(call.query(), site.limits)
-        found, has_more = await _stored(site, "chat/completions").page(call.caller, query)
-        return json_reply(stored_chat.page_json(found, has_more=has_more))
-    body = await call.json(site.limits)
-    asked = openai_chat.parse(body, site.limits, default_model=site.default_model)
+class StoredChats(Protocol):
+    """The chat completions that a site stores for its tenants. Those of other tenants are as unknown ids."""
+
+    async def keep(self, stream: Stream, messages: Sequence[Mapping[str, Any]], metadata: Mapping[str, str], /) -> None:
+        """Store the answer of that stream once it has ended well; nothing where the site does not store."""
+
+    async def fill(self, stream_id: str, /) -> None:
+        """Store an answer that has just ended, if it is kept, without waiting for the end of its stream's record."""
+
+    async def find(self, caller: Caller, stream_id: str, /) -> StoredChat | None:
+        """Return the completion; None for one that is not stored, or not whole. Raises NotFound for a deleted one."""
+
+    async def page(self, caller: Caller, query: ListQuery, /) -> tuple[Sequence[StoredChat], bool]:
+        """Return a part of the tenant's completions, and whether there are more."""
+
+    async def annotate(self, caller: Caller, stream_id: str, metadata: Mapping[str, str], /) -> StoredChat:
+        """Replace the metadata. Raises NotFound, NotFinished."""
+
+    async def delete(self, caller: Caller, stream_id: str, /) -> None:
+        """Delete the completion with its events. Raises NotFound, NotFinished."""
+
+
+async def list_chats(call: Call, answers: Answers, chats: StoredChats | None = None) -> Reply:
+    """GET /v1/chat/completions: list those that are stored."""
+    query = stored_chat.parse_list(call.query(), answers.limits)
+    found, has_more = await _stored(chats, "chat/completions").page(call.caller, query)
+    return json_reply(stored_chat.page_json(found, has_more=has_more))
+
+
+async def create_chat(call: Call, answers: Answers, chats: StoredChats | None = None) -> Reply:
+    """POST /v1/chat/completions, streamed or whole."""
+    body = await call.json(answers.limits)
+    asked = openai_chat.parse(body, answers.limits, default_model=answers.default_model)
     once = once_of(call, "chat/completions", body)
     on_disconnect = asked.on_disconnect or ("abort" if once is None else "park")
-    request = with_class(asked.generate, asked.latency_class, call.caller, site, "chat_completions")
+    request = answers.with_class(asked.generate, asked.latency_class, call.caller, "chat_completions")
     try:
-        stream = await call.start(site, request, on_disconnect, once=once)
+        stream = await answers.begin(call, request, on_disconnect, once=once)
     except BadRequest as error:
         if error.param == "grammar":  # the engine's word for what stood in one of this API's fields
             error.param = "tools" if request.grammar is None else asked.grammar_field
         raise
-    if asked.store and site.stored_chats is not None:
+    if asked.store and chats is not None:
         try:
-            await site.stored_chats.keep(stream, _messages_of(body), asked.metadata)
+            await chats.keep(stream, _messages_of(body), asked.metadata)
         except BaseException:
             stream.abandon()
             raise
     shown: dict[str, Any] = {
         "include_reasoning": asked.include_reasoning,
-        "reasoning_field": site.reasoning_field,
+        "reasoning_field": answers.config.reasoning_field,
         "return_token_ids": asked.return_token_ids,
-        "prompt_token_ids": await _prompt_ids(call, site, stream, request) if asked.return_token_ids else None,
+        "prompt_token_ids": await _prompt_ids(call, answers, stream, request) if asked.return_token_ids else None,
     }
     if asked.stream:
         encoder = openai_chat.encoder_for(
@@ -85,27 +112,27 @@ async def chat_completions(call: Call, site: Site) -> Reply:
             **shown,
         )
         pace = counting_pace(asked.pace, stream) if asked.continuous_usage else asked.pace
-        return Reply(body=Delivery(site.streams, stream, encoder, pace=pace))
-    events = await call.wait(collect(site.streams, stream))
+        return Reply(body=Delivery(answers.streams, stream, encoder, pace=pace))
+    events = await call.wait(collect(answers.streams, stream))
     whole = openai_chat.collect(events, **shown, **openai_chat.identity(stream))
-    if asked.store and site.stored_chats is not None:
-        await site.stored_chats.fill(stream.id)
+    if asked.store and chats is not None:
+        await chats.fill(stream.id)
     return json_reply(whole, headers={"X-Stream-Id": stream.id})
 
 
-async def _prompt_ids(call: Call, site: Site, stream: Stream, request: GenerateRequest) -> tuple[int, ...]:
+async def _prompt_ids(call: Call, answers: Answers, stream: Stream, request: GenerateRequest) -> tuple[int, ...]:
     """Return the ids of a stream's prompt. Ends the stream and raises where it has none to show."""
     try:
-        if not stream.has_token_ids or isinstance(site.clients[stream.model], PipelineClient | FilteredClient):
+        if not stream.has_token_ids or isinstance(answers.clients[stream.model], PipelineClient | FilteredClient):
             message = f"{_IDS} is not supported by {stream.model}, which shows no ids of tokens. Leave it out."
             raise BadRequest(message, code="unsupported_parameter", param=_IDS)
-        asked = site.with_own_system(request)
+        asked = answers.with_own_system(request)
         if asked.has_public_system:
             message = (
                 f"{_IDS} would show this server's own system prompt. Send messages with one of yours, or a prompt."
             )
             raise BadRequest(message, code="conflicting_fields", param=_IDS)
-        return await call.wait(site.clients[stream.model].tokenize(asked))
+        return await call.wait(answers.clients[stream.model].tokenize(asked))
     except BaseException:
         stream.abandon()
         raise
@@ -121,41 +148,42 @@ def _messages_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     return body.get("messages") or []
 
 
-async def chat_completion(call: Call, site: Site) -> Reply:
-    """GET /v1/chat/completions/chatcmpl-{stream id}: see `_again`. POST replaces the metadata of one that is stored.
-
-    DELETE deletes it.
-    """
+async def annotate_chat(call: Call, answers: Answers, chats: StoredChats | None = None) -> Reply:
+    """POST /v1/chat/completions/chatcmpl-{stream id}: replace the metadata of a stored one."""
     stream_id = call.params["stream_id"]
-    if call.method == "GET":
-        return await _again(call, site, stream_id)
-    stored = _stored(site, f"chat/completions/chatcmpl-{stream_id}")
-    if call.method == "POST":
-        metadata = stored_chat.parse_update(await call.json(site.limits), site.limits)
-        return json_reply(stored_chat.completion_json(await stored.annotate(call.caller, stream_id, metadata)))
-    await stored.delete(call.caller, stream_id)
-    site.streams.forget(stream_id)
+    stored = _stored(chats, f"chat/completions/chatcmpl-{stream_id}")
+    metadata = stored_chat.parse_update(await call.json(answers.limits), answers.limits)
+    return json_reply(stored_chat.completion_json(await stored.annotate(call.caller, stream_id, metadata)))
+
+
+async def delete_chat(call: Call, answers: Answers, chats: StoredChats | None = None) -> Reply:
+    """DELETE /v1/chat/completions/chatcmpl-{stream id}: delete a stored one, with its events."""
+    stream_id = call.params["stream_id"]
+    await _stored(chats, f"chat/completions/chatcmpl-{stream_id}").delete(call.caller, stream_id)
+    answers.streams.forget(stream_id)
     return json_reply(stored_chat.deleted_json(stream_id))
 
 
-async def chat_messages(call: Call, site: Site) -> Reply:
+async def chat_messages(call: Call, chats: StoredChats) -> Reply:
     """GET /v1/chat/completions/chatcmpl-{stream id}/messages: those of the request, of one that is stored."""
     stream_id = call.params["stream_id"]
-    found = await _stored(site, f"chat/completions/chatcmpl-{stream_id}/messages").find(call.caller, stream_id)
+    found = await chats.find(call.caller, stream_id)
     if found is None:
         raise stored_chat.no_completion(f"chatcmpl-{stream_id}")
     return json_reply(stored_chat.messages_json(found, call.query()))
 
 
-async def _again(call: Call, site: Site, stream_id: str) -> Reply:
-    """Return the whole answer: stored, or from its events while they are kept, whether it was streamed or not.
+async def chat(call: Call, answers: Answers, chats: StoredChats | None = None) -> Reply:
+    """GET /v1/chat/completions/chatcmpl-{stream id}: the whole answer.
 
+    It is the stored one, or made from the events while they are kept, whether the answer was streamed or not.
     Afterwards it is the text that the site stores, if it does. Raises NotFinished while the answer is being made.
     """
-    stored = None if site.stored_chats is None else await site.stored_chats.find(call.caller, stream_id)
+    stream_id = call.params["stream_id"]
+    stored = None if chats is None else await chats.find(call.caller, stream_id)
     if stored is not None:
         return json_reply(stored_chat.completion_json(stored))
-    found = await site.find(call.caller, stream_id=stream_id)
+    found = await answers.find(call.caller, stream_id=stream_id)
     stream, record = found.stream, found.record
     if stream is None:
         if record is None or not record.text or record.finish_reason not in SUCCESS_REASONS:
@@ -163,16 +191,16 @@ async def _again(call: Call, site: Site, stream_id: str) -> Reply:
         return json_reply(_stored_text(record))
     if stream.state != "finished":
         raise NotFinished(f"The answer is still being made. Ask again, or read /v1/streams/{stream.id}/events.")
-    events = await call.wait(collect(site.streams, stream))
+    events = await call.wait(collect(answers.streams, stream))
     named = {**openai_chat.identity(stream), "n": stored_chat.num_choices(events)}
-    return json_reply(openai_chat.collect(events, reasoning_field=site.reasoning_field, **named))
+    return json_reply(openai_chat.collect(events, reasoning_field=answers.config.reasoning_field, **named))
 
 
-def _stored(site: Site, path: str) -> StoredChats:
+def _stored(chats: StoredChats | None, path: str) -> StoredChats:
     """Return the stored completions. Raises NotFound where there is no database, as at an unknown address."""
-    if site.stored_chats is None:
+    if chats is None:
         raise unknown_url(f"/v1/{path}")
-    return site.stored_chats
+    return chats
 
 
 def _stored_text(record: Record) -> dict[str, Any]:
@@ -191,26 +219,23 @@ def _stored_text(record: Record) -> dict[str, Any]:
     )
 
 
-async def stream_events(call: Call, site: Site) -> Reply:
+async def stream_events(call: Call, answers: Answers) -> Reply:
     """GET /v1/streams/{id}/events: the chunks, or events of a message, that the reader lacks, and those that follow."""
     default_format = ANTHROPIC if anthropic_message.VERSION_HEADER in call.headers else OPENAI
-    return await native_api.stream_events(call, site, default_format=default_format)
+    return await native_api.stream_events(call, answers, default_format=default_format)
 
 
-async def models(call: Call, site: Site) -> Reply:
+async def models(call: Call, answers: Answers) -> Reply:
     """GET /v1/models: the served models, in the shape of the API whose headers are sent."""
-    models = [client.describe() for client in site.clients.values()]
+    models = [client.describe() for client in answers.clients.values()]
     if anthropic_message.VERSION_HEADER in call.headers:
         return json_reply(anthropic_message.models_json(models, call.query()), headers=id_header(call.request_id))
     return json_reply(openai_chat.models_json(models))
 
 
-async def model(call: Call, site: Site) -> Reply:
+async def model(call: Call, answers: Answers) -> Reply:
     """GET /v1/models/{id}: one of them."""
-    alias = call.params["model"]
-    if alias not in site.clients:
-        raise no_model(alias, site.clients)
-    described = site.clients[alias].describe()
+    described = answers.client(call.params["model"]).describe()
     if anthropic_message.VERSION_HEADER in call.headers:
         return json_reply(anthropic_message.model_json(described), headers=id_header(call.request_id))
     return json_reply(openai_chat.model_json(described))
@@ -222,29 +247,28 @@ def unknown_url(path: str) -> NotFound:
     return NotFound(f"There is no {path} here. Known: {known}.", code="unknown_url")
 
 
-CLASS_ROUTE = "completions"
 _PROMPT_IN_URL = (
     "Answers are not started by GET here, because the prompt would be in the access logs. POST it to "
     "/v1/completions/stream, or turn PROMPT_IN_URL on in STREAMSERVE."
 )
 
 
-async def completions(call: Call, site: Site) -> Reply:
+async def completions(call: Call, answers: Answers) -> Reply:
     """POST /v1/completions, streamed or whole."""
-    body = await call.json(site.limits)
-    asked = openai_completions.parse(body, site.limits, default_model=site.default_model)
-    streams = await _start_all(call, site, asked, once_of(call, "completions", body))
-    prompt_ids = await _prompts_ids(call, site, streams, asked) if asked.return_token_ids else None
+    body = await call.json(answers.limits)
+    asked = openai_completions.parse(body, answers.limits, default_model=answers.default_model)
+    streams = await _start_all(call, answers, asked, once_of(call, "completions", body))
+    prompt_ids = await _prompts_ids(call, answers, streams, asked) if asked.return_token_ids else None
     if asked.stream:
-        return Reply(body=_delivery(site, streams, asked, prompt_ids))
-    events = await call.wait(_collect_all(site, streams))
+        return Reply(body=_delivery(answers, streams, asked, prompt_ids))
+    events = await call.wait(_collect_all(answers, streams))
     whole = openai_completions.collect(
         list(zip(streams, events, strict=True)), shows_prompt=asked.shows_prompt, prompt_token_ids=prompt_ids
     )
     return json_reply(whole, headers={"X-Stream-Id": ", ".join(stream.id for stream in streams)})
 
 
-async def _start_all(call: Call, site: Site, asked: CompletionRequest, once: Once | None) -> list[Stream]:
+async def _start_all(call: Call, answers: Answers, asked: CompletionRequest, once: Once | None) -> list[Stream]:
     """Start a stream for each prompt. Where one is refused, those before it end, and the refusal is the response.
 
     They take their places together: those that have begun would wait for their reader.
@@ -254,9 +278,9 @@ async def _start_all(call: Call, site: Site, asked: CompletionRequest, once: Onc
     places = Places(len(asked.generates))
     try:
         for index, generate in enumerate(asked.generates):
-            request = with_class(generate, asked.latency_class, call.caller, site, CLASS_ROUTE)
+            request = answers.with_class(generate, asked.latency_class, call.caller, "completions")
             key = None if once is None else part_of(once, index)
-            streams.append(await call.start(site, request, on_disconnect, once=key, places=places))
+            streams.append(await answers.begin(call, request, on_disconnect, once=key, places=places))
     except BaseException as error:
         for stream in streams:
             stream.abandon()
@@ -269,12 +293,12 @@ async def _start_all(call: Call, site: Site, asked: CompletionRequest, once: Onc
 
 
 async def _prompts_ids(
-    call: Call, site: Site, streams: list[Stream], asked: CompletionRequest
+    call: Call, answers: Answers, streams: list[Stream], asked: CompletionRequest
 ) -> list[tuple[int, ...]]:
     """Return the ids of each stream's prompt. Where there are none, all streams end."""
     try:
         asking = zip(streams, asked.generates, strict=True)
-        return [await _prompt_ids(call, site, stream, request) for stream, request in asking]
+        return [await _prompt_ids(call, answers, stream, request) for stream, request in asking]
     except BaseException:
         for stream in streams:
             stream.abandon()
@@ -282,7 +306,7 @@ async def _prompts_ids(
 
 
 def _delivery(
-    site: Site, streams: list[Stream], asked: CompletionRequest, prompt_ids: list[tuple[int, ...]] | None
+    answers: Answers, streams: list[Stream], asked: CompletionRequest, prompt_ids: list[tuple[int, ...]] | None
 ) -> Delivery | JoinedDelivery:
     shown: dict[str, Any] = {
         "include_usage": asked.include_usage,
@@ -293,7 +317,7 @@ def _delivery(
         prompt = None if prompt_ids is None else prompt_ids[0]
         encoder = CompletionEncoder(streams[0], prompt_token_ids=prompt, **shown)
         pace = counting_pace(asked.pace, streams[0]) if asked.continuous_usage else asked.pace
-        return Delivery(site.streams, streams[0], encoder, pace=pace)
+        return Delivery(answers.streams, streams[0], encoder, pace=pace)
     joined = Joined(len(streams), include_usage=asked.include_usage)
     parts: list[tuple[Stream, CompletionEncoder]] = []
     for stream in streams:
@@ -306,12 +330,12 @@ def _delivery(
             first_index=sum(one.request.n for one, _ in parts),
         )
         parts.append((stream, encoder))
-    return JoinedDelivery(site.streams, parts, joined.last_bytes, pace=asked.pace)
+    return JoinedDelivery(answers.streams, parts, joined.last_bytes, pace=asked.pace)
 
 
-async def _collect_all(site: Site, streams: list[Stream]) -> list[list[LoggedEvent]]:
+async def _collect_all(answers: Answers, streams: list[Stream]) -> list[list[LoggedEvent]]:
     """Wait for all streams as their reader; where the wait ends early, all readers have left."""
-    tasks = [asyncio.create_task(collect(site.streams, stream), name="completion") for stream in streams]
+    tasks = [asyncio.create_task(collect(answers.streams, stream), name="completion") for stream in streams]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -320,14 +344,17 @@ async def _collect_all(site: Site, streams: list[Stream]) -> list[list[LoggedEve
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def token_stream(call: Call, site: Site) -> Reply:
-    """POST /v1/completions/stream; GET for a bare EventSource, which with a Last-Event-ID never starts again."""
-    if call.method == "POST":
-        body = await call.json(site.limits)
-        asked = plain_tokens.parse(body, site.limits, default_model=site.default_model)
-        return await _start_plain(call, site, asked, once_of(call, "completions/stream", body))
+async def post_tokens(call: Call, answers: Answers) -> Reply:
+    """POST /v1/completions/stream."""
+    body = await call.json(answers.limits)
+    asked = plain_tokens.parse(body, answers.limits, default_model=answers.default_model)
+    return await _start_plain(call, answers, asked, once_of(call, "completions/stream", body))
+
+
+async def get_tokens(call: Call, answers: Answers) -> Reply:
+    """GET /v1/completions/stream: for a bare EventSource, which with a Last-Event-ID never starts again."""
     try:
-        return await _get_plain(call, site)
+        return await _get_plain(call, answers)
     except StreamserveError as error:
         if "text/event-stream" not in call.headers.get("accept", ""):
             raise
@@ -336,32 +363,32 @@ async def token_stream(call: Call, site: Site) -> Reply:
         return Reply(body=plain_tokens.refusal(error), headers=headers)
 
 
-async def _get_plain(call: Call, site: Site) -> Reply:
+async def _get_plain(call: Call, answers: Answers) -> Reply:
     event_id, query = call.headers.get("last-event-id"), call.query()
     if not event_id:
-        if not site.takes_prompt_in_url:
+        if not answers.config.takes_prompt_in_url:
             raise Forbidden(_PROMPT_IN_URL, code="prompt_in_url_off")
         return await _start_plain(
-            call, site, plain_tokens.parse_query(query, site.limits, default_model=site.default_model)
+            call, answers, plain_tokens.parse_query(query, answers.limits, default_model=answers.default_model)
         )
-    stream, after = await stream_of_event(call, site, event_id)
+    stream, after = await stream_of_event(call, answers, event_id)
     if stream is None or not 0 <= after <= stream.last_seq:
         return gone_reply(call)
     if stream.terminal is not None and after >= stream.last_seq:
         return Reply(status=204)
     if call.is_head:
         return Reply(body=HeadOnly(plain_tokens.PlainEncoder.content_type, stream.id))
-    return Reply(body=_plain_delivery(site, stream, pace_of_query(native.query_values(query)), after))
+    return Reply(body=_plain_delivery(answers, stream, pace_of_query(native.query_values(query)), after))
 
 
-async def _start_plain(call: Call, site: Site, asked: PlainRequest, once: Once | None = None) -> Reply:
+async def _start_plain(call: Call, answers: Answers, asked: PlainRequest, once: Once | None = None) -> Reply:
     if call.is_head:
         return Reply(body=HeadOnly(plain_tokens.PlainEncoder.content_type))
-    request = with_class(asked.generate, asked.latency_class, call.caller, site, CLASS_ROUTE)
-    stream = await call.start(site, request, asked.on_disconnect, once=once)
-    return Reply(body=_plain_delivery(site, stream, asked.pace, 0))
+    request = answers.with_class(asked.generate, asked.latency_class, call.caller, "completions")
+    stream = await answers.begin(call, request, asked.on_disconnect, once=once)
+    return Reply(body=_plain_delivery(answers, stream, asked.pace, 0))
 
 
-def _plain_delivery(site: Site, stream: Stream, pace: Pace, after: int) -> Delivery:
+def _plain_delivery(answers: Answers, stream: Stream, pace: Pace, after: int) -> Delivery:
     encoder = plain_tokens.PlainEncoder(stream.log_id)
-    return Delivery(site.streams, stream, encoder, after=after, pace=pace)
+    return Delivery(answers.streams, stream, encoder, after=after, pace=pace)

@@ -1,17 +1,18 @@
-"""The endpoints for operators and probes: /livez, /readyz, /metrics. asyncio.
+"""`Ops`: the state of engines and streams for operators and probes; the endpoints /livez, /readyz, /metrics.
 
-The metrics of `/metrics` and the live page are collected here from engines and streams. Names: protocol/metrics.py.
+The metrics of `/metrics` and the live page are collected here. Names: protocol/metrics.py. asyncio; framework-free.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from streamserve.api.call import ANONYMOUS, Call, Reply, Site, json_reply
+from streamserve.api.call import ANONYMOUS, Call, Reply, json_reply
 from streamserve.clients.base import EngineClient
 from streamserve.protocol.engine import ABSENT, NUM_RECENT, RATE_SECONDS, EngineStats, ModelDescription
+from streamserve.protocol.errors import NotFound
 from streamserve.protocol.frames import UNKNOWN_COUNT
 from streamserve.protocol.measures import RESPONSES
 from streamserve.protocol.metrics import CONTENT_TYPE, Sample, render_prometheus
@@ -26,29 +27,67 @@ _STATE_WORDS = {
 }
 
 
-async def livez(call: Call, site: None) -> Reply:
+_ACTIONS = ("pause", "resume", "drain")
+
+
+async def _nothing() -> Mapping[str, Any]:
+    return {}
+
+
+class Ops:
+    """Tells how this process is, and pauses, resumes and drains engines.
+
+    Holds the engine clients and the streams; changes only the state of engines. It never shows the messages of engines
+    to callers that it does not know. `health` returns the fields of `/readyz` beside the models: a `database` that is
+    not "ok" is a reason. `work` returns how much durable work waits and runs: kind → state → rows.
+    """
+
+    def __init__(
+        self,
+        clients: Mapping[str, EngineClient],
+        streams: Streams,
+        *,
+        is_debug: Callable[[], bool] = lambda: False,
+        health: Callable[[], Awaitable[Mapping[str, Any]]] = _nothing,
+        work: Callable[[], Awaitable[Mapping[str, Mapping[str, int]]]] = _nothing,
+    ) -> None:
+        self.clients, self.streams = clients, streams
+        self.is_draining = False  # the server shuts down and refuses new answers
+        self.is_debug, self.health, self.work = is_debug, health, work
+
+    async def control(self, alias: str, action: str) -> str:
+        """Pause, resume or drain the engine of a model for all processes; return its state afterwards."""
+        if alias not in self.clients or action not in _ACTIONS:
+            raise NotFound(f"There is no model {alias!r} to {action} here.", code="model_not_found")
+        client = self.clients[alias]
+        await client.control(action)
+        return client.describe().state
+
+
+async def livez(call: Call) -> Reply:
     """GET /livez: 200 while this process answers."""
     return json_reply({"live": True})
 
 
-async def readyz(call: Call, site: Site) -> Reply:
+async def readyz(call: Call, ops: Ops) -> Reply:
     """GET /readyz: 200 while every model is ready and the database can be written, else 503 with the reason.
 
     Callers that may chat, and everyone with DEBUG, get the models with their progress, and start loading; others get
     neither: a probe loads nothing that the server has not begun to load.
     """
-    is_known = site.is_debug or call.caller is not ANONYMOUS
-    reasons = ["this process is going down"] if site.is_draining else []
+    is_debug = ops.is_debug()
+    is_known = is_debug or call.caller is not ANONYMOUS
+    reasons = ["this process is going down"] if ops.is_draining else []
     models = []
-    for client in site.clients.values():
+    for client in ops.clients.values():
         if is_known:
             client.start()
         model = client.describe()
         if model.state != "ready":
             state = "has no engine" if model.stage == ABSENT else f"is {model.state}"
             reasons.append(f"{model.alias if is_known else 'a model'} {state}")
-        models.append(_model_json(model, shows_message=site.is_debug or model.stage == ABSENT))
-    health = await site.health()
+        models.append(_model_json(model, shows_message=is_debug or model.stage == ABSENT))
+    health = await ops.health()
     if health.get("database", "ok") != "ok":
         way_out = " (manage.py migrate makes its tables)" if health["database"] == "unusable" else ""
         reasons.append(f"the database is {health['database']}{way_out}")
@@ -72,9 +111,9 @@ def _model_json(model: ModelDescription, *, shows_message: bool) -> dict[str, An
     }
 
 
-async def metrics(call: Call, site: Site) -> Reply:
+async def metrics(call: Call, ops: Ops) -> Reply:
     """GET /metrics: the Prometheus text format."""
-    text = render_metrics(site.clients, site.streams, await site.work())
+    text = render_metrics(ops.clients, ops.streams, await ops.work())
     return Reply(body=text.encode(), headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
 
 

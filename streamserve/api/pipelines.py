@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
 
-from streamserve.api.call import Call, Caller, Reply, Site, json_reply, with_class
+from streamserve.api.answers import Answers
+from streamserve.api.call import Call, Caller, Reply, json_reply
 from streamserve.api.idempotency import once_of
 from streamserve.api.native import PROMPT_IN_URL, stream_events
 from streamserve.api.resume import encoder_for, gone_reply, head_of_new, resume
@@ -38,79 +39,76 @@ _OF_READERS = ("on_disconnect", "format", "stream", "model", *PACE)
 _CLASS = "document"  # a job has no reader who waits for its first token
 
 
-async def pipelines(call: Call, site: Site) -> Reply:
+async def pipelines(call: Call, answers: Answers) -> Reply:
     """GET /pipelines: names, descriptions and models."""
-    found = [client for client in site.clients.values() if isinstance(client, PipelineClient)]
+    found = [client for client in answers.clients.values() if isinstance(client, PipelineClient)]
     return json_reply({"pipelines": [client.as_json() for client in found]})
 
 
-async def run(call: Call, site: Site) -> Reply:
-    """Start a run, or resume one that a reader has lost."""
-    return await (_get_run(call, site) if call.method == "GET" else _post_run(call, site))
-
-
-async def _post_run(call: Call, site: Site) -> Reply:
+async def post_run(call: Call, answers: Answers) -> Reply:
     """POST /pipelines/{name}: `input`, `messages` or `prompt`, and the fields of POST /streams.
 
     The answer is JSON; with `"stream": true` or `Accept: text/event-stream` it is a stream.
     """
-    name = _known(call, site)
-    body = await call.json(site.limits)
+    name = _known(call, answers)
+    body = await call.json(answers.limits)
     once = once_of(call, f"pipelines/{name}", body)
     wants_stream = native.read_flag(body, "stream", default=_EVENT_STREAM in call.headers.get("accept", ""))
     rest = {key: value for key, value in body.items() if key != "stream"}
-    return await _start(call, site, {**rest, "model": name}, once, wants_stream=wants_stream)
+    return await _start(call, answers, {**rest, "model": name}, once, wants_stream=wants_stream)
 
 
-async def _get_run(call: Call, site: Site) -> Reply:
+async def get_run(call: Call, answers: Answers) -> Reply:
     """GET /pipelines/{name}?question=...: the query is the `input`. For a bare EventSource, and for a link.
 
     The fields of a reader's pace (dialects/pace.py) are no input.
     With a Last-Event-ID it resumes, and never starts another run.
     """
-    name = _known(call, site)
+    name = _known(call, answers)
     query, event_id = call.query(), call.headers.get("last-event-id")
     pace = {name: query.pop(name) for name in PACE if name in query}
     if event_id:
-        return await _resume(call, site, event_id, pace)
-    if not site.takes_prompt_in_url:
+        return await _resume(call, answers, event_id, pace)
+    if not answers.config.takes_prompt_in_url:
         raise Forbidden(PROMPT_IN_URL.replace("/streams,", f"/pipelines/{name},"), code="prompt_in_url_off")
     wants_stream = _EVENT_STREAM in call.headers.get("accept", "")
     body = {**native.query_values(pace), "model": name, "input": query}
-    return await _start(call, site, body, None, wants_stream=wants_stream)
+    return await _start(call, answers, body, None, wants_stream=wants_stream)
 
 
-async def _start(call: Call, site: Site, body: Mapping[str, Any], once: Once | None, *, wants_stream: bool) -> Reply:
-    asked = native.parse(body, site.limits, default_model=site.default_model)
+async def _start(
+    call: Call, answers: Answers, body: Mapping[str, Any], once: Once | None, *, wants_stream: bool
+) -> Reply:
+    asked = native.parse(body, answers.limits, default_model=answers.default_model)
     if call.is_head:
         return head_of_new(asked.format) if wants_stream else json_reply({})
     on_disconnect = asked.on_disconnect if wants_stream or "on_disconnect" in body else "abort"
-    request = with_class(asked.generate, asked.latency_class, call.caller, site, "pipelines")
-    stream = await call.start(site, request, on_disconnect, once=once)
+    request = answers.with_class(asked.generate, asked.latency_class, call.caller, "pipelines")
+    stream = await answers.begin(call, request, on_disconnect, once=once)
     if wants_stream:
-        return Reply(body=Delivery(site.streams, stream, encoder_for(asked.format, stream), pace=asked.pace))
-    events = await call.wait(collect(site.streams, stream))
+        return Reply(body=Delivery(answers.streams, stream, encoder_for(asked.format, stream), pace=asked.pace))
+    events = await call.wait(collect(answers.streams, stream))
     whole = run_json(events, stream_id=stream.id, pipeline=stream.model, created=stream.created)
     return json_reply(whole, headers={"X-Stream-Id": stream.id})
 
 
-async def _resume(call: Call, site: Site, event_id: str, pace: Mapping[str, str]) -> Reply:
+async def _resume(call: Call, answers: Answers, event_id: str, pace: Mapping[str, str]) -> Reply:
     parsed = parse_event_id(event_id)
     if parsed is None:
         return gone_reply(call)
     log_id, after = parsed
     try:
-        found = await site.find(call.caller, log_id=log_id)
+        found = await answers.find(call.caller, log_id=log_id)
     except NotFound:
         return gone_reply(call)
-    return gone_reply(call) if found.stream is None else resume(call, site, found.stream, after, pace)
+    return gone_reply(call) if found.stream is None else resume(call, answers, found.stream, after, pace)
 
 
-def _known(call: Call, site: Site) -> str:
+def _known(call: Call, answers: Answers) -> str:
     """Return the pipeline's name. Raises NotFound."""
     name = call.params["name"]
-    if not isinstance(site.clients.get(name), PipelineClient):
-        names = [one for one, client in site.clients.items() if isinstance(client, PipelineClient)]
+    if not isinstance(answers.clients.get(name), PipelineClient):
+        names = [one for one, client in answers.clients.items() if isinstance(client, PipelineClient)]
         known = f"Known: {', '.join(names)}." if names else "The site has none: see docs/pipelines.md."
         raise NotFound(f"There is no pipeline {name[:64]!r} here. {known}", code="pipeline_not_found", param="name")
     return name
@@ -178,30 +176,18 @@ class JobQueue(Protocol):
         """End a job as cancelled; one that has ended stays as it is."""
 
 
-class JobSite(Site, Protocol):
-    """A site with a database and workers."""
-
-    @property
-    def jobs(self) -> JobQueue: ...
-
-
-async def jobs(call: Call, site: JobSite) -> Reply:
-    """Queue a job, or list them."""
-    return await (_list(call, site) if call.method == "GET" else _enqueue(call, site))
-
-
-async def _enqueue(call: Call, site: JobSite) -> Reply:
+async def enqueue(call: Call, jobs: JobQueue, answers: Answers) -> Reply:
     """POST /jobs {pipeline, input | messages | prompt, webhook?, the fields of POST /streams}: 202."""
-    body = await call.json(site.limits)
+    body = await call.json(answers.limits)
     once = once_of(call, "jobs", body)
     webhook = body.get("webhook", "")
     if not isinstance(webhook, str):
         raise BadRequest("'webhook' is the name of one of the site's webhooks.", param="webhook")
-    job = await site.jobs.enqueue(call.caller, job_request(body, call.caller, site), webhook=webhook, once=once)
-    return json_reply(job.as_json(), status=202, headers={"X-Stream-Id": job.stream_id})
+    queued = await jobs.enqueue(call.caller, job_request(body, call.caller, answers), webhook=webhook, once=once)
+    return json_reply(queued.as_json(), status=202, headers={"X-Stream-Id": queued.stream_id})
 
 
-def job_request(body: dict[str, Any], caller: Caller, site: Site) -> GenerateRequest:
+def job_request(body: dict[str, Any], caller: Caller, answers: Answers) -> GenerateRequest:
     """Return the request in the body of a job. Raises BadRequest."""
     name = body.get("pipeline")
     if not isinstance(name, str) or not name:
@@ -211,11 +197,12 @@ def job_request(body: dict[str, Any], caller: Caller, site: Site) -> GenerateReq
             message = f"A job has no {field!r}: it runs to its end, and its events are at /jobs/<job_id>/events."
             raise BadRequest(message, code="unknown_field", param=field)
     rest = {key: value for key, value in body.items() if key not in ("pipeline", "webhook")}
-    asked = native.parse({**rest, "model": name}, site.limits, default_model=site.default_model)
-    return with_class(asked.generate, asked.latency_class or caller.latency_class or _CLASS, caller, site, "jobs")
+    asked = native.parse({**rest, "model": name}, answers.limits, default_model=answers.default_model)
+    name = asked.latency_class or caller.latency_class or _CLASS
+    return answers.with_class(asked.generate, name, caller, "jobs")
 
 
-async def _list(call: Call, site: JobSite) -> Reply:
+async def list_jobs(call: Call, jobs: JobQueue) -> Reply:
     """GET /jobs?status=&after=&limit=: the newest first."""
     query = call.query()
     unknown = set(query) - {"status", "after", "limit"}
@@ -226,28 +213,28 @@ async def _list(call: Call, site: JobSite) -> Reply:
         raise BadRequest(f"'status' is one of {', '.join(STATUSES)}.", param="status")
     if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= MAX_PAGE):
         raise BadRequest(f"'limit' is a number from 1 to {MAX_PAGE}.", param="limit")
-    found = await site.jobs.list(call.caller, status=status, after=query.get("after", ""), limit=int(limit) + 1)
+    found = await jobs.list(call.caller, status=status, after=query.get("after", ""), limit=int(limit) + 1)
     page = found[: int(limit)]
     rest = {"has_more": len(found) > len(page), "last_id": page[-1].id if page else None}
-    return json_reply({"jobs": [job.as_json() for job in page], **rest})
+    return json_reply({"jobs": [one.as_json() for one in page], **rest})
 
 
-async def job(call: Call, site: JobSite) -> Reply:
+async def job(call: Call, jobs: JobQueue) -> Reply:
     """GET /jobs/{id}: status, place, progress, result, error."""
-    found = await site.jobs.find(call.caller, call.params["job_id"])
+    found = await jobs.find(call.caller, call.params["job_id"])
     return json_reply(found.as_json())
 
 
-async def job_events(call: Call, site: JobSite) -> Reply:
+async def job_events(call: Call, jobs: JobQueue, answers: Answers) -> Reply:
     """GET /jobs/{id}/events: the events of its stream, replayed and followed."""
-    found = await site.jobs.find(call.caller, call.params["job_id"])
-    return await stream_events(replace(call, params={"stream_id": found.stream_id}), site)
+    found = await jobs.find(call.caller, call.params["job_id"])
+    return await stream_events(replace(call, params={"stream_id": found.stream_id}), answers)
 
 
-async def cancel_job(call: Call, site: JobSite) -> Reply:
+async def cancel_job(call: Call, jobs: JobQueue, answers: Answers) -> Reply:
     """POST /jobs/{id}/cancel: end it as cancelled, queued or running. Idempotent."""
-    await call.json(site.limits, optional=True)
-    return json_reply((await site.jobs.cancel(call.caller, call.params["job_id"])).as_json())
+    await call.json(answers.limits, optional=True)
+    return json_reply((await jobs.cancel(call.caller, call.params["job_id"])).as_json())
 
 
 def no_job() -> NotFound:

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from streamserve.api.call import Call, Reply, Site
+from streamserve.api.answers import Answers
+from streamserve.api.call import Call, Reply
 from streamserve.dialects.anthropic import message
 from streamserve.dialects.base import Encoder
 from streamserve.dialects.native import FORMATS, NativeEncoder, TextEncoder, TokensEncoder, query_values
@@ -75,21 +76,21 @@ def after_of(call: Call, stream: Stream, query: Mapping[str, str]) -> int | None
     return int(after)
 
 
-async def stream_of_event(call: Call, site: Site, event_id: str) -> tuple[Stream | None, int]:
+async def stream_of_event(call: Call, answers: Answers, event_id: str) -> tuple[Stream | None, int]:
     """Return the caller's stream that a Last-Event-ID names, None where there is none, and the event's seq."""
     parsed = parse_event_id(event_id)
     if parsed is None:
         return None, 0
     log_id, after = parsed
     try:
-        return (await site.find(call.caller, log_id=log_id)).stream, after
+        return (await answers.find(call.caller, log_id=log_id)).stream, after
     except NotFound:
         return None, after
 
 
 def resume(
     call: Call,
-    site: Site,
+    answers: Answers,
     stream: Stream,
     after: int | None,
     query: Mapping[str, str],
@@ -97,7 +98,7 @@ def resume(
     default_format: str = "native",
 ) -> Reply:
     """Return the events after `after`; 204 to a reader that has all of them."""
-    encoder, counts = _chosen_encoder(call, site, stream, query, default_format, after or 0)
+    encoder, counts = _chosen_encoder(call, answers, stream, query, default_format, after or 0)
     pace = pace_of_query(query_values(query))
     refuse_silent(query, query.get("format", default_format))
     if after is None or not 0 <= after <= stream.last_seq:
@@ -107,7 +108,7 @@ def resume(
     if call.is_head:
         return Reply(body=HeadOnly(encoder.content_type, stream.id))
     pace = counting_pace(pace, stream) if counts else pace
-    return Reply(body=Delivery(site.streams, stream, encoder, after=after, pace=pace))
+    return Reply(body=Delivery(answers.streams, stream, encoder, after=after, pace=pace))
 
 
 def counting_pace(pace: Pace, stream: Stream) -> Pace:
@@ -116,7 +117,7 @@ def counting_pace(pace: Pace, stream: Stream) -> Pace:
 
 
 def _chosen_encoder(
-    call: Call, site: Site, stream: Stream, query: Mapping[str, str], default_format: str, after: int
+    call: Call, answers: Answers, stream: Stream, query: Mapping[str, str], default_format: str, after: int
 ) -> tuple[Encoder, bool]:
     """Return the encoder that the query names, and whether it counts in every chunk.
 
@@ -145,7 +146,7 @@ def _chosen_encoder(
             "include_reasoning": reasoning,
             **place(openai_chat.DIALECT),
         }
-        return openai_chat.encoder_for(stream, reasoning_field=site.reasoning_field, **options), counts
+        return openai_chat.encoder_for(stream, reasoning_field=answers.config.reasoning_field, **options), counts
     if format_ == ANTHROPIC:
         return message.encoder_for(stream, shows_thinking=thinking, **place(message.DIALECT)), False
     if format_ == COMPLETIONS:

@@ -1,15 +1,17 @@
 """`ROUTES`: every HTTP route of streamserve, in one table. Django's urlconf and the ASGI app are made from it.
 
-Default deny: a `Route` cannot be built without an `Access`. Values and endpoints only; the adapters authenticate the
+Default deny: a `Route` cannot be built without an `Access`. A new route is a row here and a function that takes a
+`Call` and the services that it names: one function a method. Values and endpoints only; the adapters authenticate the
 caller.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 from streamserve.api import anthropic, native, openai, ops, pipelines
@@ -34,6 +36,10 @@ KINDS = ("session", "key", "anonymous", "anyone")
 CHAT_CALLERS = ("session", "key", "anonymous")
 OPS_CALLERS = ("session", "key")
 ANYONE = ("anyone",)
+
+# What an endpoint may take beside its call, by the names of its parameters. One with a default may be missing.
+SERVICES = ("answers", "chats", "watches", "ops", "jobs", "files", "batches", "site")
+Endpoint = Callable[..., Awaitable[Reply]]
 
 # The variable parts of a path, in the syntax of Django's urlconf.
 CONVERTERS = {
@@ -73,26 +79,45 @@ class Access:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One route. `path` has no leading slash; `error_json` is the shape of its errors, `name` its name for `reverse`.
+    """One address. `path` has no leading slash; `error_json` is the shape of its errors, `name` its name for `reverse`.
 
-    What takes GET takes HEAD. Without `needs_site` it does not depend on engines, log and database; one that
-    `needs_rows` is the Django site's only. `takes_file`: its bodies may be forms with a file.
+    `endpoints`: method → function; what takes GET takes HEAD. A site serves the routes whose services it has; one
+    without services depends on neither engines, log nor database. `takes_file`: its bodies may be forms with a file.
     """
 
     path: str
-    endpoint: Callable[[Call, Any], Awaitable[Reply]]
     access: Access
-    methods: tuple[str, ...] = ("GET",)
+    endpoints: Mapping[str, Endpoint]
     error_json: Callable[[ErrorBody], dict[str, Any]] = native_dialect.error_json
     name: str = ""
-    needs_site: bool = True
-    needs_rows: bool = False
     takes_file: bool = False
+    services: frozenset[str] = field(init=False)  # what its endpoints take
+    needs: frozenset[str] = field(init=False)  # of these, what they cannot do without
 
     def __post_init__(self) -> None:
-        if "GET" in self.methods and "HEAD" not in self.methods:
-            at = self.methods.index("GET") + 1
-            object.__setattr__(self, "methods", (*self.methods[:at], "HEAD", *self.methods[at:]))
+        with_head: dict[str, Endpoint] = {}
+        taken: dict[str, bool] = {}
+        for method, endpoint in self.endpoints.items():
+            with_head[method] = endpoint
+            if method == "GET":
+                with_head["HEAD"] = endpoint
+            for name, is_needed in _services_of(endpoint).items():
+                taken[name] = taken.get(name, False) or is_needed
+        object.__setattr__(self, "endpoints", with_head)
+        object.__setattr__(self, "services", frozenset(taken))
+        object.__setattr__(self, "needs", frozenset(name for name, is_needed in taken.items() if is_needed))
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that it takes."""
+        return tuple(self.endpoints)
+
+    async def reply(self, call: Call, services: Mapping[str, Any]) -> Reply:
+        """Return what the endpoint of the call's method replies, and count it for `/metrics`."""
+        endpoint = self.endpoints[call.method]
+        reply = await endpoint(call, **{name: services[name] for name in _services_of(endpoint) if name in services})
+        self._count(reply.status)
+        return reply
 
     def pattern(self) -> re.Pattern[str]:
         """Return the pattern of the whole path, with its leading slash."""
@@ -103,8 +128,7 @@ class Route:
         """Return the error for a method that this route does not take."""
         return MethodNotAllowed(f"This address takes {' and '.join(self.methods)}, not {method}.")
 
-    def count(self, status: int) -> None:
-        """Count a response for `/metrics`. The adapters call it with each reply of the endpoint."""
+    def _count(self, status: int) -> None:
         RESPONSES.by_status[self.name or _UNNAMED, status] += 1
 
     def error_reply(self, error: StreamserveError, request_id: str, asked: Mapping[str, str]) -> Reply:
@@ -112,7 +136,7 @@ class Route:
 
         `asked` are the request's headers: under /v1/ that of Anthropic's API version chooses its shape.
         """
-        self.count(error.http_status)
+        self._count(error.http_status)
         RESPONSES.by_code[error.code] += 1
         headers = headers_of(error)
         if error.http_status == 405:
@@ -130,6 +154,19 @@ def failure(request_id: str) -> StreamserveError:
     return StreamserveError(f"The server failed on this request. Its log has the cause under {request_id}.")
 
 
+@cache
+def _services_of(endpoint: Endpoint) -> dict[str, bool]:
+    """Return the services that an endpoint takes, and whether it needs each. Raises TypeError for an unknown name."""
+    taken: dict[str, bool] = {}
+    for name, parameter in list(inspect.signature(endpoint).parameters.items())[1:]:
+        if parameter.kind is parameter.KEYWORD_ONLY:  # of another endpoint that calls it
+            continue
+        if name not in SERVICES:
+            raise TypeError(f"an endpoint takes {', '.join(SERVICES)}, not {name!r}")
+        taken[name] = parameter.default is parameter.empty
+    return taken
+
+
 _CHAT = Access(callers=CHAT_CALLERS)
 _KNOWN = Access(callers=("session", "key"))
 _OPEN = Access(callers=ANYONE)
@@ -138,28 +175,26 @@ _WATCH = Access(callers=("session", "key"), scope="watch")
 _OPS = Access(callers=OPS_CALLERS, scope="ops", open_in_debug=True)
 
 
-def _openai(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], access: Access, **rest: Any) -> Route:
-    return _native(path, endpoint, access, error_json=openai_chat.error_json, **rest)
+def _native(
+    name: str,
+    path: str,
+    access: Access,
+    get: Endpoint | None = None,
+    *,
+    post: Endpoint | None = None,
+    delete: Endpoint | None = None,
+    **rest: Any,
+) -> Route:
+    given = {"GET": get, "POST": post, "DELETE": delete}
+    endpoints = {method: endpoint for method, endpoint in given.items() if endpoint is not None}
+    return Route(name=name, path=path, access=access, endpoints=endpoints, **rest)
 
 
-def _anthropic(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], **rest: Any) -> Route:
-    return _native(path, endpoint, _CHAT, methods=("POST",), error_json=anthropic_message.error_json, **rest)
+_openai = partial(_native, error_json=openai_chat.error_json)
+_anthropic = partial(_native, error_json=anthropic_message.error_json)
 
 
-def _message_batches(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], **rest: Any) -> Route:
-    path = f"v1/messages/batches{path}"
-    return _native(path, endpoint, _KNOWN, error_json=anthropic_message.error_json, needs_rows=True, **rest)
-
-
-def _stored(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], **rest: Any) -> Route:
-    return _openai(path, endpoint, _KNOWN, needs_rows=True, **rest)
-
-
-def _native(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], access: Access, **rest: Any) -> Route:
-    return Route(path=path, endpoint=endpoint, access=access, **rest)
-
-
-async def unknown(head: str, call: Call, site: None) -> Reply:
+async def unknown(head: str, call: Call) -> Reply:
     """Any other address that begins with `head`: a 404 in its dialect, which names the address that was meant."""
     rest = call.params.get("path", "")
     stream_id, _, part = rest.partition("/")
@@ -167,7 +202,7 @@ async def unknown(head: str, call: Call, site: None) -> Reply:
         raise no_stream()
     asked, shown = f"/{head}{rest}", (call.path or f"/{head}{rest}")[:200]
     meant = re.sub("/+", "/", asked).rstrip("/")
-    if meant != asked and any(route.pattern().fullmatch(meant) for route in ROUTES if not _is_unknown(route)):
+    if meant != asked and any(route.pattern().fullmatch(meant) for route in ROUTES if route.name):
         meant = call.path.removesuffix(asked) + meant
         raise NotFound(f"There is nothing at {shown}. The address is {meant}, as it stands here.", code="unknown_url")
     if head == _SOCKET:
@@ -177,64 +212,74 @@ async def unknown(head: str, call: Call, site: None) -> Reply:
     raise NotFound(f"There is nothing at {shown}. See docs/api.md for the routes.", code="unknown_url")
 
 
-def _is_unknown(route: Route) -> bool:
-    return isinstance(route.endpoint, partial)
-
-
 def unknown_route(path: str, **rest: Any) -> Route:
     """Return the route of addresses where nothing is: `path`, or with "<rest:path>" at its end all that begin so."""
     endpoint = partial(unknown, path.partition("<")[0])
-    return Route(path=path, endpoint=endpoint, access=_OPEN, methods=_ANY, needs_site=False, **rest)
+    return Route(path=path, access=_OPEN, endpoints=dict.fromkeys(_ANY, endpoint), **rest)
 
 
 _SOCKET = "ws/streams"
 _ID, _JOB = "<stream_id:stream_id>", "jobs/<stream_id:job_id>"
-_BATCH = "/<file_id:batch_id>"
-_CHATCMPL = f"v1/chat/completions/chatcmpl-{_ID}"
+_FILE, _BATCH = "v1/files/<file_id:file_id>", "<file_id:batch_id>"
+_CHATS, _MESSAGE_BATCHES = "v1/chat/completions", "v1/messages/batches"
+_CHATCMPL = f"{_CHATS}/chatcmpl-{_ID}"
 
 ROUTES = (
-    _native("streams", native.start_stream, _CHAT, methods=("POST",), name="streams"),
-    _native("streams/new", native.new_stream, _CHAT, name="new_stream"),
-    _native(f"streams/{_ID}", native.stream_state, _CHAT, name="stream"),
-    _native(f"streams/{_ID}/events", native.stream_events, _CHAT, name="stream_events"),
-    _native(f"streams/{_ID}/stop", native.stop_stream, _CHAT, methods=("POST",), name="stop_stream"),
-    _native(f"streams/{_ID}/ack", native.ack_stream, _CHAT, methods=("POST",), name="ack_stream"),
-    _native(f"streams/{_ID}/watch", native.watch, _WATCH, name="watch_stream"),
+    _native("streams", "streams", _CHAT, post=native.start_stream),
+    _native("new_stream", "streams/new", _CHAT, native.new_stream),
+    _native("stream", f"streams/{_ID}", _CHAT, native.stream_state),
+    _native("stream_events", f"streams/{_ID}/events", _CHAT, native.stream_events),
+    _native("stop_stream", f"streams/{_ID}/stop", _CHAT, post=native.stop_stream),
+    _native("ack_stream", f"streams/{_ID}/ack", _CHAT, post=native.ack_stream),
+    _native("watch_stream", f"streams/{_ID}/watch", _WATCH, native.watch),
     unknown_route("streams/<rest:path>"),
-    _native("pipelines", pipelines.pipelines, _CHAT, name="pipelines"),
-    _native("pipelines/<pipeline_name:name>", pipelines.run, _CHAT, methods=("GET", "POST"), name="pipeline"),
+    _native("pipelines", "pipelines", _CHAT, pipelines.pipelines),
+    _native("pipeline", "pipelines/<pipeline_name:name>", _CHAT, pipelines.get_run, post=pipelines.post_run),
     unknown_route("pipelines/<rest:path>"),
-    _native("jobs", pipelines.jobs, _CHAT, methods=("GET", "POST"), name="jobs", needs_rows=True),
-    _native(_JOB, pipelines.job, _CHAT, name="job", needs_rows=True),
-    _native(f"{_JOB}/events", pipelines.job_events, _CHAT, name="job_events", needs_rows=True),
-    _native(f"{_JOB}/cancel", pipelines.cancel_job, _CHAT, methods=("POST",), name="cancel_job", needs_rows=True),
+    _native("jobs", "jobs", _CHAT, pipelines.list_jobs, post=pipelines.enqueue),
+    _native("job", _JOB, _CHAT, pipelines.job),
+    _native("job_events", f"{_JOB}/events", _CHAT, pipelines.job_events),
+    _native("cancel_job", f"{_JOB}/cancel", _CHAT, post=pipelines.cancel_job),
     unknown_route("jobs/<rest:path>"),
-    _openai("v1/chat/completions", openai.chat_completions, _CHAT, methods=("GET", "POST"), name="chat_completions"),
-    _openai(_CHATCMPL, openai.chat_completion, _CHAT, methods=("GET", "POST", "DELETE"), name="chat_completion"),
-    _openai(f"{_CHATCMPL}/messages", openai.chat_messages, _CHAT, name="chat_completion_messages", needs_rows=True),
-    _openai("v1/completions", openai.completions, _CHAT, methods=("POST",), name="completions"),
-    _openai("v1/completions/stream", openai.token_stream, _CHAT, methods=("GET", "POST"), name="completions_stream"),
-    _anthropic("v1/messages", anthropic.messages, name="messages"),
-    _anthropic("v1/messages/count_tokens", anthropic.count_tokens, name="count_tokens"),
-    _message_batches("", batches.message_batches, methods=("GET", "POST"), name="message_batches", takes_file=True),
-    _message_batches(_BATCH, batches.message_batch, methods=("GET", "DELETE"), name="message_batch"),
-    _message_batches(f"{_BATCH}/cancel", batches.cancel_messages, methods=("POST",), name="cancel_message_batch"),
-    _message_batches(f"{_BATCH}/results", batches.message_results, name="message_batch_results"),
-    _openai(f"v1/streams/{_ID}/events", openai.stream_events, _CHAT, name="chat_stream_events"),
-    _openai("v1/models", openai.models, _CHAT, name="models"),
-    _openai("v1/models/<path:model>", openai.model, _CHAT, name="model"),
-    _stored("v1/files", files.files, methods=("GET", "POST"), name="files", takes_file=True),
-    _stored("v1/files/<file_id:file_id>", files.file, methods=("GET", "DELETE"), name="file"),
-    _stored("v1/files/<file_id:file_id>/content", files.content, name="file_content"),
-    _stored("v1/batches", batches.batches, methods=("GET", "POST"), name="batches"),
-    _stored("v1/batches/<file_id:batch_id>", batches.batch, name="batch"),
-    _stored("v1/batches/<file_id:batch_id>/cancel", batches.cancel, methods=("POST",), name="cancel_batch"),
+    _openai("chat_completions", _CHATS, _CHAT, openai.list_chats, post=openai.create_chat),
+    _openai("chat_completion", _CHATCMPL, _CHAT, openai.chat, post=openai.annotate_chat, delete=openai.delete_chat),
+    _openai("chat_completion_messages", f"{_CHATCMPL}/messages", _CHAT, openai.chat_messages),
+    _openai("completions", "v1/completions", _CHAT, post=openai.completions),
+    _openai("completions_stream", "v1/completions/stream", _CHAT, openai.get_tokens, post=openai.post_tokens),
+    _anthropic("messages", "v1/messages", _CHAT, post=anthropic.messages),
+    _anthropic("count_tokens", "v1/messages/count_tokens", _CHAT, post=anthropic.count_tokens),
+    _anthropic(
+        "message_batches",
+        _MESSAGE_BATCHES,
+        _KNOWN,
+        batches.message_batches,
+        post=batches.message_batches,
+        takes_file=True,
+    ),
+    _anthropic(
+        "message_batch",
+        f"{_MESSAGE_BATCHES}/{_BATCH}",
+        _KNOWN,
+        batches.message_batch,
+        delete=batches.message_batch,
+    ),
+    _anthropic("cancel_message_batch", f"{_MESSAGE_BATCHES}/{_BATCH}/cancel", _KNOWN, post=batches.cancel_messages),
+    _anthropic("message_batch_results", f"{_MESSAGE_BATCHES}/{_BATCH}/results", _KNOWN, batches.message_results),
+    _openai("chat_stream_events", f"v1/streams/{_ID}/events", _CHAT, openai.stream_events),
+    _openai("models", "v1/models", _CHAT, openai.models),
+    _openai("model", "v1/models/<path:model>", _CHAT, openai.model),
+    _openai("files", "v1/files", _KNOWN, files.files, post=files.files, takes_file=True),
+    _openai("file", _FILE, _KNOWN, files.file, delete=files.file),
+    _openai("file_content", f"{_FILE}/content", _KNOWN, files.content),
+    _openai("batches", "v1/batches", _KNOWN, batches.batches, post=batches.batches),
+    _openai("batch", f"v1/batches/{_BATCH}", _KNOWN, batches.batch),
+    _openai("cancel_batch", f"v1/batches/{_BATCH}/cancel", _KNOWN, post=batches.cancel),
     unknown_route("v1", error_json=openai_chat.error_json),
     unknown_route("v1/<rest:path>", error_json=openai_chat.error_json),
-    _native("livez", ops.livez, _OPEN, name="livez", needs_site=False),
-    _native("health", ops.livez, _OPEN, name="health", needs_site=False),
-    _native("readyz", ops.readyz, _PROBE, name="readyz"),
-    _native("metrics", ops.metrics, _OPS, name="metrics"),
+    _native("livez", "livez", _OPEN, ops.livez),
+    _native("health", "health", _OPEN, ops.livez),
+    _native("readyz", "readyz", _PROBE, ops.readyz),
+    _native("metrics", "metrics", _OPS, ops.metrics),
     *(unknown_route(f"{name}/") for name in PROBES),
     unknown_route(_SOCKET),
 )

@@ -9,16 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from streamserve.api.answers import Defaults
     from streamserve.api.call import Caller
     from streamserve.asgi.application import StreamApp as app
     from streamserve.asgi.application import anyone
-    from streamserve.asgi.site import Defaults
 
 __all__ = ["Caller", "Defaults", "anyone", "app"]
 
 _NAMES = {
     "Caller": ("streamserve.api.call", "Caller"),
-    "Defaults": ("streamserve.asgi.site", "Defaults"),
+    "Defaults": ("streamserve.api.answers", "Defaults"),
     "anyone": ("streamserve.asgi.application", "anyone"),
     "app": ("streamserve.asgi.application", "StreamApp"),
 }

@@ -20,14 +20,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from streamserve.api.call import ANONYMOUS, Call, Caller, Reply, Site, admitted
+from streamserve.api.answers import AnswerConfig, Defaults
+from streamserve.api.call import ANONYMOUS, Call, Caller, Reply, admitted
 from streamserve.api.routes import ANYONE, PROBES, ROUTES, Access, failure, unknown_route
 from streamserve.asgi.drain import Drain
 from streamserve.asgi.guard import limited_client
 from streamserve.asgi.handover import respond
 from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.receiver import RECEIVER, Receiver
-from streamserve.asgi.site import Defaults, LocalSite
+from streamserve.asgi.site import LocalSite
 from streamserve.asgi.types import Receive, Scope, Send
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client, remote_client
@@ -52,8 +53,9 @@ Model = str | ModelConfig | RemoteConfig | EngineClient
 # that it raises becomes the response.
 Authenticate = Callable[[Scope], Caller | Awaitable[Caller | None] | None]
 
-# Only the scope `chat`: routes of other scopes need users and a database, as those that need rows do.
-_ROUTES = [(route.pattern(), route) for route in ROUTES if route.access.scope == "chat" and not route.needs_rows]
+# Only the scope `chat`, and what needs no other services than these: the others need users and a database.
+_SERVICES = {"answers", "ops"}
+_ROUTES = [(route.pattern(), route) for route in ROUTES if route.access.scope == "chat" and route.needs <= _SERVICES]
 _ELSEWHERE = unknown_route("")
 
 
@@ -100,16 +102,20 @@ class StreamApp:
         if not models or (default_model and default_model not in models):
             raise ValueError(f"models must name at least one model, and {default_model or 'the default'!r} among them")
         self._models, self._authenticate = models, authenticate
-        self._default_model = default_model or next(iter(models))
         self._state_dir = None if state_dir is None else str(Path(state_dir).resolve())
         self._engine, self._log = engine or EngineConfig(), log
-        self._settings, self._limits = settings or StreamConfig(), limits or Limits()
+        self._settings = settings or StreamConfig()
         if reasoning_field not in REASONING_FIELDS:
             raise ValueError(f"reasoning_field is one of {', '.join(REASONING_FIELDS)}, not {reasoning_field!r}")
-        self._prefix, self._prompt_in_url = prefix.rstrip("/"), prompt_in_url
-        self._reasoning_field = reasoning_field
-        self._defaults = defaults or Defaults()
-        self._defaults.check_models(models)
+        self._prefix = prefix.rstrip("/")
+        self._config = AnswerConfig(
+            limits=limits or Limits(),
+            default_model=default_model or next(iter(models)),
+            defaults=defaults or Defaults(),
+            takes_prompt_in_url=prompt_in_url,
+            reasoning_field=reasoning_field,
+        )
+        self._config.defaults.check_models(models)
         self._site: LocalSite | None = None
         self._drain: Drain | None = None
         self._is_draining = False
@@ -167,7 +173,7 @@ class StreamApp:
 
     async def start_stream(self, caller: Caller, request: GenerateRequest, *, on_disconnect: str = "park") -> Stream:
         """Start an answer within the caller's limits, for the host's own endpoint. Raises StreamserveError."""
-        return await self._serving().start(caller, request, on_disconnect)
+        return await self._serving().answers.start(caller, request, on_disconnect)
 
     # The site
 
@@ -180,14 +186,10 @@ class StreamApp:
                 clients,
                 log,
                 self._settings,
-                self._limits,
-                self._default_model,
                 {name: one.queue_seconds for name, one in self._engine.classes.items()},
-                takes_prompt_in_url=self._prompt_in_url,
-                reasoning_field=self._reasoning_field,
-                defaults=self._defaults,
+                self._config,
             )
-            self._site.is_draining = self._is_draining
+            self._site.ops.is_draining = self._is_draining
         if self._site.loop is not loop:
             raise RuntimeError(
                 "This app still serves another event loop. Shut it down there first; in tests: `with TestClient(...)`."
@@ -211,8 +213,7 @@ class StreamApp:
     def _begin_to_drain(self) -> None:
         self._is_draining = True
         if self._site is not None:
-            self._site.is_draining = True
-            self._site.streams.begin_to_drain()
+            self._site.begin_to_drain()
 
     def _shut_down_streams(self) -> None:
         if self._site is not None:
@@ -261,9 +262,7 @@ class StreamApp:
                 address=(request.scope.get("client") or ("",))[0],
                 received_at=admitted(request.scope["streamserve.received_at"], request.headers),
             )
-            site: Site | None = self._serving() if route.needs_site else None
-            reply = await route.endpoint(call, site)
-            route.count(reply.status)
+            reply = await route.reply(call, self._serving().services if route.services else {})
         except ClientLeft:
             return
         except StreamserveError as error:

@@ -28,6 +28,8 @@ log = get_logger(__name__)
 class RowStore:
     """See `StreamStore`. Without a `liveness` streams are not shared between workers, and rows are a record only."""
 
+    has_records = True
+
     def __init__(
         self, liveness: Liveness | None, *, keeps_text: bool = False, chats: CompletionRows | None = None
     ) -> None:

@@ -133,6 +133,7 @@ class StreamStore(Protocol):
 
     worker_id: str  # this process, as `Record.producer` names it; "" where streams are not shared
     is_shared: bool  # whether other processes read and resume the streams of this one
+    has_records: bool  # whether `find` knows every stream; else only this process knows its streams
     keeps_text: bool  # whether `finish` wants the answer
 
     async def insert(self, record: Record) -> None:
@@ -164,7 +165,7 @@ class NullStore:
     """A `StreamStore` without records, for a process that shares no streams. It has the newest keys of requests."""
 
     worker_id = ""
-    is_shared = keeps_text = False
+    is_shared = has_records = keeps_text = False
 
     def __init__(self) -> None:
         self._of_key: OrderedDict[str, Record] = OrderedDict()

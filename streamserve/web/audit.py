@@ -1,29 +1,35 @@
 """`WatchAudit`: the watchers of this process, each with a row that is inserted before the first byte is sent.
 
 A watch whose row cannot be inserted does not begin. A watch ends with its connection; then the row and one log line get
-the last event that was sent. Runs on the event loop; permissions.py decides who may watch.
+the last event that was sent. Runs on the event loop; knows no HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Container, Iterable
 from contextvars import Context
 from functools import partial
 from typing import Any
 
-from streamserve.api.call import Caller
+from django.contrib.auth import get_user_model
+
+from streamserve.api.answers import Found
+from streamserve.api.call import Call, Caller
 from streamserve.api.logs import get_logger
-from streamserve.dialects.native import NativeEncoder
-from streamserve.dialects.pace import SITES_OWN, Pace
-from streamserve.models import Watch
-from streamserve.protocol.errors import DatabaseUnavailable
+from streamserve.dialects.native import NativeEncoder, query_values
+from streamserve.dialects.pace import Pace, pace_of_query
+from streamserve.models import ApiKey, Watch
+from streamserve.protocol.errors import DatabaseUnavailable, no_stream
 from streamserve.rows import orm
 from streamserve.streams.reader.delivery import NO_FLOW, Delivery, Flow
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 
 log = get_logger(__name__)
+
+WATCH_PERMISSION = "streamserve.watch_stream"
+_MAX_ADDRESS_CHARS = 45  # of an IPv6 address
 
 
 class WatchDelivery(Delivery):
@@ -50,7 +56,7 @@ class WatchDelivery(Delivery):
 
 
 class WatchAudit:
-    """One a process. Each watch has a task, which writes its row."""
+    """See `Watches` in api/native.py. One a process; each watch has a task, which writes its row."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -62,17 +68,24 @@ class WatchAudit:
         """The owners (`Caller.owner`) of the running watches."""
         return {row.watcher for row in self._live.values()}
 
-    async def begin(
-        self, caller: Caller, username: str, stream: Stream, *, after: int, address: str, pace: Pace = SITES_OWN
-    ) -> WatchDelivery:
+    async def find(self, caller: Caller, stream_id: str) -> tuple[str, Found]:
+        """Return the caller's user name and the stream, of any tenant. Raises NotFound unless the user may watch."""
+        user = await orm.of_site(watching_user, caller.owner)
+        record = None if user is None else await self._streams.store.find(stream_id=stream_id)
+        if record is None:
+            raise no_stream()
+        return user.get_username(), Found(stream=await self._streams.reach(record.id, record), record=record)
+
+    async def begin(self, call: Call, username: str, stream: Stream, after: int) -> WatchDelivery:
         """Insert the row of a watch and return its delivery. Raises what `Delivery` or the database raises."""
+        pace = pace_of_query(query_values(call.query()))
         delivery = WatchDelivery(self._streams, stream, after, pace)
         row = self._live[delivery] = Watch(
             stream_id=stream.id,
             stream_owner=stream.owner,
-            watcher=caller.owner,
+            watcher=call.caller.owner,
             username=username,
-            address=address,
+            address=call.address[:_MAX_ADDRESS_CHARS],
             after_seq=after,
             last_seq=after,
         )
@@ -143,3 +156,23 @@ async def _record_end(row: Watch, last_seq: int) -> None:
     except Exception:
         # The log line above is complete; the row keeps the beginning.
         log.exception("watch_end_not_written", stream_id=row.stream_id)
+
+
+def watchers_without_permission(watchers: Iterable[str]) -> set[str]:
+    """Return those of `watchers` (as "user:5", "key:3") that have lost the permission to watch."""
+    return {watcher for watcher in watchers if watching_user(watcher) is None}
+
+
+def watching_user(watcher: str) -> Any:
+    """Return the user whose permission lets `watcher` watch streams of any owner, or None.
+
+    A key also needs the scope "watch".
+    """
+    kind, _, pk = watcher.partition(":")
+    user: Any = None
+    if kind == "key":
+        key = ApiKey.objects.active().filter(pk=pk).select_related("user").first()
+        user = None if key is None or "watch" not in key.scopes else key.user
+    elif kind == "user":
+        user = get_user_model()._default_manager.filter(pk=pk, is_active=True).first()
+    return user if user is not None and user.has_perm(WATCH_PERMISSION) else None

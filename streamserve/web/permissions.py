@@ -27,14 +27,13 @@ from streamserve.protocol.errors import Unauthorized
 from streamserve.rows import orm
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from streamserve.web.audit import WatchAudit
+from streamserve.web.audit import WatchAudit, watchers_without_permission
 from streamserve.web.auth import Principal
 
 log = get_logger(__name__)
 
 RECHECK_SECONDS = 30.0
 _STOP_SECONDS = 5.0  # a stop is committed to the log; a check does not wait longer for a log that is down
-WATCH_PERMISSION = "streamserve.watch_stream"
 
 
 class PermissionChecks:
@@ -159,26 +158,6 @@ async def _lost_permissions(owners: set[str], logins: Set[Login | None]) -> tupl
         return lost, set()
     are_rows = hasattr(_session_store(), "get_model_class")  # any other store is the site's to bound
     return lost, await (orm.read if are_rows else orm.of_site)(ended_logins, signed_in)
-
-
-def watchers_without_permission(watchers: Iterable[str]) -> set[str]:
-    """Return those of `watchers` (as "user:5", "key:3") that have lost the permission to watch."""
-    return {watcher for watcher in watchers if watching_user(watcher) is None}
-
-
-def watching_user(watcher: str) -> Any:
-    """Return the user whose permission lets `watcher` watch streams of any owner, or None.
-
-    A key also needs the scope "watch".
-    """
-    kind, _, pk = watcher.partition(":")
-    user: Any = None
-    if kind == "key":
-        key = ApiKey.objects.active().filter(pk=pk).select_related("user").first()
-        user = None if key is None or "watch" not in key.scopes else key.user
-    elif kind == "user":
-        user = get_user_model()._default_manager.filter(pk=pk, is_active=True).first()
-    return user if user is not None and user.has_perm(WATCH_PERMISSION) else None
 
 
 class Login(NamedTuple):

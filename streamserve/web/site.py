@@ -1,4 +1,4 @@
-"""`DjangoSite`: the `Site` of Django's views and WebSockets: engines, log, streams and quota of this process.
+"""`DjangoSite`: what Django's views and WebSockets serve with: engines, log and streams of this process, and services.
 
 The only module with state. The site belongs to one event loop and is made on first use, because daphne sends no
 lifespan events and `AppConfig.ready()` also runs for migrate. Tests run one loop after another; the newest loop
@@ -10,25 +10,25 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AsyncExitStack
 from contextvars import Context
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings as django_settings
 
-from streamserve.api.call import Body, Call, Caller, Found
-from streamserve.api.idempotency import StartOnce
+from streamserve.api.answers import AnswerConfig, Answers, Defaults, rows_config
 from streamserve.api.logs import get_logger
+from streamserve.api.ops import Ops
+from streamserve.api.routes import SERVICES
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client, remote_client
 from streamserve.clients.pipeline.journal import Memo
 from streamserve.clients.process.client import ProcessClient
 from streamserve.conf import LOG_SCHEMES, SiteConfig, get_settings
-from streamserve.dialects.native import query_values
-from streamserve.dialects.pace import pace_of_query
 from streamserve.keys import salt_of
-from streamserve.protocol.errors import NotFound, no_stream
-from streamserve.protocol.requests import LATENCY_CLASSES, GenerateRequest, with_system
+from streamserve.protocol.requests import Limits
 from streamserve.rows import orm
 from streamserve.rows.completions import CompletionRows
 from streamserve.rows.health import DatabaseHealth
@@ -37,16 +37,12 @@ from streamserve.rows.store import RowStore
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.log.base import EventLog, LogUnavailable, MemoryLog
 from streamserve.streams.log.file_log import FileLog
-from streamserve.streams.quota import Places
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission, Once
-from streamserve.streams.stream import Stream
 from streamserve.web.audit import WatchAudit
 from streamserve.web.auth import WrongKeys
 from streamserve.web.live import LiveMetrics
-from streamserve.web.permissions import PermissionChecks, watching_user
+from streamserve.web.permissions import PermissionChecks
 from streamserve.web.pipelines import filtered, pipeline_clients
-from streamserve.web.row_site import RowSite
 from streamserve.web.sealed import unseal
 from streamserve.work.batches import Batches
 from streamserve.work.files import Files
@@ -56,7 +52,7 @@ from streamserve.work.worker import Worker, kinds_of, work_counts, worker_for
 log = get_logger(__name__)
 
 LOG_FILE, WORKERS_FOLDER = "streams.sqlite3", "workers"  # in STATE_DIR
-ACTIONS = ("pause", "resume", "drain")
+_KEEP_ROW_SECONDS, _MAX_FINISHED_ROWS = 1.0, 32  # a finished row of a batch is read at once
 
 
 def client_for(settings: SiteConfig, alias: str) -> EngineClient:
@@ -136,57 +132,99 @@ async def check_log(event_log: EventLog) -> list[str]:
 
 
 class DjangoSite:
-    """See `Site` and `AuditedSite` in api/call.py. Of one event loop."""
+    """Engine clients, log and streams of one event loop of this process, and the services that routes are given.
+
+    `services` has them by name (see SERVICES in api/routes.py). What it opens it closes in `aclose`, the last first.
+    Nothing but `reset` replaces it; it decides nothing about a request.
+    """
 
     def __init__(self, settings: SiteConfig, loop: asyncio.AbstractEventLoop) -> None:
         self.settings: SiteConfig = settings
         self.loop, self.pid = loop, os.getpid()
-        self.limits, self.default_model = settings.limits, settings.default_model
-        self.wrong_keys = WrongKeys(settings.limits.max_wrong_keys)
         self.on_drain: set[Callable[[], None]] = set()  # open WebSockets
+        self.wrong_keys = WrongKeys(settings.limits.max_wrong_keys)
+        self._closing = AsyncExitStack()
+        self._closing.push_async_callback(asyncio.to_thread, orm.close)
+
         if settings.log != "memory":
             make_state_dir(settings)
+        self.liveness = liveness_for(settings)
+        if self.liveness is not None:
+            self._closing.push_async_callback(asyncio.to_thread, self.liveness.close)
         self.log = log_for(settings)
+        self._closing.push_async_callback(self.log.aclose)
         self.checking: asyncio.Task[list[str]] | None = None
         if settings.log.startswith(LOG_SCHEMES):
             self.checking = loop.create_task(check_log(self.log), name="check of the log", context=Context())
-        self.liveness = liveness_for(settings)
+            self._closing.push_async_callback(_cancelled, self.checking)
         models = {alias: filtered(settings.models[alias], client_for(settings, alias)) for alias in settings.models}
         self.memos: dict[str, Memo] = {}  # of the jobs that run here, by their streams' ids
         self.clients = {**models, **pipeline_clients(settings, models, self.memos)}
-        self.stored_chats = CompletionRows(self.log, keeps=settings.store, reasoning_field=settings.reasoning_field)
-        store = RowStore(self.liveness, keeps_text=settings.store, chats=self.stored_chats)
+        for client in self.clients.values():
+            self._closing.push_async_callback(client.aclose)
+
+        self.chats = CompletionRows(self.log, keeps=settings.store, reasoning_field=settings.reasoning_field)
         self.streams = Streams(
             self.clients,
             self.log,
             settings.streams,
-            store=store,
+            store=RowStore(self.liveness, keeps_text=settings.store, chats=self.chats),
             limits=settings.limits,
             patience={name: one.queue_seconds for name, one in settings.classes.items()},
         )
-        self._start_once = StartOnce(self.streams)
+        self._closing.push_async_callback(self.streams.aclose)
+        self.watches = WatchAudit(self.streams)
+        self.permissions = PermissionChecks(self.streams, self.watches)
+        config = answer_config(settings, self.clients)
+        self.answers = Answers(self.streams, config, salt_of=salt_of, on_start=self.permissions.note_start)
+        self.rows = Answers(_streams_of_rows(settings, self.clients), rows_config(config), salt_of=salt_of)
+        self._closing.push_async_callback(self.rows.streams.log.aclose)
+        self._closing.push_async_callback(self.rows.streams.aclose)
         self.files = Files(settings)
-        self.batches = Batches(settings, self.wake_worker)
-        self._row_site: RowSite | None = None
-        self.audit = WatchAudit(self.streams)
+        if self.liveness is not None:
+            reaper = Reaper(self.streams, self.liveness, row_ages(settings), self.files.purge)
+            reaper.start()
+            self._closing.push_async_callback(reaper.aclose)
+        self._closing.push_async_callback(self.watches.aclose)
+        self._database = DatabaseHealth()
+        self._closing.push_async_callback(self._database.aclose)
+        self._closing.push_async_callback(self.permissions.aclose)
         self.live = LiveMetrics(models, self.streams, are_shared=settings.log != "memory")
         self.live.start()
-        self.permissions = PermissionChecks(self.streams, self.audit)
-        self.database = DatabaseHealth()
-        self.jobs = Jobs(self.streams, settings, self.wake_worker)
-        self.worker: Worker | None = None  # embedded
-        self._working: asyncio.Task[None] | None = None
-        self.reaper = (
-            None if self.liveness is None else Reaper(self.streams, self.liveness, row_ages(settings), self.files.purge)
+        self._closing.push_async_callback(self.live.aclose)
+        self.ops = Ops(
+            self.clients,
+            self.streams,
+            is_debug=lambda: bool(django_settings.DEBUG),
+            health=self._health,
+            work=work_counts,
         )
-        if self.reaper is not None:
-            self.reaper.start()
+        self.ops.is_draining = _is_draining
+        self.jobs = Jobs(self.streams, settings, self.wake_worker)
+        self.batches = Batches(settings, self.wake_worker)
+        self.worker: Worker | None = None  # embedded
+
+    @property
+    def services(self) -> Mapping[str, object]:
+        """What routes are given, by the names of their endpoints' parameters."""
+        return {"site": self, **{name: getattr(self, name) for name in SERVICES if name != "site"}}
+
+    @property
+    def limits(self) -> Limits:
+        """The bounds of requests."""
+        return self.settings.limits
+
+    async def _health(self) -> dict[str, str]:
+        """Return the states of log and database, for `/readyz`."""
+        outage = self.streams.writer.outage
+        return {"log": "ok" if outage is None else outage.code, "database": await self._database.state()}
 
     def ensure_worker(self) -> None:
         """Run jobs and batches in this process too."""
         if self.worker is None:
             self.worker = self.new_worker(grace_seconds=0.0)
-            self._working = self.loop.create_task(self.worker.run(), name="worker", context=Context())
+            working = self.loop.create_task(self.worker.run(), name="worker", context=Context())
+            self._closing.push_async_callback(_cancelled, working)  # it gives back what it runs
 
     def new_worker(
         self, names: Collection[str] = (), *, concurrency: int | None = None, grace_seconds: float = 30.0
@@ -198,7 +236,7 @@ class DjangoSite:
             memos=self.memos,
             watch=self.permissions.ensure_running,
             files=self.files,
-            rows=self.row_site,
+            rows=self.rows,
         )
         served = [kind for kind in kinds if not names or kind.name in names]
         return worker_for(served, self.liveness, concurrency=concurrency, grace_seconds=grace_seconds)
@@ -210,144 +248,42 @@ class DjangoSite:
         if self.worker is not None:
             self.worker.wake()
 
-    async def control_engine(self, alias: str, action: str) -> str:
-        """Pause, resume or drain the engine of a model for all workers; return its state afterwards."""
-        if alias not in self.clients or action not in ACTIONS:
-            raise NotFound(f"There is no model {alias!r} to {action} here.", code="model_not_found")
-        client = self.clients[alias]
-        await client.control(action)
-        return client.describe().state
-
-    async def start(
-        self,
-        principal: Caller,
-        request: GenerateRequest,
-        on_disconnect: str = "park",
-        *,
-        received_at: float | None = None,
-        once: Once | None = None,
-        begins_unloaded: bool = False,
-        places: Places | None = None,
-    ) -> Stream:
-        """Start an answer for `principal`, within its quota. Raises StreamserveError."""
-        admission = Admission(
-            owner=principal.owner,
-            tenant=principal.tenant,
-            counted_as=principal.counted_as,
-            salt=salt_of(principal.tenant),
-            on_disconnect=on_disconnect,
-            received_at=received_at,
-            once=once,
-            begins_unloaded=begins_unloaded,
-        )
-        start = self.streams.start if once is None else self._start_once
-        stream = await start(self.prepared(request), admission, places)
-        self.permissions.note_start(stream, principal)
-        return stream
-
-    def with_own_system(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request with the system prompt that the settings give its model, unless it brings one."""
-        served = self.settings.models.get(request.model)
-        return request if served is None or not served.system else with_system(request, served.system)
-
-    def prepared(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request with the system prompt of its model, which begins to load if it has not."""
-        if request.model in self.clients:
-            self.clients[request.model].start()
-        return self.with_own_system(request)
-
-    @property
-    def row_site(self) -> RowSite:
-        """What answers the rows of batches; made on its first use."""
-        if self._row_site is None:
-            self._row_site = RowSite(self)
-        return self._row_site
-
-    def default_class(self, route: str, model: str) -> str:
-        """Return the latency class of requests that name none: the route's, the model's, or that of chats."""
-        served = self.settings.models.get(model)
-        own = served.latency_class if served is not None else getattr(self.clients.get(model), "latency_class", "")
-        return self.settings.route_classes.get(route) or own or LATENCY_CLASSES[0]
-
-    async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
-        """Return the stream with its row, by one query. Raises NotFound for an unknown id and for another tenant's."""
-        record = await self.streams.store.find(stream_id=stream_id, log_id=log_id)
-        if record is None or record.tenant != caller.tenant:
-            raise no_stream()
-        return Found(stream=await self.streams.reach(record.id, record), record=record)
-
-    async def find_for_watcher(self, caller: Caller, stream_id: str) -> tuple[str, Found]:
-        """Return the caller's user name and the stream, of any tenant. Raises NotFound unless the user may watch."""
-        user = await orm.of_site(watching_user, caller.owner)
-        record = None if user is None else await self.streams.store.find(stream_id=stream_id)
-        if record is None:
-            raise no_stream()
-        return user.get_username(), Found(stream=await self.streams.reach(record.id, record), record=record)
-
-    async def watch(self, call: Call, username: str, stream: Stream, after: int) -> Body:
-        """Record the watch and return its delivery."""
-        pace, address = pace_of_query(query_values(call.query())), call.address[:45]
-        delivery = await self.audit.begin(call.caller, username, stream, after=after, address=address, pace=pace)
-        self.permissions.ensure_running()
-        return delivery
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether the server is shutting down and refuses new answers."""
-        return _is_draining
-
-    @property
-    def is_debug(self) -> bool:
-        """Whether responses may name folders and libraries."""
-        return bool(django_settings.DEBUG)
-
-    @property
-    def takes_prompt_in_url(self) -> bool:
-        """Whether `GET /streams/new?prompt=` starts answers."""
-        return self.settings.prompt_in_url
-
-    @property
-    def reasoning_field(self) -> str:
-        """Where chat completions show thinking."""
-        return self.settings.reasoning_field
-
-    @staticmethod
-    def unseal(sealed: str) -> str:
-        """Open the system prompt of a chat element's page. Raises BadRequest."""
-        return unseal(sealed)
-
-    async def health(self) -> dict[str, Any]:
-        """Return the states of log and database, for `/readyz`."""
-        outage = self.streams.writer.outage
-        return {"log": "ok" if outage is None else outage.code, "database": await self.database.state()}
-
-    async def work(self) -> Mapping[str, Mapping[str, int]]:
-        """Return how much durable work waits and runs, in all processes; nothing while the database is away."""
-        return await work_counts()
-
     async def aclose(self) -> None:
         """Close streams, engine clients and log. For tests, and for servers with a shutdown event."""
-        if self.checking is not None:
-            self.checking.cancel()
-            await asyncio.gather(self.checking, return_exceptions=True)
-        if self._working is not None:  # it gives back what it runs
-            self._working.cancel()
-            await asyncio.gather(self._working, return_exceptions=True)
-        await self.live.aclose()
-        await self.permissions.aclose()
-        await self.database.aclose()
-        await self.audit.aclose()
-        if self.reaper is not None:
-            await self.reaper.aclose()
-        if self._row_site is not None:
-            await self._row_site.aclose()
-        await self.streams.aclose()
-        for client in self.clients.values():
-            await client.aclose()
-        await self.log.aclose()
-        if self.liveness is not None:
-            await asyncio.to_thread(self.liveness.close)
-        await asyncio.to_thread(orm.close)
+        await self._closing.aclose()
+
+
+def answer_config(settings: SiteConfig, clients: Mapping[str, EngineClient]) -> AnswerConfig:
+    """Return how the site's routes answer. A pipeline brings its latency class itself."""
+    models = settings.models
+    classes = {alias: getattr(models.get(alias, client), "latency_class", "") for alias, client in clients.items()}
+    return AnswerConfig(
+        limits=settings.limits,
+        default_model=settings.default_model,
+        defaults=Defaults(
+            systems={alias: model.system for alias, model in models.items() if model.system},
+            latency_classes={alias: name for alias, name in classes.items() if name},
+            route_classes=settings.route_classes,
+        ),
+        takes_prompt_in_url=settings.prompt_in_url,
+        reasoning_field=settings.reasoning_field,
+        unseal=unseal,
+    )
+
+
+def _streams_of_rows(settings: SiteConfig, clients: Mapping[str, EngineClient]) -> Streams:
+    """Return the streams of the rows of batches: they have no row, no quota, and a log in memory.
+
+    A row that a kill has cut short is run again from its beginning, so nothing of it is kept.
+    """
+    config = replace(settings.streams, retention_seconds=_KEEP_ROW_SECONDS, max_finished=_MAX_FINISHED_ROWS)
+    return Streams(clients, MemoryLog(), config)
+
+
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    """Cancel a task and wait for its end."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 _site: DjangoSite | None = None  # changed on the event loop only
@@ -404,6 +340,7 @@ def begin_to_drain() -> None:
     global _is_draining
     _is_draining = True
     if _site is not None:
+        _site.ops.is_draining = True
         _site.streams.begin_to_drain()
         for begin_to_leave in list(_site.on_drain):
             begin_to_leave()

@@ -18,7 +18,7 @@ from django.db import InterfaceError, OperationalError, connections, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.utils.cache import patch_vary_headers
 
-from streamserve.api.call import ANONYMOUS, AuditedSite, Body, Call, Caller, Reply, admitted
+from streamserve.api.call import ANONYMOUS, Body, Call, Caller, Reply, admitted
 from streamserve.api.logs import get_logger
 from streamserve.api.routes import Route, failure
 from streamserve.asgi.handover import HEADER, offer
@@ -38,6 +38,7 @@ View = Callable[..., Coroutine[Any, Any, HttpResponseBase]]
 
 _NEEDS_ASGI = "This site runs under WSGI, which cannot stream. Serve it by ASGI: daphne <project>.asgi:application."
 _CHUNK_BYTES = 1 << 16
+_DURABLE = {"jobs", "files", "batches", "site"}  # the services of what workers do
 
 
 def needs_asgi() -> Refused:
@@ -54,7 +55,6 @@ def _database_away(request_id: str) -> Refused:
 def view_of(route: Route) -> View:
     """Return the view that serves `route`."""
 
-    @functools.wraps(route.endpoint)
     async def view(request: HttpRequest, **params: str) -> HttpResponseBase:
         request_id = request_id_of(request.headers.get("X-Request-Id", ""))
         caller: Caller = ANONYMOUS
@@ -85,6 +85,7 @@ def view_of(route: Route) -> View:
             give_cookie(response, caller)
         return response
 
+    view.__name__ = view.__qualname__ = route.name or "unknown"
     view.route = route  # type: ignore[attr-defined]
     view.csrf_exempt = True  # type: ignore[attr-defined]
     view.login_required = False  # type: ignore[attr-defined]
@@ -93,11 +94,9 @@ def view_of(route: Route) -> View:
 
 async def _reply(route: Route, call: Call) -> Reply:
     """Return the endpoint's reply. A stream in it is broken off when the caller loses the permission to read it."""
-    site: AuditedSite | None = get_site() if route.needs_site else None
-    if route.needs_rows:
+    if route.services & _DURABLE:
         ensure_embedded()
-    reply = await route.endpoint(call, site)
-    route.count(reply.status)
+    reply = await route.reply(call, get_site().services if route.services else {})
     if isinstance(reply.body, Delivery | JoinedDelivery):
         permissions = get_site().permissions
         permissions.hold(reply.body, call.caller, _break_off)

@@ -21,7 +21,7 @@ from channels.exceptions import StopConsumer
 from django.core.handlers.asgi import get_script_prefix as script_prefix_of
 from django.urls import NoReverseMatch, get_script_prefix, reverse
 
-from streamserve.api.call import admitted, with_class
+from streamserve.api.call import admitted
 from streamserve.api.logs import get_logger
 from streamserve.api.resume import gone, not_there
 from streamserve.api.routes import CHAT_CALLERS, Access
@@ -226,7 +226,8 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             body = required(message, "request")
             asked = native.parse(body, settings.limits, default_model=settings.default_model, unseal=unseal)
             check_pace(asked.pace)
-            request = with_class(asked.generate, asked.latency_class, self._principal, get_site(), "websocket")
+            answers = get_site().answers
+            request = answers.with_class(asked.generate, asked.latency_class, self._principal, "websocket")
             await self._begin(replace(asked, generate=request), message)
 
     async def _on_resume(self, message: Mapping[str, Any]) -> None:
@@ -269,7 +270,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         """Ignore the answer to our ping: the ping itself has kept the connection open."""
 
     async def _begin(self, asked: native.NativeRequest, message: Mapping[str, Any]) -> None:
-        stream = await get_site().start(
+        stream = await get_site().answers.start(
             self._principal,
             asked.generate,
             asked.on_disconnect,
@@ -287,7 +288,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
 
     async def _own_stream(self, stream_id: str) -> Stream:
         """Return the stream. Raises NotFound unless it is the caller's, Gone if its events are no longer kept."""
-        found = await get_site().find(self._principal, stream_id=stream_id)
+        found = await get_site().answers.find(self._principal, stream_id=stream_id)
         if found.stream is None:
             raise gone()
         return found.stream

@@ -6,7 +6,7 @@
     failed       the worker was lost too often, or the input file is gone: the files are made of what there is
 
 What a kill cuts short is what the slots held, one row each: the next worker reads which lines have rows. Rows that wait
-for one write are stored together by the next (`RowWriter`). They are requests to a site of their own.
+for one write are stored together by the next (`RowWriter`). They have an `Answers` of their own.
 asyncio; the storage is read on threads, the database through the door to the ORM.
 """
 
@@ -19,8 +19,9 @@ from typing import IO, Any
 
 from django.utils import timezone
 
+from streamserve.api.answers import Answers
 from streamserve.api.batch.rows import answer_line
-from streamserve.api.call import Caller, Site
+from streamserve.api.call import Caller
 from streamserve.api.logs import get_logger
 from streamserve.dialects.batch_lines import (
     CANCELLED,
@@ -108,9 +109,9 @@ class BatchKind(RowKind[Batch]):
     name = NAME
     model = Batch
 
-    def __init__(self, files: Files, rows: Site, *, at_once: int) -> None:
+    def __init__(self, files: Files, answers: Answers, *, at_once: int) -> None:
         super().__init__(concurrency=AT_ONCE, retry=RetryPolicy(max_attempts=_MAX_ATTEMPTS))
-        self.files, self.row_site, self.at_once = files, rows, at_once
+        self.files, self.answers, self.at_once = files, answers, at_once
 
     async def run(self, claim: Claim) -> None:
         await BatchRun(self, claim).run()
@@ -134,7 +135,7 @@ class BatchRun:
     def __init__(self, kind: BatchKind, claim: Claim) -> None:
         self._kind, self._claim = kind, claim
         self._row: Batch = claim.row
-        self._files, self._limits = kind.files, kind.row_site.limits
+        self._files, self._limits = kind.files, kind.answers.limits
         self._caller = Caller(self._row.owner, self._row.tenant)
         self._taking = asyncio.Lock()  # one slot at a time takes the next line
 
@@ -255,7 +256,7 @@ class BatchRun:
                 line = await anext(lines, None)
             if line is None:
                 return
-            await writer.store(await answer_line(self._kind.row_site, self._caller, line))
+            await writer.store(await answer_line(self._kind.answers, self._caller, line))
 
     # Finalizing
 

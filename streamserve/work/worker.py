@@ -27,7 +27,7 @@ from types import MappingProxyType
 
 from django.db import DatabaseError
 
-from streamserve.api.call import Site
+from streamserve.api.answers import Answers
 from streamserve.api.logs import get_logger
 from streamserve.clients.pipeline.journal import Memo
 from streamserve.conf import SiteConfig
@@ -224,7 +224,7 @@ def kinds_of(
     memos: MutableMapping[str, Memo],
     watch: Callable[[], None],
     files: Files,
-    rows: Site,
+    rows: Answers,
 ) -> list[Kind]:
     """Return the kinds of work of a site, in the order of `KINDS`, each made once for a worker."""
     config = settings.jobs

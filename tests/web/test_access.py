@@ -14,8 +14,9 @@ from django.test.utils import override_settings
 from django.urls import URLPattern
 
 from streamserve import urls
-from streamserve.api.call import Call, Reply, Site, json_reply
-from streamserve.api.routes import ANYONE, CHAT_CALLERS, ROUTES, Access, Route
+from streamserve.api.answers import Answers
+from streamserve.api.call import Call, Reply, json_reply
+from streamserve.api.routes import ANYONE, CHAT_CALLERS, ROUTES, SERVICES, Access, Route
 from streamserve.models import ApiKey
 from streamserve.models import Stream as StreamRow
 from streamserve.testing import DaphneServer
@@ -57,14 +58,29 @@ def test_the_urlconf_is_the_table() -> None:
 def test_a_route_without_a_declaration_fails_the_import() -> None:
     """A row cannot be built without its access, nor an access without known kinds of callers."""
 
-    async def endpoint(call: Call, site: Site) -> Reply:
+    async def endpoint(call: Call, answers: Answers) -> Reply:
         return json_reply({})
 
     with pytest.raises(TypeError, match="access"):
-        Route(path="open", endpoint=endpoint)  # type: ignore[call-arg]
+        Route(path="open", endpoints={"GET": endpoint})  # type: ignore[call-arg]
     for callers in ((), ("everybody",), (*CHAT_CALLERS, "")):
         with pytest.raises(ValueError, match="callers are some of"):
             Access(callers=callers)
+
+
+def test_a_route_of_a_service_that_nobody_makes_fails_the_import() -> None:
+    """An endpoint takes services by their names; another name is an error where the row is."""
+
+    async def endpoint(call: Call, database: Any) -> Reply:
+        return json_reply({})
+
+    with pytest.raises(TypeError, match="not 'database'"):
+        Route(path="open", access=Access(callers=ANYONE), endpoints={"GET": endpoint})
+
+
+async def test_the_site_has_every_service(engine: None) -> None:
+    """What an endpoint may take, the site gives it."""
+    assert set(site.get_site().services) == set(SERVICES)
 
 
 def test_routes_handle_what_sites_turn_on() -> None:

@@ -80,7 +80,7 @@ async def batches(call: Call, site: BatchSite) -> Reply:
     if call.method == "POST":
         body = await call.json(site.limits)
         asked, once = parse(body, site.limits), once_of(call, "batches", body)
-        check_endpoint(asked.endpoint, site)
+        check_endpoint(asked.endpoint, site.answers)
         return json_reply(batch_json(await site.batches.create(call.caller, asked, once=once)))
     page = parse_page(call.query(), most=MOST_BATCHES, usual=FEWEST_BATCHES)
     found, has_more = await site.batches.page(call.caller, page)

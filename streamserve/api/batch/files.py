@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import IO, Protocol
 from urllib.parse import quote
 
-from streamserve.api.call import Body, Call, Caller, Reply, Site, json_reply
+from streamserve.api.answers import Answers
+from streamserve.api.call import Body, Call, Caller, Reply, json_reply
 from streamserve.api.idempotency import HEADER, once_of
 from streamserve.dialects.openai.batches import (
     MOST_FILES,
@@ -26,6 +27,7 @@ from streamserve.dialects.openai.batches import (
     parse_upload,
 )
 from streamserve.protocol.errors import BadRequest, NotFound
+from streamserve.protocol.requests import Limits
 from streamserve.streams.reader.delivery import NO_FLOW, Closing, Flow
 from streamserve.streams.store import Once
 
@@ -79,8 +81,14 @@ class Files(Protocol):
         """Return the file as the body of a response."""
 
 
-class FileSite(Site, Protocol):
+class FileSite(Protocol):
     """A site with a database and a storage."""
+
+    @property
+    def answers(self) -> Answers: ...
+
+    @property
+    def limits(self) -> Limits: ...
 
     @property
     def files(self) -> Files: ...

@@ -1,7 +1,7 @@
 """`ENDPOINTS`: what the rows of a batch may ask, and `answer_line`, which asks it. asyncio; framework-free.
 
 A row goes to the endpoint function of its route, so it is parsed, accepted and encoded as a request to that route is.
-Another endpoint is one more entry in `ENDPOINTS`: its function of `Call` and `Site`, and the JSON of its errors.
+Another endpoint is one more entry in `ENDPOINTS`: its function of `Call` and `Answers`, and the JSON of its errors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from streamserve.api import anthropic, openai, pipelines
-from streamserve.api.call import Call, Caller, Reply, Site
+from streamserve.api.answers import Answers
+from streamserve.api.call import Call, Caller, Reply
 from streamserve.api.logs import get_logger
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects import native
@@ -23,7 +24,6 @@ from streamserve.dialects.anthropic import message as anthropic_message
 from streamserve.dialects.batch_lines import Line, RowResult
 from streamserve.dialects.openai import chat as openai_chat
 from streamserve.protocol.errors import BadRequest, ErrorBody, Refused, StreamserveError, to_body
-from streamserve.streams.stream import Stream
 
 log = get_logger(__name__)
 
@@ -40,17 +40,17 @@ _PIPELINE = re.compile(r"/pipelines/([^/]+)")
 class Endpoint:
     """What answers a row, and the JSON of its errors."""
 
-    answer: Callable[[Call, Any], Awaitable[Reply]]
+    answer: Callable[[Call, Answers], Awaitable[Reply]]
     error_json: Callable[[ErrorBody], dict[str, Any]]
 
 
 # By the `url` of a row, which is the `endpoint` of its batch.
 ENDPOINTS: Mapping[str, Endpoint] = {
-    "/v1/chat/completions": Endpoint(answer=openai.chat_completions, error_json=openai_chat.error_json),
+    "/v1/chat/completions": Endpoint(answer=openai.create_chat, error_json=openai_chat.error_json),
     "/v1/completions": Endpoint(answer=openai.completions, error_json=openai_chat.error_json),
     "/v1/messages": Endpoint(answer=anthropic.messages, error_json=anthropic_message.error_json),
 }
-_RUN = Endpoint(answer=pipelines.run, error_json=native.error_json)
+_RUN = Endpoint(answer=pipelines.post_run, error_json=native.error_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +69,29 @@ class TryLater(Exception):
         self.seconds = error.retry_after
 
 
-def check_endpoint(url: str, site: Site) -> None:
+def check_endpoint(url: str, answers: Answers) -> None:
     """Raise BadRequest unless rows may ask `url` here."""
-    if url in ENDPOINTS or _pipeline_of(url, site) is not None:
+    if url in ENDPOINTS or _pipeline_of(url, answers) is not None:
         return
-    names = [name for name, client in site.clients.items() if isinstance(client, PipelineClient)]
+    names = [name for name, client in answers.clients.items() if isinstance(client, PipelineClient)]
     known = ", ".join([*ENDPOINTS, *(f"/pipelines/{name}" for name in names)])
     message = f"{url[:128]!r} takes no batches here. Known: {known}."
     raise BadRequest(message, code="invalid_endpoint", param="endpoint")
 
 
-def _pipeline_of(url: str, site: Site) -> str | None:
+def _pipeline_of(url: str, answers: Answers) -> str | None:
     found = _PIPELINE.fullmatch(url)
-    return found[1] if found and isinstance(site.clients.get(found[1]), PipelineClient) else None
+    return found[1] if found and isinstance(answers.clients.get(found[1]), PipelineClient) else None
 
 
 async def answer_line(
-    site: Site, caller: Caller, line: Line, on_wait: Callable[[str], None] = lambda message: None
+    answers: Answers, caller: Caller, line: Line, on_wait: Callable[[str], None] = lambda message: None
 ) -> RowResult:
     """Return how a line's row ended. While it is refused for the load, or for the lack of an engine, wait."""
     request_id, wait = f"req_{secrets.token_hex(12)}", _FIRST_WAIT_SECONDS
     while True:
         try:
-            reply = await run_row(site, caller, line.url, line.body, request_id)
+            reply = await run_row(answers, caller, line.url, line.body, request_id)
         except TryLater as refusal:
             on_wait(str(refusal))
             await asyncio.sleep(max(wait, min(refusal.seconds, _MAX_WAIT_SECONDS)))
@@ -106,15 +106,13 @@ async def answer_line(
             )
 
 
-async def run_row(site: Site, caller: Caller, url: str, body: Mapping[str, Any], request_id: str) -> RowReply:
+async def run_row(answers: Answers, caller: Caller, url: str, body: Mapping[str, Any], request_id: str) -> RowReply:
     """Return the response that `url` gives to `body`. Raises TryLater; cancelled, it ends the answer."""
     endpoint = ENDPOINTS.get(url, _RUN)
     raw = json.dumps(body, ensure_ascii=False).encode()
     params = {} if endpoint is not _RUN else {"name": url.rpartition("/")[2]}
-    counted = _Counted(site)
     num_runs = 0
     while True:
-        num_before = counted.num_started
         call = Call(
             method="POST",
             headers={"content-type": "application/json"},
@@ -125,13 +123,13 @@ async def run_row(site: Site, caller: Caller, url: str, body: Mapping[str, Any],
             params=params,
         )
         try:
-            reply = await endpoint.answer(call, counted)
+            reply = await endpoint.answer(call, answers)
             assert isinstance(reply.body, bytes)  # rows that want a stream are refused before
             return RowReply(reply.status, reply.body.decode())
         except StreamserveError as error:
             if not isinstance(error, Refused):
                 return _failed(endpoint, error)
-            if counted.num_started == num_before or error.code == _NOT_BEGUN:
+            if not call.started or error.code == _NOT_BEGUN:
                 raise TryLater(error) from error
             num_runs += 1
             if num_runs >= MAX_RUNS:
@@ -144,23 +142,6 @@ async def run_row(site: Site, caller: Caller, url: str, body: Mapping[str, Any],
 
 def _failed(endpoint: Endpoint, error: StreamserveError) -> RowReply:
     return RowReply(error.http_status, json.dumps(endpoint.error_json(to_body(error)), ensure_ascii=False))
-
-
-class _Counted:
-    """`site`, which counts the answers that have begun for one row."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self.num_started = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._site, name)
-
-    async def start(self, *args: Any, **options: Any) -> Stream:
-        """Start an answer, and count it."""
-        stream = await self._site.start(*args, **options)
-        self.num_started += 1
-        return stream
 
 
 async def _pieces(raw: bytes) -> AsyncIterator[bytes]:

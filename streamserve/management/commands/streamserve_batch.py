@@ -21,8 +21,9 @@ from typing import IO, Any, TextIO
 
 from django.core.management.base import BaseCommand, CommandError
 
+from streamserve.api.answers import Answers
 from streamserve.api.batch.rows import answer_line, check_endpoint
-from streamserve.api.call import Caller, Site
+from streamserve.api.call import Caller
 from streamserve.conf import get_settings
 from streamserve.dialects.batch_lines import (
     Line,
@@ -115,7 +116,7 @@ class Command(BaseCommand):
 
 async def _run(batch: BatchFile, caller: Caller, concurrency: int, bar: _Bar) -> None:
     try:
-        rows = site.get_site().row_site
+        rows = site.get_site().rows
         check_endpoint(batch.endpoint, rows)
         await batch.run(rows, caller, concurrency=concurrency, show=bar.show)
     except BaseExceptionGroup as group:
@@ -214,7 +215,9 @@ class BatchFile:
         """What the rows ask."""
         return self._endpoint
 
-    async def run(self, site: Site, caller: Caller, *, concurrency: int, show: Callable[[Progress], None]) -> None:
+    async def run(
+        self, answers: Answers, caller: Caller, *, concurrency: int, show: Callable[[Progress], None]
+    ) -> None:
         """Run the rows that the output lacks. Cancelled, it ends those that run; what has ended is written."""
         taking = asyncio.Lock()
         lines = self._lines()
@@ -226,7 +229,7 @@ class BatchFile:
                         line = await anext(lines, None)
                     if line is None:
                         return
-                    row = await answer_line(site, caller, line, on_wait=self._note_wait)
+                    row = await answer_line(answers, caller, line, on_wait=self._note_wait)
                     self._write(row, output if row.is_success else errors)
                     show(self.progress)
 

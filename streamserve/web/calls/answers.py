@@ -188,12 +188,12 @@ class Answer:
         """Begin the answer. A model without a chat template continues the question instead."""
         if self._stream is not None:
             return self._stream
-        site = get_site()
+        answers = get_site().answers
         for body in self.bodies:
-            asked = native.parse(body, site.limits, default_model=site.default_model)
+            asked = native.parse(body, answers.limits, default_model=answers.default_model)
             self._pace = asked.pace
             try:
-                self._stream = await site.start(caller, asked.generate, on_disconnect)
+                self._stream = await answers.start(caller, asked.generate, on_disconnect)
                 return self._stream
             except NoChatTemplate:
                 if body is self.bodies[-1]:
@@ -369,5 +369,5 @@ class _Job:
     async def enqueue(self, caller: Any) -> JobView:
         site = get_site()
         once = once_for(caller, self._key, "jobs", self._body) if self._key else None
-        request = job_request(self._body, caller, site)
+        request = job_request(self._body, caller, site.answers)
         return await site.jobs.enqueue(caller, request, webhook=self._webhook, once=once)

@@ -47,7 +47,7 @@ def long(custom_id: str) -> dict[str, Any]:
 
 def live_rows() -> list[str]:
     """Return the rows that are being answered."""
-    return [stream.id for stream in site.get_site().row_site.streams.all() if stream.is_live]
+    return [stream.id for stream in site.get_site().rows.streams.all() if stream.is_live]
 
 
 async def test_a_file_that_expires_is_read_to_the_batchs_end(tenant: Tenant) -> None:

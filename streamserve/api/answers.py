@@ -1,0 +1,222 @@
+"""`Answers`: the service of every route that starts or finds an answer. asyncio; knows no HTTP and no database.
+
+A site makes one from its streams: Django's, whose store has a row for each (web/site.py), the ASGI app's, without a
+database (asgi/site.py), and a worker's, for the rows of batches (`rows_config`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from streamserve.api.call import Call, Caller
+from streamserve.api.idempotency import StartOnce
+from streamserve.clients.base import EngineClient
+from streamserve.dialects.openai.chat import REASONING_FIELDS
+from streamserve.protocol.errors import no_model, no_stream
+from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES, GenerateRequest, Limits, with_system
+from streamserve.streams.quota import Places
+from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission, Once, Record
+from streamserve.streams.stream import Stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What requests get that do not bring it.
+
+    `systems`: alias → system prompt of every chat whose caller sends none; it is computed once for all callers.
+    `latency_classes`: alias → class. `route_classes`: route → class, which goes before the model's. Raises ValueError.
+    """
+
+    systems: Mapping[str, str] = field(default_factory=dict)
+    latency_classes: Mapping[str, str] = field(default_factory=dict)
+    route_classes: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        unknown = self.route_classes.keys() - set(ROUTES_WITH_CLASSES)
+        if unknown:
+            raise ValueError(f"route_classes has {min(unknown)!r}; routes are {', '.join(ROUTES_WITH_CLASSES)}")
+        unknown = {*self.latency_classes.values(), *self.route_classes.values()} - set(LATENCY_CLASSES)
+        if unknown:
+            raise ValueError(f"{min(unknown)!r} is no latency class; they are {', '.join(LATENCY_CLASSES)}")
+
+    def check_models(self, models: Collection[str]) -> None:
+        """Raise ValueError for an alias that is not in `models`."""
+        unknown = (self.systems.keys() | self.latency_classes.keys()) - set(models)
+        if unknown:
+            raise ValueError(f"defaults name the model {min(unknown)!r}; models are {', '.join(models)}")
+
+    def latency_class(self, route: str, model: str) -> str:
+        """Return the class of a request that names none: the route's, the model's, or that of chats."""
+        return self.route_classes.get(route) or self.latency_classes.get(model) or LATENCY_CLASSES[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerConfig:
+    """How the routes of a site answer; it does not change while the site lives.
+
+    `takes_prompt_in_url`: whether `GET /streams/new?prompt=` starts answers; servers write addresses into their access
+    logs. `reasoning_field`: where chat completions show thinking, one of REASONING_FIELDS. `unseal` opens the system
+    prompt of a chat element's page; None where there are no such pages. `only_class` and `only_on_disconnect`, where
+    set, are those of every answer, whatever its request says.
+    """
+
+    limits: Limits
+    default_model: str
+    defaults: Defaults = Defaults()
+    takes_prompt_in_url: bool = False
+    reasoning_field: str = REASONING_FIELDS[0]
+    unseal: Callable[[str], str] | None = None
+    only_class: str = ""
+    only_on_disconnect: str = ""
+
+
+def rows_config(config: AnswerConfig) -> AnswerConfig:
+    """Return how the rows of batches are answered: in the latency class `batch`; each answer ends with its reader."""
+    return replace(config, takes_prompt_in_url=False, unseal=None, only_class="batch", only_on_disconnect="abort")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A stream that the caller may read. `stream` is None once its events are dropped, `record` without a database."""
+
+    stream: Stream | None
+    record: Record | None = None
+
+
+def _ignore(stream: Stream, caller: Caller) -> None:
+    """Note nothing."""
+
+
+class Answers:
+    """Starts answers for callers, within their limits, and finds those that a caller may read.
+
+    Holds the streams and the config; changes nothing but streams. A tenant never reaches another tenant's stream: it is
+    as unknown as an id of nothing. `salt_of(tenant)` is the tenant's prefix-cache salt: nobody can guess it, and blocks
+    of two tenants never match. `on_start` is told of each answer that has started.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        config: AnswerConfig,
+        *,
+        salt_of: Callable[[str], str],
+        on_start: Callable[[Stream, Caller], None] = _ignore,
+    ) -> None:
+        self.streams, self.config = streams, config
+        self._salt_of, self._on_start = salt_of, on_start
+        self._start_once = StartOnce(streams)
+
+    @property
+    def limits(self) -> Limits:
+        """The bounds of requests."""
+        return self.config.limits
+
+    @property
+    def default_model(self) -> str:
+        """The model of a request that names none."""
+        return self.config.default_model
+
+    @property
+    def clients(self) -> Mapping[str, EngineClient]:
+        """The models and pipelines, by alias."""
+        return self.streams.clients
+
+    def client(self, alias: str) -> EngineClient:
+        """Return the client of a model. Raises NotFound."""
+        if alias not in self.clients:
+            raise no_model(alias, self.clients)
+        return self.clients[alias]
+
+    def with_class(self, request: GenerateRequest, asked: str | None, caller: Caller, route: str) -> GenerateRequest:
+        """Return the request in its latency class: what it asked for, or what key, route or model have by default."""
+        config = self.config
+        own = asked or caller.latency_class or config.defaults.latency_class(route, request.model)
+        name = config.only_class or own
+        return request if name == request.latency_class else replace(request, latency_class=name)
+
+    def with_own_system(self, request: GenerateRequest) -> GenerateRequest:
+        """Return the request as its model gets it: with the site's own system prompt, unless it brings one."""
+        return with_system(request, self.config.defaults.systems.get(request.model, ""))
+
+    async def start(
+        self,
+        caller: Caller,
+        request: GenerateRequest,
+        on_disconnect: str = "park",
+        *,
+        received_at: float | None = None,
+        once: Once | None = None,
+        begins_unloaded: bool = False,
+        places: Places | None = None,
+    ) -> Stream:
+        """Start an answer for `caller`, within its limits; its times count from `received_at`.
+
+        With `once` return the answer that its key has started before, without a wait. Beyond the caller's places this
+        waits, and while the model loads, but for an answer that `begins_unloaded`: endpoints call `begin`.
+        `places`: of several answers that begin together. Raises StreamserveError.
+        """
+        admission = Admission(
+            owner=caller.owner,
+            tenant=caller.tenant,
+            counted_as=caller.counted_as,
+            salt=self._salt_of(caller.tenant),
+            on_disconnect=self.config.only_on_disconnect or on_disconnect,
+            received_at=received_at,
+            once=once,
+            begins_unloaded=begins_unloaded,
+        )
+        if request.model in self.clients:
+            self.clients[request.model].start()
+        start = self.streams.start if once is None else self._start_once
+        stream = await start(self.with_own_system(request), admission, places)
+        self._on_start(stream, caller)
+        return stream
+
+    async def begin(
+        self,
+        call: Call,
+        request: GenerateRequest,
+        on_disconnect: str,
+        *,
+        once: Once | None = None,
+        begins_unloaded: bool = False,
+        places: Places | None = None,
+    ) -> Stream:
+        """Do what `start` does for the call's caller, for as long as the client stays."""
+        starting = self.start(
+            call.caller,
+            request,
+            on_disconnect,
+            received_at=call.received_at,
+            once=once,
+            begins_unloaded=begins_unloaded,
+            places=places,
+        )
+        stream = await call.wait(starting)
+        call.started.append(stream)
+        return stream
+
+    async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
+        """Return the stream of that id or log id, with one query at most.
+
+        Raises NotFound for another tenant's stream as for an unknown id; LogUnavailable.
+        """
+        store = self.streams.store
+        if not store.has_records:
+            return self._find_here(caller, stream_id, log_id)
+        record = await store.find(stream_id=stream_id, log_id=log_id)
+        if record is None or record.tenant != caller.tenant:
+            raise no_stream()
+        return Found(stream=await self.streams.reach(record.id, record), record=record)
+
+    def _find_here(self, caller: Caller, stream_id: str, log_id: str) -> Found:
+        """Return a stream of this process, which alone knows it."""
+        stream = self.streams.find(stream_id) if stream_id else self.streams.find_log(log_id)
+        if stream is None and self.streams.is_expired(stream_id or log_id):
+            return Found(stream=None)
+        if stream is None or stream.tenant != caller.tenant:
+            raise no_stream()
+        return Found(stream=stream)
