@@ -24,7 +24,7 @@ from benchmarks.qoe.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUNDS = "bounds"
-_SOURCES = ("engine/*.py", "engine/kv/*.py", "engine/policy/*.py", "clients/parking.py")
+_SOURCES = ("engine/*.py", "engine/kv/*.py", "engine/policy/*.py", "clients/engine_run.py")
 _OWN_SOURCES = ("workload", "readers", "machines", "usage", "simulation", "score", "contenders", "bounds")
 
 

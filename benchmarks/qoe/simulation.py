@@ -1,7 +1,7 @@
 """The real `EngineCore` with simulated readers and a simulated clock: the time of a step comes from a cost model.
 
-`clients.parking.Parking` itself decides when a parked answer is requested again, and readers report their position as
-often as `streams.readers.ReaderLag` does, and no more often than a page acknowledges or a server polls. Not simulated:
+`Parking` of clients/engine_run.py itself decides when a parked answer is requested again, and readers report their
+position as often as `EngineRun` does, and no more often than a page acknowledges or a server polls. Not simulated:
 transport, tokenizers, the client's bounds on the queue.
 """
 
@@ -17,7 +17,7 @@ from benchmarks.qoe.machines import BLOCK_SIZE, Machine
 from benchmarks.qoe.readers import Reading
 from benchmarks.qoe.usage import Usage
 from benchmarks.qoe.workload import LONGEST_ANSWER, Visit
-from streamserve.clients.parking import Parking
+from streamserve.clients.engine_run import Parking
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.output import SequenceUpdate

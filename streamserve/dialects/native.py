@@ -182,8 +182,11 @@ class IsStream(Protocol):
     """What `meta` says of a stream, which lives in a layer above."""
 
     id: str
-    model: str
     created: int
+
+    @property
+    def model(self) -> str:
+        """The model's or pipeline's name."""
 
     @property
     def has_token_ids(self) -> bool:

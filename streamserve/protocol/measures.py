@@ -157,6 +157,7 @@ class Timings:
     first_byte_at: float | None = None
     first_at: float | None = None
     last_at: float | None = None
+    ended_at: float | None = None
     gaps: Buckets = field(default_factory=Buckets)  # between the token events of one choice
     _phase: str = ""  # "" before acceptance
     _phase_at: float = 0.0

@@ -151,7 +151,8 @@ class StreamQuota:
 
     def note_end(self, stream: Stream) -> None:
         """A stream has ended, or has left this process."""
-        accepted_at, ended_at = stream.transcript.timings.accepted_at, stream.ended_at
+        timings = stream.transcript.timings
+        accepted_at, ended_at = timings.accepted_at, timings.ended_at
         if accepted_at is not None and ended_at is not None and stream.on_disconnect != JOB:
             seconds, known = ended_at - accepted_at, self._answer_seconds
             self._answer_seconds = seconds if known is None else known + _NEWEST * (seconds - known)

@@ -6,23 +6,15 @@ Only the owner's readers hold a stream and count for its lag; watchers never do.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from streamserve.clients.base import Generation
+from streamserve.clients.engine_run import ReaderTokens
 from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
 from streamserve.protocol.events import Status
 from streamserve.streams.transcript import Transcript
 
-# The engine learns a reader's position in steps of about one frame: what it knows is a quarter of a second old at most.
-_STEP = 5
-# That a reader looks away or comes back is sent at once, and so often at most; else with the next position.
-_AWAY_SECONDS = 0.5
 # An acknowledgement beside the connection that comes sooner after the one before is refused.
 _MIN_ACK_SECONDS = 0.05
-
-ReaderTokens = tuple[int, ...] | None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -141,21 +133,21 @@ class Readers:
 
 @dataclass(slots=True, eq=False)
 class ReaderLag:
-    """How far a stream's log is ahead of its owner's readers, and what the engine knows of that.
+    """How far a stream's log is ahead of its owner's readers: `Lag` of its `EngineRun`.
 
-    The engine parks a sequence that is too far ahead, so it must learn of reading; a message a token would be too many.
     `is_bounded` False: the answer is made whether it is read or not. While `is_log_down` what is committed counts as
-    read: then the engine parks every stream that runs ahead of the log. `known` is the position that the engine has.
+    read: then the engine parks every stream that runs ahead of the log.
     """
 
     transcript: Transcript
     readers: Readers
     is_bounded: bool
-    known: ReaderTokens
-    clock: Callable[[], float] = time.monotonic
     is_log_down: bool = False
-    _is_known_away: bool = False
-    _away_at: float = -math.inf  # when that was last sent
+
+    @property
+    def num_tokens(self) -> int:
+        """Committed tokens of all choices."""
+        return self.transcript.num_tokens
 
     @property
     def reader_tokens(self) -> ReaderTokens:
@@ -170,21 +162,7 @@ class ReaderLag:
         read = self.reader_tokens
         return 0 if read is None else self.transcript.num_unread(read)
 
-    def begin(self, known: ReaderTokens) -> None:
-        """Note what a new generation was asked for with."""
-        self.known, self._is_known_away = known, False
-
-    def report(self, generation: Generation) -> None:
-        """Send the reader's position to `generation` if that is worth a message."""
-        read, is_away = self.reader_tokens, self.readers.are_away
-        if read is None or self.known is None:
-            is_news = read is not self.known
-        else:
-            is_news = max(abs(now - before) for now, before in zip(read, self.known, strict=True)) >= _STEP
-        if is_away is not self._is_known_away and not is_news:
-            is_news = self.clock() - self._away_at >= _AWAY_SECONDS
-        if is_news:
-            if is_away is not self._is_known_away:
-                self._away_at = self.clock()
-            self.known, self._is_known_away = read, is_away
-            generation.reader_at(read, is_away)
+    @property
+    def is_away(self) -> bool:
+        """Whether all of the owner's readers look away."""
+        return self.readers.are_away

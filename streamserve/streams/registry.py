@@ -111,7 +111,7 @@ class Streams:
             try:
                 await make_room()
             except BaseException:
-                stream.drop_generation()
+                stream.discard()
                 raise
             stream.transcript.timings.started_at = admission.received_at or asked_at
             begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -163,7 +163,7 @@ class Streams:
         """Take in a job's stream, whose first event is in the log, where no other process could restore it."""
         stream = await restore(record, self.store, self.clients.get(record.model), self.writer, self.settings)
         if stream is not None:
-            stream.lease.is_held = True
+            stream.hold()
             self._add(stream)
 
     def forget(self, stream_id: str) -> bool:
@@ -250,7 +250,7 @@ class Streams:
         request = request if generation is not None else _with_seed(request)
         stream = Stream(client, self.writer, self.settings, request, generation, admission=admission, lease=lease)
         if generation is None:
-            stream.parking.await_engine(time.monotonic())
+            stream.engine.parking.await_engine(time.monotonic())
         elif loaded_at is not None:
             stream.transcript.timings.loading_seconds = loaded_at - began
         return stream
@@ -279,7 +279,7 @@ class Streams:
         except Exception as error:
             failure = error
         except asyncio.CancelledError:
-            stream.drop_generation()
+            stream.discard()
             if not begun.done():
                 begun.set_exception(EngineUnavailable("The server is shutting down."))
             raise
@@ -287,8 +287,7 @@ class Streams:
             if not begun.done():
                 begun.set_result(None)
             return True
-        stream.drop_generation()
-        stream.ended.set()
+        stream.discard()
         self._remove(stream)
         if not begun.done():
             begun.set_exception(failure)
@@ -385,7 +384,7 @@ class Streams:
 
     def _size_of(self, stream: Stream) -> int:
         """Return about how many bytes a finished stream holds: with a log in memory its events as objects, too."""
-        in_log = 0 if self.store.is_shared else _OBJECT_FACTOR * stream.num_event_bytes
+        in_log = 0 if self.store.is_shared else _OBJECT_FACTOR * stream.outbox.num_bytes
         num_bytes = _STREAM_BYTES + size_of(stream.request) + stream.recent.num_bytes
         return num_bytes + _TOKEN_BYTES * stream.transcript.num_tokens + in_log
 

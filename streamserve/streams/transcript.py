@@ -14,7 +14,6 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from streamserve.dialects.base import is_outline
 from streamserve.protocol.engine import Accepted
@@ -34,10 +33,8 @@ from streamserve.protocol.events import (
     Usage,
 )
 from streamserve.protocol.measures import Timings, parts_of
-from streamserve.protocol.requests import ShownChoice
-
-if TYPE_CHECKING:
-    from streamserve.streams.stream import Stream
+from streamserve.protocol.requests import GenerateRequest, ShownChoice
+from streamserve.streams.shown_prompt import ShownPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +43,7 @@ class StreamSummary:
 
     `intake`, `ttfb`, `ttft`, `itl_p50`, `itl_p95` are seconds, None before they can be measured. `num_readers` counts
     the owner's readers; `lead` is the number of tokens that the furthest of them has not received. `park_reason` is one
-    of `clients/parking.py`.
+    of `clients/engine_run.py`.
     """
 
     id: str
@@ -76,44 +73,6 @@ class StreamSummary:
     ttfb: float | None = None
     latency: float = 0.0
     phases: Mapping[str, float] = field(default_factory=dict)
-
-
-def summarize(stream: Stream) -> StreamSummary:
-    """Return the current metrics of `stream`."""
-    usage, timings, end = stream.usage, stream.transcript.timings, stream.terminal
-    times, age = timings.since_arrival(), (stream.ended_at or time.monotonic()) - timings.started_at
-    ended_with = end.phases if end is not None else None
-    if isinstance(end, Error) or ended_with is None:
-        ended_with = timings.phases(timings.started_at + age, ended_with)
-    return StreamSummary(
-        id=stream.id,
-        log_id=stream.log_id,
-        model=stream.model,
-        owner=stream.owner,
-        tenant=stream.tenant,
-        state=stream.state,
-        created=stream.created,
-        age_seconds=age,
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        cached_tokens=usage.cached_tokens,
-        tokens_per_second=timings.tokens_per_second(usage.completion_tokens),
-        ttft=timings.ttft,
-        itl_p50=timings.itl(0.5),
-        itl_p95=timings.itl(0.95),
-        finish_reason=end.finish_reason if isinstance(end, Done) else None,
-        error_code=end.code if isinstance(end, Error) else None,
-        num_readers=stream.readers.num_holding,
-        num_watchers=stream.readers.num_watchers,
-        lead=stream.lag.num_unread,
-        num_parks=stream.parking.num_parks,
-        park_reason=stream.parking.reason if stream.state == "parked" else None,
-        transport=stream.readers.last_transport,
-        intake=times.get("intake"),
-        ttfb=times.get("ttfb"),
-        latency=end.latency if isinstance(end, Done) else age,
-        phases=ended_with,
-    )
 
 
 _OF_A_CHOICE = (Token, BlockStart, BlockStop, ChoiceDone)
@@ -190,8 +149,11 @@ class Transcript:
     In a stream whose `meta` says that there are no token ids, each token with text counts as one, and the text is kept.
     """
 
-    def __init__(self, accepted: Accepted, n: int, started_at: float) -> None:
+    def __init__(self, accepted: Accepted, n: int, started_at: float, *, shows_prompt: bool = False) -> None:
         self.timings = Timings(started_at)
+        self.last_seq = 0
+        self.terminal: Done | Error | None = None
+        self.shown_prompt = ShownPrompt() if shows_prompt else None  # of an answer that shows some of its prompt
         self.num_tokens = 0
         self.may_repeat = False  # a choice of several has finished, or there are blocks
         self.has_blocks = False
@@ -226,6 +188,9 @@ class Transcript:
 
     def note(self, event: Event, seq: int, *, is_ours: bool = True) -> None:
         """Count a committed event. One with `is_ours` False was read from the log, so its time is not known."""
+        self.last_seq = seq
+        if self.shown_prompt is not None and self.shown_prompt.takes(event):
+            return
         if self._blocks is not None and isinstance(event, Token | BlockStart | BlockStop):
             self._note_text(event)
         if isinstance(event, Token):
@@ -259,6 +224,8 @@ class Transcript:
         elif isinstance(event, Meta):
             self._num_prompt_tokens = event.prompt_tokens
             self._blocks = None if event.has_token_ids else {}
+        elif isinstance(event, Done | Error):
+            self.terminal = event
         if not is_ours and self.num_tokens:
             self._num_cached_tokens = self._num_cached_tokens or 0  # later cache hits may be this answer's own blocks
 
@@ -299,6 +266,18 @@ class Transcript:
         return tuple(
             ShownChoice(blocks=self._blocks.get(index, empty).blocks, num_tokens=len(choice.token_ids))
             for index, choice in enumerate(self._choices)
+        )
+
+    def resume(self, request: GenerateRequest) -> GenerateRequest:
+        """Return `request` as an engine is asked to continue after all this."""
+        prompt, n = self.shown_prompt, len(self._choices)
+        return replace(
+            request,
+            output_token_ids=self.token_ids,
+            shown=self.shown,
+            first_token_at=self.timings.first_at,
+            num_prompt_chars=() if prompt is None else prompt.num_chars(n),
+            num_prompt_logprobs=0 if prompt is None else prompt.num_logprobs,
         )
 
     @property

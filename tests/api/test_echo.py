@@ -39,6 +39,6 @@ async def test_a_parked_answer_shows_its_prompt_once(engine: None, alice_key: st
         assert stream is not None
         await until(lambda: stream.state == "parked")
         replayed = await body_of(await caller.get(f"/streams/{stream.id}/events"))
-        assert stream.parking.num_parks == 1
+        assert stream.engine.parking.num_parks == 1
         assert texts_of(replayed, n) == whole
         await site.reset()

@@ -67,7 +67,7 @@ async def test_a_reader_at_the_other_worker_follows_live(one: Worker, two: Worke
     here, there = [check_native(data) for data in await asyncio.gather(reading, other)]
     assert here == there
     assert stream.lease.fence == 1
-    assert stream.parking.num_parks == 0
+    assert stream.engine.parking.num_parks == 0
 
 
 async def test_the_other_worker_resumes_when_the_first_has_no_reader(one: Worker, two: Worker, gate: Gate) -> None:
@@ -181,7 +181,9 @@ async def test_an_unmet_need_is_no_end(one: Worker, two: Worker, gate: Gate) -> 
     await until(lambda: two.streams.find(stream.id) is not None, "the older worker has it")
     found = two.streams.find(stream.id)
     assert found is not None
-    await until(lambda: found.terminal is not None or found.parking._refused_at is not None, "the engine has answered")
+    await until(
+        lambda: found.terminal is not None or found.engine.parking._refused_at is not None, "the engine has answered"
+    )
     assert found.terminal is None
     await left(reading)
     gate.open()

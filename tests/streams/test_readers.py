@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable
 
 import pytest
 
+from streamserve.clients.engine_run import EngineRun
 from streamserve.protocol.engine import Accepted
 from streamserve.protocol.errors import QuotaExceeded
 from streamserve.protocol.events import ChoiceDone, Status
 from streamserve.streams.readers import Attachment, ReaderLag, Readers
 from streamserve.streams.transcript import Transcript
-from tests.support.streams.hand_made import ScriptedGeneration, ask, tok
+from tests.support.streams.hand_made import ScriptedClient, ScriptedGeneration, ask, tok
 
 
 def make_transcript(n: int = 1) -> Transcript:
@@ -22,7 +25,22 @@ def make_lag(transcript: Transcript, *readers: Attachment, is_bounded: bool = Tr
     attached = Readers()
     for reader in readers:
         attached.add(reader)
-    return ReaderLag(transcript, attached, is_bounded=is_bounded, known=(0,))
+    return ReaderLag(transcript, attached, is_bounded)
+
+
+class Engine(EngineRun):
+    """An answer that runs, and knows the position `known`."""
+
+    def __init__(self, lag: ReaderLag, *, known: int, clock: Callable[[], float] = time.monotonic) -> None:
+        client, request = ScriptedClient(), ask(reader_tokens=(known,))
+        self.scripted = ScriptedGeneration(request)
+        super().__init__(client, request, lag, self.scripted, clock=clock)
+
+    async def begin_anew(self) -> None:
+        """Have the engine resume the answer, as after a park."""
+        self.cancel()
+        self.scripted = await self.ask(self.request, 0.0)
+        self.take(self.scripted)
 
 
 def test_tokens_delivered_are_those_of_the_events_so_far() -> None:
@@ -70,38 +88,38 @@ def test_the_furthest_of_the_owners_readers_counts() -> None:
 
 def test_the_engine_gets_positions_in_steps() -> None:
     """The engine gets a position every five tokens, whichever way, and at once if the bound is lifted."""
-    transcript, reader, generation = make_transcript(), Attachment(), ScriptedGeneration(ask())
+    transcript, reader, readers = make_transcript(), Attachment(), Readers()
     for seq in range(1, 101):
         transcript.note(tok("x"), seq)
-    readers = Readers()
     readers.add(reader)
-    lag = ReaderLag(transcript, readers, is_bounded=True, known=(0,))
+    engine = Engine(ReaderLag(transcript, readers, is_bounded=True), known=0)
+    generation = engine.scripted
     for reader.received_seq in (*range(1, 101), 99, 60):
-        lag.report(generation)
+        engine.report()
     assert generation.positions == [(seq,) for seq in range(5, 101, 5)] + [(60,)]
     reader.received_seq = 100
-    lag.report(generation)
+    engine.report()
     for seq in range(101, 113):
         transcript.note(tok("x"), seq)
         reader.received_seq = seq
-        lag.report(generation)
+        engine.report()
     assert generation.positions[21:] == [(100,), (105,), (110,)]
     readers.add(Attachment(is_paced=False))
     for _ in range(2):
-        lag.report(generation)
+        engine.report()
     assert generation.positions[24:] == [None]
     assert not any(generation.are_away)
 
 
 def test_a_burst_is_one_position() -> None:
     """What a reader takes at once is one message, however many tokens it is."""
-    transcript, reader, generation = make_transcript(), Attachment(), ScriptedGeneration(ask())
+    transcript, reader = make_transcript(), Attachment()
     for seq in range(1, 101):
         transcript.note(tok("x"), seq)
-    lag = make_lag(transcript, reader)
+    engine = Engine(make_lag(transcript, reader), known=0)
     for reader.received_seq in (90, 90, 91):
-        lag.report(generation)
-    assert generation.positions == [(90,)]
+        engine.report()
+    assert engine.scripted.positions == [(90,)]
 
 
 class Acknowledging(Attachment):
@@ -149,34 +167,34 @@ def test_the_furthest_reader_that_looks_counts() -> None:
     assert (Readers().furthest_seq, Readers().are_away) == (0, False)
 
 
-def test_the_engine_learns_who_looks_away() -> None:
+async def test_the_engine_learns_who_looks_away() -> None:
     """At once, but not more than every half second; then with the next position. A new generation begins looked at."""
-    transcript, reader, generation = make_transcript(), Attachment(received_seq=50), ScriptedGeneration(ask())
+    transcript, reader = make_transcript(), Attachment(received_seq=50)
     for seq in range(1, 101):
         transcript.note(tok("x"), seq)
     readers, now = Readers(), [0.0]
     readers.add(reader)
-    lag = ReaderLag(transcript, readers, is_bounded=True, known=(50,), clock=lambda: now[0])
-    told = []
+    engine = Engine(ReaderLag(transcript, readers, is_bounded=True), known=50, clock=lambda: now[0])
+    generation, told = engine.scripted, []
     for now[0], reader.is_away, reader.received_seq in (
         (1.0, True, 50), (1.1, False, 50), (1.2, True, 50), (1.3, False, 51),
         (1.55, False, 51), (1.6, True, 60), (9.0, True, 61),
     ):  # fmt: skip
-        lag.report(generation)
+        engine.report()
         told.append(len(generation.positions))
     assert told == [1, 1, 1, 1, 2, 3, 3]
     assert (generation.positions, generation.are_away) == ([(50,), (51,), (60,)], [True, False, True])
-    lag.begin((60,))
-    lag.report(generation)
-    assert (generation.positions[3:], generation.are_away[3:]) == ([(61,)], [True])
+    await engine.begin_anew()
+    engine.report()
+    assert (engine.scripted.positions, engine.scripted.are_away) == ([(61,)], [True])
 
 
-def test_a_new_generation_knows_what_it_was_asked_with() -> None:
+async def test_a_new_generation_knows_what_it_was_asked_with() -> None:
     """A new generation knows the position it was asked with and does not get it twice."""
-    transcript, generation = make_transcript(), ScriptedGeneration(ask())
+    transcript = make_transcript()
     for seq in range(1, 101):
         transcript.note(tok("x"), seq)
-    lag = make_lag(transcript, Attachment(received_seq=50))
-    lag.begin((50,))
-    lag.report(generation)
-    assert generation.positions == []
+    engine = Engine(make_lag(transcript, Attachment(received_seq=50)), known=0)
+    await engine.begin_anew()
+    engine.report()
+    assert engine.scripted.positions == []

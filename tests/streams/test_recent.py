@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from streamserve.protocol.events import LoggedEvent, PositionLogprobs, TokenLogprob
 from streamserve.protocol.frames import encode_event
-from streamserve.streams.replica import _MAX_BYTES, _MAX_OBJECT_BYTES, Recent
+from streamserve.streams.recent import _MAX_BYTES, _MAX_OBJECT_BYTES, Recent
 from tests.support.streams.hand_made import tok
 
 

@@ -252,7 +252,7 @@ async def test_a_reader_of_the_end_leaves_no_park(scripted: ScriptedClient) -> N
     stream.detach(reader)
     log.answers.set()
     await stream.ended.wait()
-    assert (untimed(stream.terminal), stream.parking.num_parks, stream.last_seq) == (DONE, 0, 3)
+    assert (untimed(stream.terminal), stream.engine.parking.num_parks, stream.last_seq) == (DONE, 0, 3)
     await streams.aclose()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextvars import ContextVar
 
-from streamserve.streams.replica import Timers
+from streamserve.streams.timers import Timers
 from tests.support.streams.hand_made import until
 
 

@@ -94,5 +94,5 @@ async def test_a_watcher_does_not_move_the_lead(make_worker: Callable[..., Worke
     await stream.ended.wait()
     end = stream.terminal
     assert isinstance(end, Done)
-    assert (end.usage.completion_tokens, stream.parking.num_parks) == (20, 0)
+    assert (end.usage.completion_tokens, stream.engine.parking.num_parks) == (20, 0)
     await slow_pieces.aclose()

@@ -1,8 +1,8 @@
 """`Answering`: one answer of a model within a run, across the engine's parks and refusals. asyncio.
 
 The engine may end an answer early, as for any stream: because its reader is behind, an operator pauses, or it is lost.
-The answer then continues from the model's own tokens, whatever the run's filters have shown. `Parking` has when the
-engine is asked, and which refusals are final, for streams too.
+The answer then continues from the model's own tokens, whatever the run's filters have shown. Its `EngineRun` has when
+the engine is asked, and which refusals are final, as for streams; `Answering` counts what its readers lack of it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from streamserve.clients.base import EngineClient, Generation
-from streamserve.clients.parking import Parking
+from streamserve.clients.engine_run import EngineRun, ReaderTokens
 from streamserve.clients.pipeline.filters import OutputFilter
 from streamserve.clients.pipeline.journal import Journal, Key, joined
 from streamserve.clients.pipeline.phases import RunPhases
 from streamserve.clients.pipeline.speech import Speech
 from streamserve.clients.pipeline.tools import ToolCall
-from streamserve.protocol.engine import HOPELESS, Park
-from streamserve.protocol.errors import EngineUnavailable, Refused, error_for
+from streamserve.protocol.errors import EngineUnavailable, error_for
 from streamserve.protocol.events import TEXT, BlockStart, BlockStop, Done, Error, Event, Status, Token
 from streamserve.protocol.measures import FIRST_TOKEN, parts_of
 from streamserve.protocol.requests import GenerateRequest
@@ -48,7 +47,7 @@ class Answering:
         journal: Journal | None = None,
         window_seconds: float = math.inf,
     ) -> None:
-        self._client, self._request, self._speech, self._phases = client, request, speech, phases
+        self._engine, self._speech, self._phases = EngineRun(client, request, self), speech, phases
         self._through, self._journal = through, journal
         self._key: Key | None = None  # in the journal
         self._events: list[Event] = []  # for the journal, neighbouring tokens as one
@@ -59,8 +58,7 @@ class Answering:
         self._first_token_at: float | None = None
         self._first = 0  # tokens of the run that were shown before this answer
         self._has_turn = False
-        self._parking, self._window_seconds = Parking(), window_seconds
-        self._was_admitted = False
+        self._window_seconds = window_seconds
         self._num_cached_tokens: int | None = None  # of the run that gave the first token, once it is parked
 
     async def run(self) -> tuple[str, Done]:
@@ -68,28 +66,26 @@ class Answering:
         span, parts, began = self._phases.begin(FIRST_TOKEN), None, time.monotonic()
         try:
             if self._journal is not None:
-                self._key, self._request = self._journal.begin_answer(self._request)
+                self._key, self._engine.request = self._journal.begin_answer(self._engine.request)
                 kept = self._journal.answer(self._key)
                 if kept is not None:
                     return await self._repeat(kept)
                 await self._continue(self._journal)
             while True:
-                generation = await self._accepted()
-                try:
-                    done = await self._take_all(generation)
-                finally:
-                    generation.cancel()
+                generation = await self._admitted()
+                done = await self._take_all(generation)
                 if done is not None:
                     parts = parts_of(done.breakdown)
                     if self._journal is not None and self._key is not None:
                         events, is_shown = [*self._events, done], self._speech is not None
                         await self._journal.keep_answer(self._key, events, time.monotonic() - began, is_shown=is_shown)
                     return "".join(self._text), done
-                assert generation.parked is not None
+                park = self._engine.drain()
                 if self._text and not generation.accepted.has_token_ids:  # it would begin anew
                     raise EngineUnavailable("The server of the model was lost in the middle of an answer. Try again.")
-                await self._lose(generation.parked)
+                await self._wait(self._engine.lose(park))
         finally:
+            self._engine.cancel()
             self._phases.end(span, parts)
             if self._has_turn and self._speech is not None:
                 self._speech.turn.release()
@@ -126,7 +122,8 @@ class Answering:
             await self._speech.say(rest)
             self._note_shown(Token(text=rest, token_ids=()))
         decode_seconds = done.breakdown.get("decode")
-        if self._parking.num_parks and self._first_token_at is not None:  # the engine has measured its last part alone
+        if self._engine.parking.num_parks and self._first_token_at is not None:
+            # The engine has measured its last part alone.
             decode_seconds = time.monotonic() - self._first_token_at
         self._speech.count(done, decode_seconds)
         self._note_shown(done)
@@ -135,54 +132,27 @@ class Answering:
         if self._journal is not None:
             self._journal.note(event, self._key)
 
-    async def _accepted(self) -> Generation:
+    async def _admitted(self) -> Generation:
         """Ask the engine to begin, or to continue; wait while it refuses. Raises a refusal that is final."""
+        engine = self._engine
         while True:
-            shown, num_read = (tuple(self._token_ids),) if self._token_ids else (), self._num_read()
-            request = replace(
-                self._request,
-                output_token_ids=shown,
-                first_token_at=self._first_token_at,
-                reader_tokens=None if num_read is None else (num_read,),
-                num_losses=self._parking.losses.num_losses,
-                was_admitted=self._was_admitted,
-            )
-            try:
-                generation = await self._client.generate(request)
-            except Refused as refused:
-                if isinstance(refused, EngineUnavailable) and refused.lost is not None:
-                    await self._lose(refused.lost)
-                    continue
-                if not self._parking.refuse(refused, time.monotonic(), self._patience_seconds()):
-                    raise
-                await self._show_wait(self._parking.news(refused))
-                await self._wait()
-                continue
-            if self._parking.end():
-                await self._show_wait([Status(status="resumed")])
-            if not self._was_admitted:  # what was decided for it stays when it goes on
-                accepted = generation.accepted
-                sampling = replace(request.sampling, seed=accepted.seed, max_tokens=accepted.max_tokens)
-                unset = tuple(name for name in ("seed", "max_tokens") if getattr(request.sampling, name) is None)
-                self._request = replace(self._request, sampling=sampling, unset=request.unset + unset)
-                self._was_admitted = True
-            return generation
+            shown = (tuple(self._token_ids),) if self._token_ids else ()
+            resumed = replace(engine.request, output_token_ids=shown, first_token_at=self._first_token_at)
+            given = await engine.ask(resumed, self._patience_seconds())
+            if not isinstance(given, list):
+                break
+            await self._wait(given)
+        if engine.take(given):
+            await self._show_wait([Status(status="resumed")])
+        return given
 
     def _patience_seconds(self) -> float:
         # A row of a batch would only be run again from its beginning: it waits until its batch expires.
-        if self._request.latency_class == "batch":
+        if self._engine.request.latency_class == "batch":
             return math.inf
-        if self._was_admitted:
+        if self._engine.was_admitted:
             return self._window_seconds
-        return 0.0 if self._client.describe().state == "failed" else ENGINE_SECONDS
-
-    async def _lose(self, park: Park) -> None:
-        """Wait after a park until the engine is to be asked; raise EngineUnavailable if the answer ends its engines."""
-        self._parking.begin(park, len(self._token_ids), time.monotonic())
-        if self._parking.losses.is_hopeless:
-            raise EngineUnavailable(HOPELESS, code="engine_died")
-        await self._show_wait(self._parking.news())
-        await self._wait()
+        return 0.0 if self._engine.client.describe().state == "failed" else ENGINE_SECONDS
 
     async def _show_wait(self, statuses: Iterable[Status]) -> None:
         """Show what the answer waits for, unless it is another that is being shown."""
@@ -190,11 +160,12 @@ class Answering:
             for status in statuses:
                 await self._speech.show(status)
 
-    async def _wait(self) -> None:
-        """Wait until the engine is to be asked, by its own time or the reader's position."""
+    async def _wait(self, statuses: Iterable[Status]) -> None:
+        """Show why the engine does not make the answer; wait until it is to be asked, or the reader has read more."""
+        await self._show_wait(statuses)
         moved = asyncio.Event()
         with self._on_read(moved.set):
-            while (seconds := self._parking.seconds_left(self._num_unread(), time.monotonic())) != 0.0:
+            while (seconds := self._engine.seconds_left) != 0.0:
                 moved.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
@@ -214,7 +185,7 @@ class Answering:
 
     async def _take_all(self, generation: Generation) -> Done | None:
         """Take the events of one admission; None if the engine has parked it."""
-        with self._on_read(lambda: self._report(generation)):
+        with self._on_read(self._engine.report):
             async for event in generation:
                 if isinstance(event, Error):
                     raise error_for(event.code, event.message, retryable=event.retryable)
@@ -279,16 +250,27 @@ class Answering:
             if begins and self._journal is not None and self._key is not None:
                 await self._journal.memo.begin(self._key)
 
-    def _num_read(self) -> int | None:
-        """Return how many tokens of this answer the reader has; None if it does not wait for readers."""
+    # How far it is ahead of its readers, for the engine
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self._token_ids)
+
+    @property
+    def reader_tokens(self) -> ReaderTokens:
+        """How many tokens of this answer the reader has; None if it does not wait for readers."""
         if self._speech is None or self._speech.generation.num_read is None:
             return None
-        return max(0, min(len(self._token_ids), self._speech.generation.num_read - self._first))
+        return (max(0, min(len(self._token_ids), self._speech.generation.num_read - self._first)),)
 
-    def _num_unread(self) -> int:
-        num_read = self._num_read()
-        return 0 if num_read is None else len(self._token_ids) - num_read
+    @property
+    def num_unread(self) -> int:
+        """Tokens that the reader has not received; 0 if it does not wait for readers."""
+        read = self.reader_tokens
+        return 0 if read is None else len(self._token_ids) - read[0]
 
-    def _report(self, generation: Generation) -> None:
-        num_read = self._num_read()
-        generation.reader_at(None if num_read is None else (num_read,))
+    @property
+    def is_away(self) -> bool:
+        """Whether the readers of the run look away."""
+        return self._speech is not None and self._speech.generation.is_away

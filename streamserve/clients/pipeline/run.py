@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from streamserve.clients.base import EngineClient
-from streamserve.clients.parking import Parking
+from streamserve.clients.engine_run import Parking
 from streamserve.clients.pipeline.answers import ENGINE_SECONDS, Answering
 from streamserve.clients.pipeline.filters import OutputFilter
 from streamserve.clients.pipeline.journal import Journal, Key

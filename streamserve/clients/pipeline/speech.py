@@ -49,12 +49,14 @@ class PipelineGeneration(EventQueue):
         self.task: asyncio.Task[None] | None = None
         self.shown: Shown | None = None  # of a job that is tried again: what it does not show again
         self.num_read: int | None = 0  # tokens that the furthest reader has; None: the run does not wait for readers
+        self.is_away = False  # the readers look away
         self.on_read: set[Callable[[], None]] = set()  # of the answers that wait for readers; several side by side
         self._has_room = asyncio.Event()
         self._has_room.set()
 
     def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool = False) -> None:
-        """Note how many tokens the furthest reader has."""
+        """Note how many tokens the furthest reader has, and whether the readers look away."""
+        self.is_away = is_away
         self.num_read = None if num_tokens is None else num_tokens[0]
         for notify in tuple(self.on_read):
             notify()

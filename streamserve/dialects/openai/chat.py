@@ -76,8 +76,10 @@ class IsStream(Protocol):
 
     id: str
     log_id: str
-    model: str
     created: int
+
+    @property
+    def model(self) -> str: ...
 
     @property
     def request(self) -> GenerateRequest: ...

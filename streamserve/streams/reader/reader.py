@@ -27,12 +27,11 @@ from streamserve.dialects.pace import SITES_OWN, Pace
 from streamserve.protocol.errors import Gone
 from streamserve.protocol.events import Error, GoingAway, LoggedEvent, Status, Token, is_terminal
 from streamserve.streams.log.base import LogUnavailable
-from streamserve.streams.producer import LOG_AWAY
 from streamserve.streams.reader.channel import Channel, Received, check_sent
 from streamserve.streams.reader.pages import PAGE, Pages
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.stream import LOST, Stream
+from streamserve.streams.stream import LOG_AWAY, LOST, Stream
 
 # A frame that is due so soon is written now: to be woken again costs more than the joining saves.
 _SOON_SECONDS = 0.01

@@ -43,8 +43,8 @@ async def test_a_park_within_the_prompt_shows_nothing_twice(engine: None, alice_
         stream = site.get_site().streams.find(response["X-Stream-Id"])
         assert stream is not None
         await until(lambda: stream.state == "parked")
-        assert stream.shown_prompt is not None
-        assert 0 < stream.shown_prompt.num_logprobs < len(PROMPT)
+        assert stream.transcript.shown_prompt is not None
+        assert 0 < stream.transcript.shown_prompt.num_logprobs < len(PROMPT)
         replayed = await body_of(await caller.get(f"/streams/{stream.id}/events"))
         assert shown_in(replayed) == whole
         await site.reset()

@@ -149,7 +149,7 @@ async def test_an_engine_lost_before_the_first_acceptance_is_counted(scripted: S
     streams = Streams({"scripted": scripted}, MemoryLog(), StreamConfig(engine_wait_seconds=60))
     scripted.refusals.extend(lost_before_it_was_known(alone=False) for _ in range(2))
     stream = await read(streams, Attachment())
-    assert stream.parking.losses.num_losses == 2
+    assert stream.engine.parking.losses.num_losses == 2
     await stream.stop()
     scripted.refusals.extend(lost_before_it_was_known(alone=alone) for alone in (False, False, True))
     with pytest.raises(EngineUnavailable) as caught:
@@ -189,7 +189,7 @@ async def test_a_parked_answer_without_a_reader_is_not_asked_for(scripted: Scrip
     stream.detach(reader)
     *_, end = await events_of(streams, stream)
     assert isinstance(end, Done)
-    assert (end.finish_reason, len(scripted.requests), stream.parking.num_parks) == ("abandoned", 1, 1)
+    assert (end.finish_reason, len(scripted.requests), stream.engine.parking.num_parks) == ("abandoned", 1, 1)
     await streams.aclose()
 
 

@@ -123,7 +123,7 @@ async def test_parked_at_every_token_equals_never_parked(
     )
     assert end.usage.cached_tokens <= end.usage.prompt_tokens
     assert any(isinstance(logged.event, Status) for logged in seen)
-    assert stream.parking.num_parks > 0
+    assert stream.engine.parking.num_parks > 0
 
 
 async def _until_token(events, seen: list) -> None:
@@ -154,7 +154,7 @@ async def test_two_readers_of_a_running_stream_read_the_same(echo_streams: Strea
     gate.open()
     one, two = [check_native(data) for data in await asyncio.gather(first, second)]
     assert text_of(one) == text_of(two) != ""
-    assert stream.parking.num_parks == 0
+    assert stream.engine.parking.num_parks == 0
 
 
 async def test_a_parked_stream_holds_no_block(echo_streams: Streams, echo: ThreadClient, gate: Gate) -> None:

@@ -169,7 +169,7 @@ async def test_the_engine_decodes_no_further_than_what_is_acknowledged(gate: Gat
     while stream.terminal is None:
         await until(is_over_or_waits, "it is parked, and all was sent")
         if stream.terminal is None:
-            assert stream.parking.reason == "lead"
+            assert stream.engine.parking.reason == "lead"
             assert 0 < stream.lag.num_unread <= LEAD_TOKENS
             num_stops += 1
             events.ack(dice.randint(events.seq - 2, events.seq))

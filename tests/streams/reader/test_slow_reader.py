@@ -90,7 +90,7 @@ async def test_the_engine_decodes_no_further_than_the_lead(gate: Gate) -> None:
         events = [first, *await read_all(reading)]
         assert answer(events) == reference
         assert not any(isinstance(logged.event, Status) for logged in events)
-        assert stream.parking.num_parks > 0
+        assert stream.engine.parking.num_parks > 0
 
 
 async def test_an_idle_reader_does_not_block_another() -> None:
@@ -130,7 +130,7 @@ async def test_a_whole_answer_is_never_parked() -> None:
             ask(max_tokens=NUM_TOKENS), Admission(owner="u1", tenant="t1", on_disconnect="finish")
         )
         await collect(streams, stream)
-        assert stream.parking.num_parks == 0
+        assert stream.engine.parking.num_parks == 0
 
 
 @each_request
@@ -147,7 +147,7 @@ async def test_parked_for_any_reason_equals_never_parked(
     assert answer(events, request_.n) == answer(reference, request_.n)
     told = [logged.event.status for logged in events if isinstance(logged.event, Status)]
     assert told == ["waiting", "resumed"] * (len(told) // 2)
-    assert stream.parking.num_parks == parking.num_requests - 1 > 0
+    assert stream.engine.parking.num_parks == parking.num_requests - 1 > 0
     await streams.aclose()
 
 

@@ -221,7 +221,7 @@ async def test_an_unread_answer_does_not_run_away(log: StallingLog) -> None:
         log.outage = DOWN
         gate.allow(1)
         await until(lambda: stream.lag.is_log_down, "the outage is noticed")
-        generation = stream._generation
+        generation = stream.engine.generation
         assert generation is not None
         gate.open()
         await until(lambda: not generation.is_open, "the engine parks it")

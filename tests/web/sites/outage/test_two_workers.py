@@ -114,7 +114,7 @@ async def test_an_early_reader_keeps_no_worker_away(
     fence = stream.lease.fence
     returned = asyncio.create_task(one.read(stream.id, seen[-1].seq))
     await until(lambda: stream.lease.fence > fence, "it is claimed")
-    await until(lambda: stream._away is not None, "the log does not take the claim")
+    await until(lambda: stream.follower.away is not None, "the log does not take the claim")
     returned.cancel()
     await asyncio.gather(returned, return_exceptions=True)
     gate.open()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamserve.clients.parking import NO_READER, Parking
+from streamserve.clients.engine_run import NO_READER, Parking
 from streamserve.protocol.engine import SUSPECT_LOSSES, Park
 from streamserve.protocol.errors import CannotContinue, EngineUnavailable, Overloaded, Refused
 from streamserve.protocol.events import Status
