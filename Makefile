@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The folders whose tests have a long version: `scaled` and `IS_SOAK` of tests/proofs/scale.py, SIM_STEPS.
 SOAK := tests/proofs tests/sim tests/asgi tests/streams tests/e2e/test_sockets.py
 
-.PHONY: help run test pytest proofs newest lint soak mutants paths map clean
+.PHONY: help run test pytest proofs newest lint soak mutants paths js map clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -76,6 +76,10 @@ mutants: ## Plant faults in a copy of the engine, one by one, and see whether th
 paths: ## Count the functions that a prompt, a token, a disconnect and a resume cross (TREE=<another checkout>)
 	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
 	$(BIN)/python -m benchmarks.paths --list $(if $(TREE),--tree $(TREE))
+
+js: ## Lint, type-check and test the chat element's JavaScript (needs Node 20 and npm)
+	npm ci --prefix tests/js --no-audit --no-fund
+	npm run --prefix tests/js check
 
 map: ## Show where to look first: imports, attributes, circles, helpers with one caller (it fails nothing)
 	@$(PYTHON) -m tests.map

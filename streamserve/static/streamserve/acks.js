@@ -11,7 +11,12 @@ export class Acks {
     this.send = send;
     this.now = now;
     this.isAway = false;
-    this.end();
+    this.timer = 0;
+    /** @type {string | null} */
+    this.reader = null;
+    this.seq = -1; // shown
+    this.acked = { seq: -1, isAway: false, at: -Infinity };
+    this.isSending = false;
   }
 
   /** A connection has begun; `reader` is its id, null where the server gives none. */
@@ -23,9 +28,8 @@ export class Acks {
   /** The connection is over, or its acknowledgements do not count. */
   end() {
     clearTimeout(this.timer);
-    this.timer = null;
     this.reader = null;
-    this.seq = -1; // shown
+    this.seq = -1;
     this.acked = { seq: -1, isAway: false, at: -Infinity };
     this.isSending = false;
   }

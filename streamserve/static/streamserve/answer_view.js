@@ -40,10 +40,10 @@ function partsOf(blocks, isStreaming) {
 }
 
 function partOf({ kind, text, id, name, isOpen, seconds }, names) {
-  if (kind === "thinking") return { ...part("think", text, !isOpen), seconds };
-  if (isCall(kind)) return { ...part("tool", text, !isOpen), name };
-  if (kind === "tool_result") return { ...part("tool", text, !isOpen), name: names.get(id) ?? "", isResult: true };
-  return part("text", text, !isOpen); // unknown kinds too: nothing that was sent is dropped
+  if (kind === "thinking") return { ...newPart("think", text, !isOpen), seconds };
+  if (isCall(kind)) return { ...newPart("tool", text, !isOpen), name };
+  if (kind === "tool_result") return { ...newPart("tool", text, !isOpen), name: names.get(id) ?? "", isResult: true };
+  return newPart("text", text, !isOpen); // unknown kinds too: nothing that was sent is dropped
 }
 
 /** An answer whose text is one JSON object or array is shown as that. */
@@ -67,10 +67,10 @@ export function splitParts(text, isStreaming) {
   for (let match = landmark.exec(text); match !== null; match = landmark.exec(text)) {
     const tag = TAGS.find(({ open }) => open === match[0]);
     if (tag) {
-      if (text.slice(start, match.index).trim()) parts.push(part("text", text.slice(start, match.index)));
+      if (text.slice(start, match.index).trim()) parts.push(newPart("text", text.slice(start, match.index)));
       const from = match.index + tag.open.length;
       const end = text.indexOf(tag.close, from);
-      parts.push(part(tag.type, text.slice(from, end === -1 ? text.length : end), end !== -1));
+      parts.push(newPart(tag.type, text.slice(from, end === -1 ? text.length : end), end !== -1));
       start = end === -1 ? text.length : end + tag.close.length;
       landmark.lastIndex = start;
     } else if (match[1]) {
@@ -80,12 +80,12 @@ export function splitParts(text, isStreaming) {
       landmark.lastIndex = end.lastIndex;
     }
   }
-  if (text.slice(start).trim()) parts.push(part("text", text.slice(start), false));
+  if (text.slice(start).trim()) parts.push(newPart("text", text.slice(start), false));
   if (isStreaming && parts.length > 0) hideHalfTag(parts.at(-1));
   return parts;
 }
 
-function part(type, source, isClosed = true) {
+function newPart(type, source, isClosed = true) {
   return { type, source, isClosed };
 }
 
@@ -94,7 +94,7 @@ function leadingThoughtEnd(text, parts) {
   const { open, close } = TAGS[0];
   const end = text.indexOf(close);
   if (end === -1 || text.slice(0, end).includes(open) || /`/.test(text.slice(0, end))) return 0;
-  if (text.slice(0, end).trim()) parts.push(part("think", text.slice(0, end)));
+  if (text.slice(0, end).trim()) parts.push(newPart("think", text.slice(0, end)));
   return end + close.length;
 }
 
@@ -199,8 +199,8 @@ export function linkMarkers(root, citations) {
   const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
   const found = [];
   while (walker.nextNode()) {
-    const { data, parentElement } = walker.currentNode;
-    if (data.includes("[") && parentElement.closest("a, pre, code, .ss-math") === null) found.push(walker.currentNode);
+    const node = /** @type {Text} */ (walker.currentNode);
+    if (node.data.includes("[") && !node.parentElement?.closest("a, pre, code, .ss-math")) found.push(node);
   }
   for (const node of found) replaceMarkers(node, citations);
 }

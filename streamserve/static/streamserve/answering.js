@@ -33,7 +33,13 @@ export class Answering {
     this.release = null; // gives up the turn's lock; null while another tab holds it
     this.leaving = new AbortController();
     this.news = new Sleep(); // woken when the owner has stored something, or this tab becomes the owner
+    /** @type {number | null} */
     this.frame = null;
+    this.paintMs = 0; // what the last paint took
+    /** @type {number | null} */
+    this.sentAt = null; // of a question that this page has sent
+    /** @type {number | null} */
+    this.ttftSeen = null; // seconds until its first paint
     this.marks = [];
     this.painted = { extent: extentOf(turn), id: turn.lastId };
     this.sleep = new Sleep();
@@ -250,7 +256,7 @@ export class Answering {
   }
 
   done(data) {
-    this.turn.figures = { ...figuresOf(data), ttftSeen: this.ttftSeen ?? null };
+    this.turn.figures = { ...figuresOf(data), ttftSeen: this.ttftSeen };
     if (this.isStopped) return;
     const isCancelled = data.finish_reason === "cancelled";
     if (isCancelled && data.kept_seq != null) this.cutAt(data.kept_seq); // stopped in another tab
@@ -334,14 +340,14 @@ export class Answering {
     }
     this.chat.painted();
     this.paintMs = performance.now() - startedAt;
-    if (this.ttftSeen === undefined && this.sentAt !== undefined && hasContent(this.turn)) this.measureFirstPaint();
+    if (this.ttftSeen === null && this.sentAt !== null && hasContent(this.turn)) this.measureFirstPaint(this.sentAt);
   }
 
   /** Measure the first paint: the next frame begins when this one is on the screen. */
-  measureFirstPaint() {
-    this.ttftSeen = (performance.now() - this.sentAt) / 1000;
+  measureFirstPaint(sentAt) {
+    this.ttftSeen = (performance.now() - sentAt) / 1000;
     requestAnimationFrame(() => {
-      this.ttftSeen = (performance.now() - this.sentAt) / 1000;
+      this.ttftSeen = (performance.now() - sentAt) / 1000;
       if (this.turn.figures === null) return;
       this.turn.figures.ttftSeen = this.ttftSeen; // a short answer may end in the same frame
       this.view.show();
@@ -375,7 +381,10 @@ function progressText({ status, step, of, message }) {
   return "";
 }
 
-/** The metrics under an answer, from the `done` event. Times in seconds. */
+/**
+ * The metrics under an answer, from the `done` event. Times in seconds.
+ * @param {{totalTokens?: number, latency: number, usage?: any, breakdown?: {decode?: number, ttft?: number}, phases?: Record<string, number>}} done
+ */
 function figuresOf({ totalTokens, latency, usage, breakdown = {}, phases = {} }) {
   const tokens = usage?.completion_tokens ?? totalTokens ?? 0;
   const decodeSeconds = breakdown.decode || latency - (breakdown.ttft ?? 0);

@@ -217,7 +217,7 @@ export class Conversation {
 
   remove(name) {
     try {
-      this.storage.removeItem(name);
+      this.storage?.removeItem(name);
     } catch {
       // forbidden: then nothing was stored
     }
@@ -233,6 +233,7 @@ export class Conversation {
   }
 }
 
+/** @param {"localStorage" | "sessionStorage"} kind */
 function storageOf(kind) {
   try {
     return window[kind];
@@ -250,7 +251,7 @@ export function forgetOtherUsers(key) {
   if (user === undefined) return;
   for (const storage of [storageOf("localStorage"), storageOf("sessionStorage")]) {
     for (const name of namesIn(storage, `${prefix}/`)) {
-      if (!["", user].includes(name.split("/")[1])) storage.removeItem(name);
+      if (!["", user].includes(name.split("/")[1])) storage?.removeItem(name);
     }
   }
 }

@@ -299,7 +299,8 @@ class Chart {
       this.area,
       this.line,
     );
-    [this.most, this.half] = [element("span"), element("span")];
+    this.most = element("span");
+    this.half = element("span");
     this.since = element("span");
     this.node = element(
       "div",
@@ -357,7 +358,7 @@ class StreamRow {
     this.cells.owner.textContent = stream.owner || "–";
     this.cells.owner.title = stream.owner || "";
     this.cells.model.textContent = stream.model;
-    this.cells.age.textContent = age(stream.age_seconds);
+    this.cells.age.textContent = ageText(stream.age_seconds);
     this.cells.tokens.textContent = known(stream.tokens);
     this.cells.lead.textContent = stream.is_away ? `${known(stream.lead)}, away` : known(stream.lead);
     this.cells.speed.textContent = rate(stream.tokens_per_second);
@@ -396,7 +397,7 @@ class LivePage {
 
   async run() {
     for (;;) {
-      if (document.hidden) await new Promise((resolve) => (this.wakeUp = resolve));
+      if (document.hidden) await new Promise((/** @type {(value?: void) => void} */ resolve) => (this.wakeUp = resolve));
       else {
         await this.follow();
         if (!document.hidden) await this.wait();
@@ -412,7 +413,8 @@ class LivePage {
 
   async follow() {
     this.abort = new AbortController();
-    const watchdog = new Watchdog(SILENCE_SECONDS, () => this.abort.abort());
+    const { abort } = this;
+    const watchdog = new Watchdog(SILENCE_SECONDS, () => abort.abort());
     try {
       const response = await fetch(this.root.dataset.eventsUrl, { signal: this.abort.signal, cache: "no-store" });
       if (!response.ok || !response.headers.get("Content-Type")?.startsWith("text/event-stream")) return; // a login page, or a restart
@@ -481,7 +483,11 @@ function count(number) {
 }
 
 /** "6 streams: 1 starting, 4 running, 1 parked · 4 of echo, 2 of billing". */
-function sumOf(numStreams, { by_state: states, by_model: models, num_more: numMore }) {
+/**
+ * @param {number} numStreams
+ * @param {{by_state?: any, by_model?: any, num_more?: number}} totals
+ */
+function sumOf(numStreams, { by_state: states = {}, by_model: models = {}, num_more: numMore = 0 }) {
   const parts = (counts, of) => Object.entries(counts).map(([name, number]) => `${count(number)} ${of}${name}`).join(", ");
   const sum = `${count(numStreams)} ${numStreams === 1 ? "stream" : "streams"}: ${parts(states, "")} · ${parts(models, "of ")}`;
   return numMore > 0 ? `${sum} · ${count(numMore)} more of other processes are in the list of streams` : sum;
@@ -505,7 +511,7 @@ function rate(perSecond) {
 /** The next of 1, 2, 5, 10, 20, …: the top of an axis. */
 function roundUp(value) {
   const decade = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].map((step) => step * decade).find((top) => top >= value);
+  return [1, 2, 5, 10].map((step) => step * decade).find((top) => top >= value) ?? value;
 }
 
 function time(seconds) {
@@ -518,7 +524,7 @@ function pair(median, late) {
   return median == null ? ["–"] : [time(median), element("small", {}, `p95 ${time(late)}`)];
 }
 
-function age(seconds) {
+function ageText(seconds) {
   if (seconds < 60) return `${Math.floor(seconds)} s`;
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
   return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;

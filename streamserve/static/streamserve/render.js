@@ -66,6 +66,7 @@ export function parseBlocks(source, depth = 0) {
       at += 1;
       continue;
     }
+    /** @type {any} */
     let block = null;
     for (const read of readers) if ((block = read(lines, at))) break;
     block ??= readParagraph(lines, at, readers.length > 0);
@@ -200,9 +201,9 @@ function makeBlock(block, depth, isOpen) {
 }
 
 const BLOCK_NODES = {
-  paragraph: ({ text }, depth, isOpen) => withInline(element("p"), text, isOpen),
+  paragraph: ({ text }, _depth, isOpen) => withInline(element("p"), text, isOpen),
   // h3 at most: the page has headings above the transcript
-  heading: ({ level, text }, depth, isOpen) => withInline(element(`h${Math.min(6, level + 2)}`), text, isOpen),
+  heading: ({ level, text }, _depth, isOpen) => withInline(element(`h${Math.min(6, level + 2)}`), text, isOpen),
   rule: () => element("hr"),
   quote: ({ text }, depth, isOpen) => {
     const node = element("blockquote", { dir: directionOf(text) });
@@ -227,8 +228,8 @@ function makeList({ isOrdered, start, items }, depth, isOpen) {
   const grow = (list, isGrowing) => {
     const last = list.items.length - 1;
     node.dir = directionOf(list.items.slice(0, 9).join("\n"));
-    const items = list.items.map((text, index) => ({ text, isOpen: isGrowing && index === last }));
-    reconcile(node, views, items, (item, old) =>
+    const shown = list.items.map((text, index) => ({ text, isOpen: isGrowing && index === last }));
+    reconcile(node, views, shown, (item, old) =>
       old?.text === item.text && old.isOpen === item.isOpen ? old : { ...item, node: listItem(item.text, depth, item.isOpen) },
     );
   };
@@ -435,6 +436,7 @@ function link(target, label, hasMarkup = false) {
   return node;
 }
 
+// eslint-disable-next-line no-control-regex -- these are what it looks for
 const UNSEEN = /[\u0000-\u0020\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069]/; // characters that hide where a link goes
 
 /** http, https and mailto, absolute, without a password in front of the host. */
@@ -483,7 +485,7 @@ async function copyText(text) {
 }
 
 function copyBySelection(text) {
-  const focused = document.activeElement;
+  const focused = /** @type {HTMLElement | null} */ (document.activeElement);
   const area = element("textarea", { class: "ss-sr", "aria-hidden": "true", tabindex: "-1" });
   area.value = text;
   document.body.append(area);

@@ -14,6 +14,10 @@ const TRY_LATER = new Set([408, 425, 429, 500, 502, 503, 504]);
 
 /** The server refused the request. */
 export class RequestFailed extends Error {
+  /**
+   * @param {string} message
+   * @param {{status?: number, code?: string, retryAfterSeconds?: number | null}} details
+   */
   constructor(message, { status = 0, code = "", retryAfterSeconds = null } = {}) {
     super(message);
     this.name = "RequestFailed";
@@ -40,7 +44,7 @@ export class Backoff {
     this.first = first;
     this.most = most;
     this.random = random;
-    this.reset();
+    this.attempt = 0;
   }
 
   reset() {
@@ -57,7 +61,7 @@ export class Backoff {
 /** A wait that `wake()` ends early. */
 export class Sleep {
   wait(seconds) {
-    return new Promise((resolve) => {
+    return new Promise((/** @type {(value?: void) => void} */ resolve) => {
       const timer = setTimeout(resolve, seconds * 1000);
       this.wake = () => {
         clearTimeout(timer);
@@ -74,6 +78,7 @@ export class Watchdog {
   constructor(seconds, onSilence) {
     this.seconds = seconds;
     this.onSilence = onSilence;
+    this.fedAt = 0;
     this.feed();
   }
 
@@ -103,10 +108,12 @@ export class AnswerStream {
     this.seq = 0;
     this.isClosed = false;
     this.isFinished = false;
+    /** @type {number | null} */
     this.retrySeconds = null; // set by a `farewell` event: when to reconnect
     this.backoff = new Backoff();
     this.sleep = new Sleep();
     this.abort = new AbortController();
+    /** @type {Watchdog | null} */
     this.watchdog = null;
     this.heardAt = -Infinity; // when the last byte came
     this.acks = new Acks((ack) => this.acknowledge(ack));
@@ -146,16 +153,16 @@ export class AnswerStream {
   }
 
   async follow() {
-    let seconds = null;
     while (!this.isFinished && !this.isClosed) {
       if (this.retrySeconds !== null) {
-        seconds = this.retrySeconds; // nothing is lost, so `on.lost` is not called
+        const seconds = this.retrySeconds; // nothing is lost, so `on.lost` is not called
         this.retrySeconds = null;
-      } else {
-        seconds = await this.attempt();
-        if (this.retrySeconds !== null || seconds === null) continue;
-        this.on.lost(seconds);
+        await this.sleep.wait(seconds);
+        continue;
       }
+      const seconds = await this.attempt();
+      if (this.retrySeconds !== null || seconds === null) continue;
+      this.on.lost(seconds);
       await this.sleep.wait(seconds);
     }
   }
@@ -173,20 +180,20 @@ export class AnswerStream {
         cache: "no-store",
       });
     } catch {
-      this.watchdog.end();
+      this.watchdog?.end();
       return this.isClosed ? null : this.backoff.nextSeconds();
     }
     if (response.status === 204) {
-      this.watchdog.end();
+      this.watchdog?.end();
       throw new RequestFailed("The answer ended elsewhere.", { status: 204, code: "stream_finished" });
     }
     if (TRY_LATER.has(response.status)) {
-      this.watchdog.end();
+      this.watchdog?.end();
       const failure = await RequestFailed.from(response);
       return failure.retryAfterSeconds ?? this.backoff.nextSeconds();
     }
     if (!response.ok) {
-      this.watchdog.end();
+      this.watchdog?.end();
       throw await RequestFailed.from(response);
     }
     const seen = this.seq;
@@ -211,7 +218,7 @@ export class AnswerStream {
     } catch (error) {
       if (error instanceof SyntaxError || error instanceof RangeError) throw error; // not a network error
     } finally {
-      this.watchdog.end();
+      this.watchdog?.end();
       this.acks.end();
     }
   }
@@ -231,7 +238,7 @@ export class AnswerStream {
 
   heard() {
     this.heardAt = performance.now();
-    this.watchdog.feed();
+    this.watchdog?.feed();
   }
 
   take({ type, data, id }) {

@@ -2,13 +2,13 @@
 // Text from the model is inserted as text.
 // EventSource reconnects by itself with the last event's id, and stops at the server's 204.
 
-const root = document.querySelector("[data-streamserve-watch]");
-const state = root.querySelector("[data-ss=state]");
-const text = root.querySelector("[data-ss=text]");
-const button = root.querySelector("[data-ss=show]");
+const root = /** @type {HTMLElement} */ (document.querySelector("[data-streamserve-watch]"));
+const state = /** @type {HTMLElement} */ (root.querySelector("[data-ss=state]"));
+const text = /** @type {HTMLElement} */ (root.querySelector("[data-ss=text]"));
+const button = /** @type {HTMLElement | null} */ (root.querySelector("[data-ss=show]"));
 
 function watch() {
-  const source = new EventSource(root.dataset.eventsUrl);
+  const source = new EventSource(root.dataset.eventsUrl ?? "");
 
   const showStatus = (words) => {
     state.textContent = words;
@@ -42,7 +42,8 @@ function watch() {
   });
   source.addEventListener("done", (event) => end(`Ended: ${JSON.parse(event.data).finish_reason}.`));
   source.addEventListener("error", (event) => {
-    if (event.data !== undefined) end(`Ended: ${JSON.parse(event.data).message}`);
+    // Two events have this name: the server's, with data, and the browser's own about the connection.
+    if (event instanceof MessageEvent) end(`Ended: ${JSON.parse(event.data).message}`);
     else if (source.readyState === EventSource.CLOSED) showStatus("There is nothing to watch here.");
     else showStatus("Connecting again…");
   });

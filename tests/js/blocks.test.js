@@ -1,0 +1,77 @@
+// blocks.js: an answer's events as blocks of text, thoughts and calls.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { addEvent, cutTo, endAll, extentOf, hasContent } from "../../streamserve/static/streamserve/blocks.js";
+import { newTurn } from "../../streamserve/static/streamserve/conversation.js";
+
+function turnOf(...events) {
+  const turn = newTurn("?");
+  for (const [type, data, now] of events) assert.equal(addEvent(turn, type, { choice: 0, ...data }, now), true);
+  return turn;
+}
+
+test("text alone has no blocks", () => {
+  const turn = turnOf(["token", { text: "He" }], ["token", { text: "llo" }]);
+  assert.equal(turn.text, "Hello");
+  assert.deepEqual(turn.blocks, []);
+});
+
+test("a thought is timed and is not part of the text", () => {
+  const turn = turnOf(
+    ["block_start", { index: 0, kind: "thinking" }, 1000],
+    ["token", { index: 0, text: "hm" }],
+    ["block_stop", { index: 0 }, 4000],
+    ["block_start", { index: 1, kind: "text" }],
+    ["token", { index: 1, text: "Yes" }],
+  );
+  assert.equal(turn.text, "Yes");
+  assert.deepEqual(
+    turn.blocks.map(({ kind, text, isOpen, seconds }) => ({ kind, text, isOpen, seconds })),
+    [
+      { kind: "thinking", text: "hm", isOpen: false, seconds: 3 },
+      { kind: "text", text: "Yes", isOpen: true, seconds: undefined },
+    ],
+  );
+});
+
+test("text before the first block becomes a block of its own", () => {
+  const turn = turnOf(["token", { text: "Look: " }], ["block_start", { index: 1, kind: "tool_use", id: "c1", name: "find" }]);
+  assert.deepEqual(turn.blocks.map(({ kind, text }) => [kind, text]), [["text", "Look: "], ["tool_use", ""]]);
+});
+
+test("other choices are not shown, and unknown events are left to the caller", () => {
+  const turn = turnOf(["token", { choice: 1, text: "other" }], ["block_start", { choice: 1, index: 0, kind: "thinking" }]);
+  assert.equal(hasContent(turn), false);
+  assert.equal(addEvent(turn, "status", {}), false);
+});
+
+test("a snapshot replaces everything, and says the same as the events", () => {
+  const turn = turnOf(["token", { text: "old" }], ["citation", { source: 1, id: "a", title: "A" }]);
+  addEvent(turn, "snapshot", { text: "new", blocks: [{ index: 0, kind: "text", text: "new", is_open: true }], citations: [] });
+  assert.equal(turn.text, "new");
+  assert.deepEqual(turn.blocks, [{ index: 0, kind: "text", text: "new", isOpen: true }]);
+  assert.deepEqual(turn.citations, []);
+});
+
+test("a source that is cited twice is listed once", () => {
+  const source = { source: 1, id: "a", title: "A", url: "/a" };
+  assert.equal(turnOf(["citation", source], ["citation", source]).citations.length, 1);
+});
+
+test("a cut takes back exactly what came after", () => {
+  const turn = turnOf(["token", { text: "kept" }]);
+  const extent = extentOf(turn);
+  addEvent(turn, "token", { text: " lost" });
+  addEvent(turn, "block_start", { choice: 0, index: 1, kind: "thinking" }, 0);
+  cutTo(turn, extent);
+  assert.equal(turn.text, "kept");
+  assert.deepEqual(turn.blocks, []);
+});
+
+test("what was cut off ends", () => {
+  const turn = turnOf(["block_start", { index: 0, kind: "thinking" }, 0]);
+  endAll(turn, 2000);
+  assert.equal(turn.blocks[0].isOpen, false);
+  assert.equal(turn.blocks[0].seconds, 2);
+});
