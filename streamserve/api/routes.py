@@ -38,7 +38,7 @@ OPS_CALLERS = ("session", "key")
 ANYONE = ("anyone",)
 
 # What an endpoint may take beside its call, by the names of its parameters. One with a default may be missing.
-SERVICES = ("answers", "chats", "watches", "ops", "jobs", "files", "batches", "site")
+SERVICES = ("answers", "chats", "watches", "ops", "jobs", "files", "batches")
 Endpoint = Callable[..., Awaitable[Reply]]
 
 # The variable parts of a path, in the syntax of Django's urlconf.
@@ -252,8 +252,8 @@ ROUTES = (
         "message_batches",
         _MESSAGE_BATCHES,
         _KNOWN,
-        batches.message_batches,
-        post=batches.message_batches,
+        batches.list_messages,
+        post=batches.create_messages,
         takes_file=True,
     ),
     _anthropic(
@@ -261,17 +261,17 @@ ROUTES = (
         f"{_MESSAGE_BATCHES}/{_BATCH}",
         _KNOWN,
         batches.message_batch,
-        delete=batches.message_batch,
+        delete=batches.delete_messages,
     ),
     _anthropic("cancel_message_batch", f"{_MESSAGE_BATCHES}/{_BATCH}/cancel", _KNOWN, post=batches.cancel_messages),
     _anthropic("message_batch_results", f"{_MESSAGE_BATCHES}/{_BATCH}/results", _KNOWN, batches.message_results),
     _openai("chat_stream_events", f"v1/streams/{_ID}/events", _CHAT, openai.stream_events),
     _openai("models", "v1/models", _CHAT, openai.models),
     _openai("model", "v1/models/<path:model>", _CHAT, openai.model),
-    _openai("files", "v1/files", _KNOWN, files.files, post=files.files, takes_file=True),
-    _openai("file", _FILE, _KNOWN, files.file, delete=files.file),
+    _openai("files", "v1/files", _KNOWN, files.list_files, post=files.upload, takes_file=True),
+    _openai("file", _FILE, _KNOWN, files.file, delete=files.delete),
     _openai("file_content", f"{_FILE}/content", _KNOWN, files.content),
-    _openai("batches", "v1/batches", _KNOWN, batches.batches, post=batches.batches),
+    _openai("batches", "v1/batches", _KNOWN, batches.list_batches, post=batches.create),
     _openai("batch", f"v1/batches/{_BATCH}", _KNOWN, batches.batch),
     _openai("cancel_batch", f"v1/batches/{_BATCH}/cancel", _KNOWN, post=batches.cancel),
     unknown_route("v1", error_json=openai_chat.error_json),

@@ -28,7 +28,6 @@ from streamserve.clients.pipeline.journal import Memo
 from streamserve.clients.process.client import ProcessClient
 from streamserve.conf import LOG_SCHEMES, SiteConfig, get_settings
 from streamserve.keys import salt_of
-from streamserve.protocol.requests import Limits
 from streamserve.rows import orm
 from streamserve.rows.completions import CompletionRows
 from streamserve.rows.health import DatabaseHealth
@@ -207,12 +206,7 @@ class DjangoSite:
     @property
     def services(self) -> Mapping[str, object]:
         """What routes are given, by the names of their endpoints' parameters."""
-        return {"site": self, **{name: getattr(self, name) for name in SERVICES if name != "site"}}
-
-    @property
-    def limits(self) -> Limits:
-        """The bounds of requests."""
-        return self.settings.limits
+        return {name: getattr(self, name) for name in SERVICES}
 
     async def _health(self) -> dict[str, str]:
         """Return the states of log and database, for `/readyz`."""

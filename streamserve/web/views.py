@@ -38,7 +38,7 @@ View = Callable[..., Coroutine[Any, Any, HttpResponseBase]]
 
 _NEEDS_ASGI = "This site runs under WSGI, which cannot stream. Serve it by ASGI: daphne <project>.asgi:application."
 _CHUNK_BYTES = 1 << 16
-_DURABLE = {"jobs", "files", "batches", "site"}  # the services of what workers do
+_DURABLE = {"jobs", "files", "batches"}  # the services of what workers do
 
 
 def needs_asgi() -> Refused:

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Protocol
 
+from streamserve.api.answers import Answers
 from streamserve.api.anthropic import id_header
-from streamserve.api.batch.files import FileSite
+from streamserve.api.batch.files import Files
 from streamserve.api.batch.rows import check_endpoint
 from streamserve.api.call import Call, Caller, Reply, json_reply
 from streamserve.api.idempotency import once_of
@@ -68,34 +69,30 @@ class Batches(Protocol):
         """Forget a batch that has ended."""
 
 
-class BatchSite(FileSite, Protocol):
-    """A site with a database, a storage and workers."""
+async def create(call: Call, batches: Batches, answers: Answers) -> Reply:
+    """POST /v1/batches: create a batch."""
+    body = await call.json(answers.limits)
+    asked, once = parse(body, answers.limits), once_of(call, "batches", body)
+    check_endpoint(asked.endpoint, answers)
+    return json_reply(batch_json(await batches.create(call.caller, asked, once=once)))
 
-    @property
-    def batches(self) -> Batches: ...
 
-
-async def batches(call: Call, site: BatchSite) -> Reply:
-    """POST /v1/batches: create one. GET: list them."""
-    if call.method == "POST":
-        body = await call.json(site.limits)
-        asked, once = parse(body, site.limits), once_of(call, "batches", body)
-        check_endpoint(asked.endpoint, site.answers)
-        return json_reply(batch_json(await site.batches.create(call.caller, asked, once=once)))
+async def list_batches(call: Call, batches: Batches) -> Reply:
+    """GET /v1/batches: a page of the tenant's batches."""
     page = parse_page(call.query(), most=MOST_BATCHES, usual=FEWEST_BATCHES)
-    found, has_more = await site.batches.page(call.caller, page)
+    found, has_more = await batches.page(call.caller, page)
     return json_reply(list_json([batch_json(one) for one in found], has_more=has_more))
 
 
-async def batch(call: Call, site: BatchSite) -> Reply:
+async def batch(call: Call, batches: Batches) -> Reply:
     """GET /v1/batches/{id}: its status and counts."""
-    return json_reply(batch_json(await site.batches.find(call.caller, call.params["batch_id"])))
+    return json_reply(batch_json(await batches.find(call.caller, call.params["batch_id"])))
 
 
-async def cancel(call: Call, site: BatchSite) -> Reply:
+async def cancel(call: Call, batches: Batches, answers: Answers) -> Reply:
     """POST /v1/batches/{id}/cancel: run no more rows; those that have finished are kept."""
-    await call.json(site.limits, optional=True)
-    return json_reply(batch_json(await site.batches.cancel(call.caller, call.params["batch_id"])))
+    await call.json(answers.limits, optional=True)
+    return json_reply(batch_json(await batches.cancel(call.caller, call.params["batch_id"])))
 
 
 def no_batch(batch_id: str) -> NotFound:
@@ -103,70 +100,75 @@ def no_batch(batch_id: str) -> NotFound:
     return NotFound(f"There is no batch {batch_id[:64]!r} here.", code="batch_not_found", param="batch_id")
 
 
-async def message_batches(call: Call, site: BatchSite) -> Reply:
-    """POST /v1/messages/batches: create one. GET: list them, newest first."""
-    if call.method == "POST":
-        return _message_reply(call, await _create_messages(call, site))
-    query = call.query()
-    found, has_more = await _message_page(call, site, query)
+async def list_messages(call: Call, batches: Batches) -> Reply:
+    """GET /v1/messages/batches: a page of the tenant's batches, the newest first."""
+    found, has_more = await _message_page(call, batches, call.query())
     items = [anthropic_batches.batch_json(one) for one in found]
     edges = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {"first_id": None, "last_id": None}
     return json_reply({"data": items, "has_more": has_more, **edges}, headers=id_header(call.request_id))
 
 
-async def message_batch(call: Call, site: BatchSite) -> Reply:
-    """GET /v1/messages/batches/{id}: its status and counts. DELETE: delete it with its results, when it has ended."""
-    batch = await site.batches.find(call.caller, call.params["batch_id"], api=ANTHROPIC)
-    if call.method != "DELETE":
-        return _message_reply(call, batch)
+async def message_batch(call: Call, batches: Batches) -> Reply:
+    """GET /v1/messages/batches/{id}: its status and counts."""
+    return _message_reply(call, await batches.find(call.caller, call.params["batch_id"], api=ANTHROPIC))
+
+
+async def delete_messages(call: Call, batches: Batches, files: Files) -> Reply:
+    """DELETE /v1/messages/batches/{id}: delete a batch that has ended, with its results."""
+    batch = await batches.find(call.caller, call.params["batch_id"], api=ANTHROPIC)
     _refuse_unended(batch)
     for file_id in (batch.output_file_id, batch.input_file_id):
         with suppress(NotFound, BadRequest):  # another batch may read the requests: they stay for it
-            await site.files.delete(call.caller, file_id)
-    await site.batches.delete(call.caller, batch.id, api=ANTHROPIC)
+            await files.delete(call.caller, file_id)
+    await batches.delete(call.caller, batch.id, api=ANTHROPIC)
     return json_reply(anthropic_batches.deleted_json(batch.id), headers=id_header(call.request_id))
 
 
-async def cancel_messages(call: Call, site: BatchSite) -> Reply:
+async def cancel_messages(call: Call, batches: Batches, answers: Answers) -> Reply:
     """POST /v1/messages/batches/{id}/cancel: run no more requests; those that have finished are kept."""
-    await call.json(site.limits, optional=True)
-    return _message_reply(call, await site.batches.cancel(call.caller, call.params["batch_id"], api=ANTHROPIC))
+    await call.json(answers.limits, optional=True)
+    return _message_reply(call, await batches.cancel(call.caller, call.params["batch_id"], api=ANTHROPIC))
 
 
-async def message_results(call: Call, site: BatchSite) -> Reply:
+async def message_results(call: Call, batches: Batches, files: Files) -> Reply:
     """GET /v1/messages/batches/{id}/results: a line of JSON for each request, in the order of the requests."""
-    batch = await site.batches.find(call.caller, call.params["batch_id"], api=ANTHROPIC)
+    batch = await batches.find(call.caller, call.params["batch_id"], api=ANTHROPIC)
     _refuse_unended(batch)
     if not batch.output_file_id:
         message = f"The batch {batch.id} failed before any request was run, and has no results. Create it again."
         raise NotFound(message, code="results_not_found", param="batch_id")
-    body = await site.files.content(call.caller, batch.output_file_id)
+    body = await files.content(call.caller, batch.output_file_id)
     return Reply(body=body, headers=id_header(call.request_id))
 
 
-async def _create_messages(call: Call, site: BatchSite) -> BatchRecord:
+async def create_messages(call: Call, batches: Batches, files: Files, answers: Answers) -> Reply:
+    """POST /v1/messages/batches: create a batch of the requests in the body."""
+    return _message_reply(call, await _create_messages(call, batches, files, answers.limits))
+
+
+async def _create_messages(call: Call, batches: Batches, files: Files, limits: Limits) -> BatchRecord:
     is_lines = anthropic_batches.check_type(call.headers.get("content-type", ""))
-    async with site.files.body(call) as body:
+    async with files.body(call) as body:
         with tempfile.TemporaryFile() as lines:
-            num_rows, digest = await asyncio.to_thread(_write_lines, body, is_lines, lines, site.limits)
+            num_rows, digest = await asyncio.to_thread(_write_lines, body, is_lines, lines, limits)
             body.close()
             once = once_of(call, "messages/batches", {"requests": digest})
-            earlier = await site.batches.sent_before(once)
+            earlier = await batches.sent_before(once)
             if earlier is not None:
                 return earlier
             num_bytes = lines.seek(0, os.SEEK_END)
             lines.seek(0, os.SEEK_SET)
-            file = await site.files.store(
+            file = await files.store(
                 lines, call.caller, filename="requests.jsonl", purpose=PURPOSE, num_bytes=num_bytes
             )
     asked = NewBatch(endpoint=anthropic_batches.ENDPOINT, input_file_id=file.id)
     try:
-        batch = await site.batches.create(call.caller, asked, api=ANTHROPIC, num_rows=num_rows, once=once)
+        batch = await batches.create(call.caller, asked, api=ANTHROPIC, num_rows=num_rows, once=once)
     except BaseException:
-        await site.files.delete(call.caller, file.id)
+        await files.delete(call.caller, file.id)
         raise
     if batch.input_file_id != file.id:  # the same request was faster
-        await site.files.delete(call.caller, file.id)
+        await files.delete(call.caller, file.id)
     return batch
 
 
@@ -178,12 +180,12 @@ def _write_lines(body: IO[bytes], is_lines: bool, lines: IO[bytes], limits: Limi
     return num_rows, digest.hexdigest()
 
 
-async def _message_page(call: Call, site: BatchSite, query: Mapping[str, str]) -> tuple[list[BatchRecord], bool]:
+async def _message_page(call: Call, batches: Batches, query: Mapping[str, str]) -> tuple[list[BatchRecord], bool]:
     """Return the batches that a query asks for, newest first, and whether there are more in its direction."""
     is_before = "before_id" in query
     after = query["before_id"] if is_before else query.get("after_id", "")
     page = Page(limit=limit_of(query), after=after, is_newest_first=not is_before)
-    found, has_more = await site.batches.page(call.caller, page, api=ANTHROPIC)
+    found, has_more = await batches.page(call.caller, page, api=ANTHROPIC)
     return list(reversed(found)) if is_before else list(found), has_more
 
 

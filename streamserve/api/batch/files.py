@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import IO, Protocol
 from urllib.parse import quote
 
-from streamserve.api.answers import Answers
 from streamserve.api.call import Body, Call, Caller, Reply, json_reply
 from streamserve.api.idempotency import HEADER, once_of
 from streamserve.dialects.openai.batches import (
@@ -27,7 +26,6 @@ from streamserve.dialects.openai.batches import (
     parse_upload,
 )
 from streamserve.protocol.errors import BadRequest, NotFound
-from streamserve.protocol.requests import Limits
 from streamserve.streams.reader.delivery import NO_FLOW, Closing, Flow
 from streamserve.streams.store import Once
 
@@ -81,33 +79,16 @@ class Files(Protocol):
         """Return the file as the body of a response."""
 
 
-class FileSite(Protocol):
-    """A site with a database and a storage."""
-
-    @property
-    def answers(self) -> Answers: ...
-
-    @property
-    def limits(self) -> Limits: ...
-
-    @property
-    def files(self) -> Files: ...
-
-
-async def files(call: Call, site: FileSite) -> Reply:
-    """POST /v1/files: upload one. GET: list them."""
-    return await (_upload(call, site) if call.method == "POST" else _list(call, site))
-
-
-async def _upload(call: Call, site: FileSite) -> Reply:
-    async with site.files.receive(call) as form:
+async def upload(call: Call, files: Files) -> Reply:
+    """POST /v1/files: store the file of a form."""
+    async with files.receive(call) as form:
         expires_seconds = parse_upload(form.fields)
         if form.file is None:
             raise BadRequest("file is missing. Send the file in the part 'file'.", code="missing_field", param="file")
         if not form.num_bytes:
             raise BadRequest("The file is empty.", code="empty_file", param="file")
         once = await asyncio.to_thread(_once_of, call, form) if HEADER in call.headers else None
-        return json_reply(file_json(await site.files.add(call.caller, form, expires_seconds, once)))
+        return json_reply(file_json(await files.add(call.caller, form, expires_seconds, once)))
 
 
 def _once_of(call: Call, form: Form) -> Once | None:
@@ -118,24 +99,28 @@ def _once_of(call: Call, form: Form) -> Once | None:
     return once_of(call, "files", {"fields": dict(form.fields), "filename": form.filename, "file": digest})
 
 
-async def _list(call: Call, site: FileSite) -> Reply:
+async def list_files(call: Call, files: Files) -> Reply:
+    """GET /v1/files: a page of the tenant's files."""
     page = parse_page(call.query(), most=MOST_FILES, usual=MOST_FILES)
-    found, has_more = await site.files.page(call.caller, page)
+    found, has_more = await files.page(call.caller, page)
     return json_reply(list_json([file_json(one) for one in found], has_more=has_more))
 
 
-async def file(call: Call, site: FileSite) -> Reply:
-    """GET /v1/files/{id}: what is known of it. DELETE: delete it."""
+async def file(call: Call, files: Files) -> Reply:
+    """GET /v1/files/{id}: its name, size, purpose and times."""
+    return json_reply(file_json(await files.find(call.caller, call.params["file_id"])))
+
+
+async def delete(call: Call, files: Files) -> Reply:
+    """DELETE /v1/files/{id}: delete the file."""
     file_id = call.params["file_id"]
-    if call.method == "DELETE":
-        await site.files.delete(call.caller, file_id)
-        return json_reply(deleted_json(file_id))
-    return json_reply(file_json(await site.files.find(call.caller, file_id)))
+    await files.delete(call.caller, file_id)
+    return json_reply(deleted_json(file_id))
 
 
-async def content(call: Call, site: FileSite) -> Reply:
+async def content(call: Call, files: Files) -> Reply:
     """GET /v1/files/{id}/content: the file itself."""
-    return Reply(body=await site.files.content(call.caller, call.params["file_id"]))
+    return Reply(body=await files.content(call.caller, call.params["file_id"]))
 
 
 def no_file(file_id: str, param: str = "file_id") -> NotFound:
