@@ -208,6 +208,7 @@ class EngineRun:
         self.parking = Parking(Losses(request.num_losses))
         self.state = RunState.WAITING
         self.generation: Generation | None = None
+        self.may_repeat = False  # the generation continues an answer, and may give events again that were shown
         self.was_admitted, self._clock = was_admitted, clock
         self._num_cached_tokens: int | None = None  # of the last generation
         self._known = request.reader_tokens  # the position that the engine has
@@ -241,6 +242,7 @@ class EngineRun:
 
     def take(self, generation: Generation) -> bool:
         """Continue with what the engine makes from now on; return whether readers are shown "resumed"."""
+        self.may_repeat = self.was_admitted and generation.accepted.may_repeat
         if not self.was_admitted:  # what was decided for it stays when it continues
             self.request, self.was_admitted = _as_accepted(self.request, generation), True
         self.generation, self.state = generation, RunState.RUNNING

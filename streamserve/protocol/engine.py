@@ -21,6 +21,7 @@ class Accepted:
 
     `has_token_ids` False: a server elsewhere makes the answer, and gives its text without ids.
     `needs`: what a release that continues the answer has to know, beside the request's own.
+    `may_repeat` False: what continues an answer gives only events that were not shown, as a pipeline's run does.
     """
 
     num_prompt_tokens: int
@@ -29,6 +30,7 @@ class Accepted:
     queue_position: int = 0
     has_token_ids: bool = True
     needs: tuple[str, ...] = ()
+    may_repeat: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,12 +60,13 @@ class Outbox:
         fence: int,
         last_seq: int,
         ready: Callable[[int], list[Event]],
-        is_repeated: Callable[[Event], bool],
         as_kept: Callable[[Done | Error], Done | Error],
+        is_new: Callable[[Event], bool] | None = None,
     ) -> Batch | None:
         """Put the next batch in flight and return it; None while there is nothing, or a batch is in flight.
 
-        `ready` takes what the engine has, up to so many events; `as_kept` makes the terminal event what the log keeps.
+        `ready` takes what the engine has, up to so many events, of which those that `is_new` are committed;
+        `as_kept` makes the terminal event what the log keeps.
         """
         if self.in_flight is not None:
             return None
@@ -82,7 +83,7 @@ class Outbox:
                     events.append(as_kept(event))
                     is_end = True
                     break
-                if not is_repeated(event):
+                if is_new is None or is_new(event):
                     events.append(event)
             if events or not taken:
                 break

@@ -29,7 +29,7 @@ from streamserve.clients.base import EngineClient, Generation
 from streamserve.clients.engine_run import LOADING, NO_READER, EngineRun, Parking, RunState
 from streamserve.protocol.engine import Accepted, Park
 from streamserve.protocol.errors import EngineUnavailable, Refused, StreamserveError
-from streamserve.protocol.events import Citation, Done, Error, LoggedEvent, Meta, Status, Usage
+from streamserve.protocol.events import Citation, Done, Error, Event, LoggedEvent, Meta, Status, Usage
 from streamserve.protocol.measures import FIRST_TOKEN, PARKED
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import JOB, StreamConfig
@@ -396,10 +396,8 @@ class Stream:
         """Return what is to be committed next: the ending alone, or own events and then the generation's."""
         if not self.life.writes:
             return None
-        is_repeated = self.transcript.is_repeated
-        batch = self.outbox.pack(
-            self.log_id, self.lease.fence, self.last_seq, self.engine.ready, is_repeated, self._as_kept
-        )
+        is_new = self._is_new if self.engine.may_repeat else None
+        batch = self.outbox.pack(self.log_id, self.lease.fence, self.last_seq, self.engine.ready, self._as_kept, is_new)
         if self.engine.state is RunState.DRAINED:
             self.follower.wake()
         return batch
@@ -456,6 +454,10 @@ class Stream:
         self._note_position()
         for reader in self.readers.attached:
             reader.notify(status)
+
+    def _is_new(self, event: Event) -> bool:
+        """Return whether the log does not have what a resumed generation gives."""
+        return not self.transcript.is_repeated(event)
 
     def _as_kept(self, event: Done | Error) -> Done | Error:
         """Return a terminal event as it is kept: a `done` has the metrics of all runs, or of the one cut short."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from streamserve.protocol.events import Done, Error, Meta, Usage
+from streamserve.protocol.events import Done, Error, Meta, Token, Usage
 from streamserve.protocol.measures import Arrival
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import Batch, Result
@@ -281,3 +281,15 @@ async def test_phases_of_a_plain_answer_add_up(streams: Streams, scripted: Scrip
         assert (phases["queue"], phases["prefill"]) == (1e-6, 2e-6)
     else:
         assert "first_token" in phases
+
+
+async def test_what_an_answer_gives_the_first_time_is_no_repetition(streams: Streams, scripted: ScriptedClient) -> None:
+    """Texts without ids that follow each other are all shown: only a resumed generation may give one again."""
+    stream = await start(streams)
+    texts = [Token(text=text, token_ids=()) for text in "bcd"]
+    for text in (tok("a"), *texts):
+        scripted.last.push(text)
+        await until(lambda: not scripted.last._script, "it is taken")
+    scripted.last.push(DONE)
+    _, *rest = await events_of(streams, stream)
+    assert [untimed(event) for event in rest] == [tok("a"), *texts, DONE]

@@ -43,7 +43,7 @@ class PipelineGeneration(EventQueue):
 
     def __init__(self, max_tokens: int, seed: int) -> None:
         super().__init__()
-        self.accepted = Accepted(num_prompt_tokens=0, max_tokens=max_tokens, seed=seed)
+        self.accepted = Accepted(num_prompt_tokens=0, max_tokens=max_tokens, seed=seed, may_repeat=False)
         self.parked: Park | None = None
         self.num_cached_tokens = 0
         self.task: asyncio.Task[None] | None = None
