@@ -60,8 +60,9 @@ class LatencyClass:
 
 # The class of the rows of batches: computed in what all other classes leave, and first to give blocks back.
 BATCH = "batch"
-# The class of prompts that are only to be cached: computed while there is nothing else to do, and only then.
-WARM = "warm"
+# The class of prompts that are only to be cached: computed while there is nothing else to do, and only then. (Its
+# name is in the statistics.)
+PREFILL_ONLY = "warm"
 
 CLASSES: Mapping[str, LatencyClass] = MappingProxyType(
     {
@@ -69,7 +70,7 @@ CLASSES: Mapping[str, LatencyClass] = MappingProxyType(
         "completion": LatencyClass(ttft_seconds=0.2, total_seconds=2.0, max_queue_seconds=15.0),
         "document": LatencyClass(ttft_seconds=3.0, total_seconds=15.0, max_queue_seconds=120.0),
         BATCH: LatencyClass(ttft_seconds=10.0, total_seconds=60.0),
-        WARM: LatencyClass(ttft_seconds=1e9, max_queue_seconds=30.0, timeout_seconds=120.0),
+        PREFILL_ONLY: LatencyClass(ttft_seconds=1e9, max_queue_seconds=30.0, timeout_seconds=120.0),
     }
 )
 

@@ -15,7 +15,7 @@ from streamserve.engine.grammar.matcher import Matcher, advance
 from streamserve.engine.in_flight import Launched, Part
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.plan import Chunk, RawLogprobs, Sampled, StepResult
-from streamserve.engine.policy.waiting import is_batch
+from streamserve.engine.policy.waiting import Rank, rank_of
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence, SequenceRequest, State
 from streamserve.protocol.engine import Park
@@ -159,7 +159,7 @@ class OutputProcessor:
         """Record a step's result for the sequences that still take part in it; all tenants are charged."""
         num_tokens: defaultdict[str, float] = defaultdict(float)
         for part in step.parts:
-            weight = self._batch_weight if is_batch(part.sequence) else 1.0
+            weight = self._batch_weight if rank_of(part.sequence) == Rank.ROWS else 1.0
             num_tokens[part.sequence.request.tenant] += weight * len(part.chunk.token_ids)
         for tenant, number in num_tokens.items():
             self._scheduler.queue.shares.charge(tenant, number, now)

@@ -5,7 +5,9 @@ Knows ints, one order key, and how far readers are; no tensors, no text. Engine 
 (Idea: vLLM V1's scheduler; Andes, arXiv 2404.16283, for the readers; nano-vllm for the size.)
 
 The policy. Readers are slower than the engine, so it serves more of them than a step holds (`max_num_seqs`): what has
-blocks is admitted, and each step chooses among the admitted.
+blocks is admitted, and each step chooses among the admitted. Sequences have ranks: answers to readers, then rows of
+batches, in the seats, tokens and memory that answers leave; what is prefilled only for the cache is computed while
+there is nothing else to do. Each rank is ordered, and then packed into what is left of the step:
 
 1. Hungry sequences decode: those whose readers can go on for less than `hungry_seconds`, least ahead first. Without a
    reader a sequence is always hungry.
@@ -13,11 +15,8 @@ blocks is admitted, and each step chooses among the admitted.
    fewer than a step holds, and its blocks fit. So no admission takes a token from a reader that would wait for it.
 3. Sequences that are ahead fill the rest, oldest key first. Those left out are paused: they keep their blocks.
 
-Memory alone makes a sequence give blocks back, and then those furthest ahead or newest; and a reader that is gone. A
-sequence `lead_tokens` ahead of its reader is held: paused until that has read on, whatever is free (see `leads`).
-
-Rows of batches are computed, by the same three rules, in the seats, tokens and memory that all other classes leave.
-They are the first to give blocks back, which stay cached, and take none from another class.
+Memory alone makes a sequence give blocks back (see `_make_room`); and a reader that is gone. A sequence `lead_tokens`
+ahead of its reader is held: paused until that has read on, whatever is free (see `leads`).
 
 The queue is in the order of the key, which never changes: arrival + the class's TTFT budget + a little for a long
 prompt (see `LatencyClass.order_seconds`). What is late goes behind what is in time (see `Patience`). Among tenants
@@ -36,7 +35,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 
 from streamserve.engine.budget import StepBudget, TokenBudget
@@ -46,14 +45,14 @@ from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.plan import Chunk
 from streamserve.engine.policy import leads
 from streamserve.engine.policy.reserve import MemoryReserve
-from streamserve.engine.policy.waiting import WaitingQueue, is_batch, is_warm, order_key
+from streamserve.engine.policy.waiting import Rank, WaitingQueue, order_key, rank_of
 from streamserve.engine.sequence import Sequence, State
-from streamserve.engine.shared_prefill import BlockWriters
+from streamserve.engine.shared_prefill import SharedPrefixes
 from streamserve.engine.step_time import StepTime
 from streamserve.protocol.engine import Park
 
-# Order of the prompts that share what another one left of a step: the shortest first.
-_num_lacking = attrgetter("num_unplanned_tokens", "order_key")
+# Order of the prompts that share what another one left of a step.
+_shortest_first = attrgetter("num_unplanned_tokens", "order_key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +65,19 @@ class Schedule:
 
     chunks: tuple[Chunk, ...]
     parked: tuple[tuple[Sequence, Park], ...] = ()
+
+
+@dataclass(slots=True)
+class Wanted:
+    """The running sequences of one rank that lack tokens, each list in the order in which a step takes them.
+
+    `hungry`: least ahead of its reader first. `prompts` that have begun, and those that are `ahead`: by key. What
+    starts comes after `prompts`; the queue has its order.
+    """
+
+    hungry: list[Sequence] = field(default_factory=list)
+    prompts: list[Sequence] = field(default_factory=list)
+    ahead: list[Sequence] = field(default_factory=list)
 
 
 class Scheduler:
@@ -147,72 +159,83 @@ class Scheduler:
         return touched
 
     def schedule(self, now: float) -> Schedule:
-        """Choose the next step's chunks, and the sequences that park for a waiting one. The module's text has why."""
-        if self.forced_preempt is not None:
-            for sequence in list(self.forced_preempt(tuple(self.running))):
-                self._preempt(sequence)
-        budget = StepBudget(self._budget.num_tokens, self._config, self._pool.block_size, self.step_time)
+        """Choose the next step's chunks, and the sequences that park for others. The module's text has why."""
+        step = StepBudget(self._budget.num_tokens, self._config, self._pool.block_size, self.step_time)
         self._parked = []
-        for sequence in [one for one in self.running if leads.is_stalled(one, self._config, now)]:
-            self._park(sequence, budget, now)
-        self._make_way(budget)
-        self._plan([one for one in self.running if not is_batch(one)], budget, now)
-        budget.has_decodes = True  # beside rows of batches a step is short: a request that comes waits for it
-        self._plan([one for one in self.running if is_batch(one)], budget, now, of_batch=True)
+        for rank in self._let_go(step, now):
+            step.is_short = step.is_short or rank > Rank.ANSWERS  # what comes waits for its end
+            self._pack(self._order(rank, step, now), rank, step, now)
         self.queue.note(now)
         self._reserve.note_step()
         self._budget.recover()
-        chunks = sorted(budget.chunks, key=lambda chunk: len(chunk.token_ids) > 1)  # decodes first
+        chunks = sorted(step.chunks.values(), key=lambda chunk: len(chunk.token_ids) > 1)  # decodes first
         return Schedule(chunks=tuple(chunks), parked=tuple(self._parked))
 
-    def _plan(self, running: list[Sequence], budget: StepBudget, now: float, *, of_batch: bool = False) -> None:
-        """Choose among these, and those that wait like them, for what is left of the step.
+    def _let_go(self, step: StepBudget, now: float) -> tuple[int, ...]:
+        """Take out those that may not stay, and return the ranks that this step computes.
 
-        Hungry decodes come least ahead first; those ahead, and the prompts that have begun, oldest key first. Sequences
-        that are held are in none of these.
+        Answers whose readers are gone park. What is prefilled only for the cache leaves where there is other work, also
+        where that cannot use the step; its blocks stay cached.
         """
-        config, planned = self._config, {chunk.seq_id for chunk in budget.chunks}
+        if self.forced_preempt is not None:
+            for sequence in list(self.forced_preempt(tuple(self.running))):
+                self._put_back(sequence)
+                self.num_preemptions += 1
+        for sequence in [one for one in self.running if leads.is_stalled(one, self._config, now)]:
+            self._park(sequence, step, now)
+        first = min((rank_of(one) for one in (*self.running[:1], *self.waiting[:1])), default=Rank.PREFILL_ONLY)
+        if first == Rank.PREFILL_ONLY:
+            return (Rank.PREFILL_ONLY,)
+        for sequence in [one for one in self.running if rank_of(one) == Rank.PREFILL_ONLY]:
+            self._put_back(sequence)
+        return (Rank.ANSWERS, Rank.ROWS)
+
+    def _order(self, rank: int, step: StepBudget, now: float) -> Wanted:
+        """Order the running sequences of a rank that lack tokens and are in no chunk. Those that are held want none."""
         by_lead: list[tuple[float, Sequence]] = []
-        ahead: list[Sequence] = []
-        begun: list[Sequence] = []
-        for sequence in running:
-            num_lacking = 0 if sequence.seq_id in planned else sequence.num_unplanned_tokens
-            if num_lacking > 1:
-                begun.append(sequence)
-            elif num_lacking == 1 and not leads.is_held(sequence, config):
+        wanted = Wanted()
+        for sequence in self.running:
+            if rank_of(sequence) != rank or sequence.seq_id in step.chunks:
+                continue
+            if sequence.num_unplanned_tokens > 1:
+                wanted.prompts.append(sequence)
+            elif sequence.num_unplanned_tokens == 1 and not leads.is_held(sequence, self._config):
                 left = sequence.ahead_seconds(now)
-                if left < config.hungry_seconds:
+                if left < self._config.hungry_seconds:
                     by_lead.append((left, sequence))
                 else:
-                    ahead.append(sequence)
-        by_lead.sort(key=itemgetter(0))
-        hungry = [sequence for _, sequence in by_lead]
-        num_seats = config.max_num_seqs - len(planned)
-        num_kept = min(len(begun), max(1, num_seats // 2))
-        budget.has_decodes = budget.has_decodes or bool(hungry)
-        self._plan_decodes(hungry, config.max_num_seqs - num_kept, budget, now)
-        self._plan_prompts(begun, num_seats - len(hungry), budget, now, of_batch=of_batch)
-        self._plan_decodes([*hungry, *ahead], config.max_num_seqs, budget, now, is_rest=True)
+                    wanted.ahead.append(sequence)
+        wanted.hungry += [sequence for _, sequence in sorted(by_lead, key=itemgetter(0))]
+        return wanted
 
-    def _plan_decodes(
-        self, decodes: list[Sequence], most: int, budget: StepBudget, now: float, *, is_rest: bool = False
-    ) -> None:
-        """Plan those that can decode until the step holds `most` sequences.
+    def _pack(self, wanted: Wanted, rank: int, step: StepBudget, now: float) -> None:
+        """Fit what a rank wants, in its order, to the seats, tokens and memory that are left.
 
-        `is_rest`: these get what the others have left, seats kept for prompts too, where memory is not short.
+        Up to half of the seats are kept for prompts that have begun; what these leave over goes to decodes again.
         """
-        planned = {chunk.seq_id for chunk in budget.chunks}
+        most = self._config.max_num_seqs
+        num_seats = most - len(step.chunks)
+        num_kept = min(len(wanted.prompts), max(1, num_seats // 2))
+        step.is_short = step.is_short or bool(wanted.hungry)
+        self._decode(wanted.hungry, most - num_kept, step, now)
+        self._prefill(wanted.prompts, num_seats - len(wanted.hungry) - len(wanted.prompts), rank, step, now)
+        self._decode([*wanted.hungry, *wanted.ahead], most, step, now, spares_peers=True)
+
+    def _decode(
+        self, decodes: list[Sequence], most: int, step: StepBudget, now: float, *, spares_peers: bool = False
+    ) -> None:
+        """Plan the next token of each until the step holds `most` sequences.
+
+        `spares_peers`: in a step that holds others, none of the same rank loses its blocks for these.
+        """
         for sequence in decodes:
-            if len(budget.chunks) >= most or budget.num_tokens <= 0:
+            if len(step.chunks) >= most or step.num_tokens <= 0:
                 return
-            may_take = not (is_rest and budget.chunks) or (is_batch(self.running[-1]) and not is_batch(sequence))
-            if (
-                (may_take or self._pool.num_free or self._has_room(sequence))
-                and sequence.seq_id not in planned
-                and self._can_decode(sequence)
-                and self._make_room(sequence, budget, now)
-            ):
-                budget.add(sequence, 1)
+            if sequence.seq_id in step.chunks or not self._can_decode(sequence):
+                continue
+            if self._make_room(sequence, step, now, spares_peers=spares_peers and bool(step.chunks)):
+                sequence.block_table += self._pool.allocate(self._num_lacking(sequence))
+                step.add(sequence, 1)
 
     def _can_decode(self, sequence: Sequence) -> bool:
         """Whether it still runs, lacks one token, and the token before that is none that may be its last."""
@@ -222,62 +245,55 @@ class Scheduler:
             and not sequence.must_wait(self._config.max_model_len)
         )
 
-    def _plan_prompts(
-        self, begun: list[Sequence], num_seats: int, budget: StepBudget, now: float, *, of_batch: bool
-    ) -> None:
-        """Continue and start prompts in order; what the first leaves to the others, by what they lack.
+    def _prefill(self, begun: list[Sequence], num_starts: int, rank: int, step: StepBudget, now: float) -> None:
+        """Continue and start prompts in order; the first that does not fit whole is `cut`.
 
-        So the oldest prompt always gets most of a step, and no long prompt keeps a short one waiting. Sequences start
-        strictly in order, while there are fewer prompts than `num_seats`: one that does not fit holds back those
-        behind it, unless others leave for it.
+        It leaves a block, or half of what there is if that is less, to the prompts with the least left to compute, and
+        gets back what they do not take: the oldest prompt always gets most of a step, and no long prompt keeps a short
+        one waiting. Sequences start strictly in order, `num_starts` at most: one that does not fit holds back those
+        behind it.
         """
-        begun = [one for one in begun if one.state is State.RUNNING]
-        num_prompts, may_start = len(begun), not (budget.has_preempted or (of_batch and budget.has_given_way))
-        writers: BlockWriters | None = None
-        while budget.has_room and len(budget.chunks) < self._config.max_num_seqs:
-            may_start = may_start and self.queue.is_turn(of_batch=of_batch)
-            head = self.queue.head(now) if may_start and num_prompts < num_seats else None
+        prefixes: SharedPrefixes | None = None
+        cut: Sequence | None = None
+        share = step.num_tokens  # what the cut prompt, once there is one, leaves to the others
+        while share > 0 and len(step.chunks) < self._config.max_num_seqs:
+            begun = [one for one in begun if one.state is State.RUNNING]
+            may_start = num_starts > 0 and rank < step.closed_from
+            head = self.queue.head(rank, now) if may_start else None
             prompts = begun if head is None else [*begun, head]
-            if not prompts:
+            if not prompts or (cut is None and step.num_prefill_tokens(0) == 0):
                 break
-            sequence = min(prompts, key=order_key if budget.cut is None else _num_lacking)
+            sequence = min(prompts, key=order_key if cut is None else _shortest_first)
             if sequence is head:
-                if not self._start(sequence, now):
-                    may_start = self._make_place(sequence, budget, now)
-                    begun = [one for one in begun if one.state is State.RUNNING]
+                has_started = self._start(sequence, step, now)
+                num_starts = num_starts - 1 if has_started else 0
+                if not has_started:
                     continue
-                num_prompts += 1
-            writers = writers or BlockWriters(self._pool, self.running, budget.chunks)
-            turn = writers.turn_of(sequence)
+            prefixes = prefixes or SharedPrefixes(self._pool, self.running, step.chunks.values())
+            turn = prefixes.turn_of(sequence)
             begun = [one for one in begun if one is not sequence and one is not turn]
-            if turn is not None:  # otherwise it waits for a block that another one is writing
-                budget.prefill(turn, has_others=bool(begun) or (may_start and self.queue.is_turn(of_batch=of_batch)))
-                writers.note(turn, budget.chunks[-1])
-        budget.return_share()
+            if turn is None:  # it waits for a block that another one is writing
+                continue
+            wanted, most = turn.num_plannable_tokens, max(1, step.num_prefill_tokens(turn.num_launched_tokens))
+            if cut is not None:
+                num_tokens = min(wanted, share)
+                share -= num_tokens
+            elif wanted <= most:
+                num_tokens = wanted
+            else:
+                cut, share = turn, min(self._pool.block_size, most // 2)
+                num_tokens = most - share
+            step.add(turn, num_tokens, is_prefill=True)
+            prefixes.note(turn, turn.num_launched_tokens + num_tokens)
+        if cut is not None and cut.seq_id in step.chunks:
+            step.extend(cut, share)
 
-    def _make_way(self, budget: StepBudget) -> None:
-        """Take prompts that are only to be cached out of the batch if there is other work; their blocks stay cached.
-
-        Where they are all the work, their steps are as short as beside decodes: a request that comes waits for one.
-        """
-        if all(map(is_warm, self.running)) and all(map(is_warm, self.waiting)):
-            budget.has_decodes = True
-            return
-        num_preemptions = self.num_preemptions
-        for sequence in [one for one in self.running if is_warm(one)]:
-            self._preempt(sequence)
-        self.num_preemptions = num_preemptions  # no memory was short
-
-    def _start(self, sequence: Sequence, now: float) -> bool:
-        """Start it, with blocks for its known tokens, if these and the reserve for growth (not of rows) are free."""
-        if len(self.running) >= self._max_admitted or (is_warm(sequence) and not all(map(is_warm, self.running))):
-            return False
-        prefix = self._pool.find_prefix(sequence)
-        beside = [one for one in self.running if is_batch(sequence) or not is_batch(one)]
-        if not self._reserve.fits(self._pool, sequence, prefix, beside, self._pool.num_free):
+    def _start(self, sequence: Sequence, step: StepBudget, now: float) -> bool:
+        """Admit the first in the queue, with blocks for its known tokens, if it has room or room can be made."""
+        if not self._make_room(sequence, step, now):
             return False
         self.waiting.remove(sequence)
-        self._pool.start(sequence, prefix)
+        self._pool.start(sequence, self._pool.find_prefix(sequence))
         sequence.transition(State.RUNNING)
         insort(self.running, sequence, key=order_key)
         if sequence.scheduled_at is None:
@@ -285,86 +301,86 @@ class Scheduler:
             sequence.num_cached_tokens = sequence.num_computed_tokens
         return True
 
-    def _make_place(self, waiting: Sequence, budget: StepBudget, now: float) -> bool:
-        """Take one sequence out of the batch for the waiting one; False: all that may go together free too little.
+    def _make_room(self, taker: Sequence, step: StepBudget, now: float, *, spares_peers: bool = False) -> bool:
+        """Take blocks from others until those are free that the taker needs; False: it gets none, or lost its own.
 
-        They may share blocks, so one may go in vain. Rows of batches give way to all other classes, the last first.
-        Then the sequence furthest ahead of its reader parks. Those that are held are far enough ahead; others only for
-        a sequence without output: for resumed ones all would take turns and compute twice.
+        Later ranks give way, the last first. Then peers park that are far enough ahead of their readers, furthest
+        first: those that are held; for a sequence without output also others, `min_ahead_seconds` ahead (for resumed
+        ones all would take turns, and compute twice). Then, for one that runs, the last in order is preempted. For one
+        that waits none leaves unless all of them would be enough; they may share blocks, so it may be in vain.
         """
-        if is_warm(waiting):
-            return False
-        planned = {chunk.seq_id for chunk in budget.chunks}  # of the rows, those that another class waits for
-        rows = [one for one in self.running if is_batch(one) and one.seq_id not in planned and not is_batch(waiting)]
-        is_first = len(self.running) < self._max_admitted and not waiting.num_output_tokens
-        least = self._config.min_ahead_seconds if is_first else math.inf
-        alike = (one for one in self.running if is_batch(one) is is_batch(waiting))
-        spare = [one for one in alike if leads.may_park(one, self._config, least, now)]
-        leaving = rows + spare
-        num_free = self._pool.num_free + sum(len(one.block_table) for one in leaving)
-        others = [one for one in self.running if one not in leaving]
-        fits, prefix = self._reserve.fits, self._pool.find_prefix(waiting)
-        if not leaving or not fits(self._pool, waiting, prefix, others, num_free):
-            return False
-        if rows:
-            self._give_way(rows[-1], budget)
-        else:
-            self._park(max(spare, key=lambda one: one.ahead_seconds(now)), budget, now)
+        while not self._has_room(taker):
+            # Of later ranks, those in the step compute a block that an earlier one waits for.
+            later = [one for one in self.running if rank_of(one) > rank_of(taker) and one.seq_id not in step.chunks]
+            parking = [one for one in self.running if self._may_park_for(one, taker, now)]
+            if taker.state is State.WAITING and not self._has_room(taker, leaving=[*later, *parking]):
+                return False
+            if later:
+                self._preempt(later[-1], step)
+            elif spares_peers:
+                return False
+            elif parking:
+                self._park(max(parking, key=lambda one: one.ahead_seconds(now)), step, now)
+            else:
+                last = self.running[-1]
+                # Invariant: the oldest is never preempted for room, and alone it always has some.
+                if last is self.running[0]:
+                    raise IntegrityError(
+                        f"sequence {last.seq_id} runs alone and has no room: its blocks have other holders"
+                    )
+                self._reserve.note_shortage()
+                self._preempt(last, step)
+                if last is taker:
+                    return False
         return True
 
-    def _park(self, sequence: Sequence, budget: StepBudget, now: float) -> None:
+    def _has_room(self, sequence: Sequence, leaving: Iterable[Sequence] = ()) -> bool:
+        """Whether enough blocks are free, or would be without `leaving`.
+
+        For a running sequence: for its next token. For a waiting one: for its known tokens and the growth of those that
+        do not give way to it; and a place among the admitted.
+        """
+        gone = set(leaving)
+        num_free = self._pool.num_free + sum(len(one.block_table) for one in gone)
+        if sequence.state is State.RUNNING:
+            return self._num_lacking(sequence) <= num_free
+        staying = [one for one in self.running if one not in gone]
+        peers = [one for one in staying if rank_of(one) <= rank_of(sequence)]
+        prefix = self._pool.find_prefix(sequence)
+        has_place = len(staying) < self._max_admitted
+        return has_place and self._reserve.fits(self._pool, sequence, prefix, peers, num_free)
+
+    def _num_lacking(self, sequence: Sequence) -> int:
+        """Return how many blocks a running sequence lacks for its next token."""
+        size = self._pool.block_size
+        if sequence.num_launched_tokens > len(sequence.block_table) * size:
+            raise IntegrityError(f"sequence {sequence.seq_id} has fewer blocks than it has filled")
+        return -(-(sequence.num_launched_tokens + 1) // size) - len(sequence.block_table)
+
+    def _may_park_for(self, sequence: Sequence, taker: Sequence, now: float) -> bool:
+        if rank_of(sequence) != rank_of(taker):
+            return False
+        is_new = taker.state is State.WAITING and not taker.num_output_tokens
+        least = self._config.min_ahead_seconds if is_new and len(self.running) < self._max_admitted else math.inf
+        return leads.may_park(sequence, self._config, least, now)
+
+    def _park(self, sequence: Sequence, step: StepBudget, now: float) -> None:
         park = leads.park_of(sequence, self._config, now)
-        budget.remove(sequence)
+        step.remove(sequence)
         self.finish(sequence)
         self._parked.append((sequence, park))
 
-    def _has_room(self, sequence: Sequence) -> bool:
-        return sequence.num_launched_tokens < len(sequence.block_table) * self._pool.block_size
+    def _preempt(self, sequence: Sequence, step: StepBudget) -> None:
+        """Take its blocks for another one; none like it starts in this step."""
+        step.remove(sequence)
+        step.closed_from = min(step.closed_from, rank_of(sequence))
+        self._put_back(sequence)
+        self.num_preemptions += 1
 
-    def _make_room(self, sequence: Sequence, budget: StepBudget, now: float) -> bool:
-        """Allocate a block for the next token; False if the sequence itself was preempted.
-
-        For want of one, rows of batches give way to other classes; then those that are held park, furthest ahead
-        first; then the last in order are preempted.
-        """
-        if self._has_room(sequence):
-            return True
-        if sequence.num_launched_tokens > len(sequence.block_table) * self._pool.block_size:
-            raise IntegrityError(f"sequence {sequence.seq_id} has fewer blocks than it has filled")
-        while self._pool.num_free == 0:
-            victim = self.running[-1]
-            if is_batch(victim) and not is_batch(sequence):
-                self._give_way(victim, budget)
-                continue
-            alike = (one for one in self.running if is_batch(one) is is_batch(sequence))
-            held = [one for one in alike if leads.may_park(one, self._config, math.inf, now)]
-            if held:
-                self._park(max(held, key=lambda one: one.ahead_seconds(now)), budget, now)
-                continue
-            # Invariant: the oldest is never a victim, and alone it always has room.
-            if victim is self.running[0]:
-                raise IntegrityError(
-                    f"sequence {victim.seq_id} runs alone and has no room: its blocks have other holders"
-                )
-            budget.remove(victim)  # it may be planned already
-            budget.has_preempted = True
-            self._reserve.note_shortage()
-            self._preempt(victim)
-            if victim is sequence:
-                return False
-        sequence.block_table += self._pool.allocate(1)
-        return True
-
-    def _preempt(self, sequence: Sequence) -> None:
+    def _put_back(self, sequence: Sequence) -> None:
         """Return a running sequence to the queue without its blocks; most of them stay cached."""
         self.running.remove(sequence)
         sequence.transition(State.WAITING)
         sequence.release(self._pool)
         sequence.num_preemptions += 1
         self.queue.put(sequence)
-        self.num_preemptions += 1
-
-    def _give_way(self, row: Sequence, budget: StepBudget) -> None:
-        budget.remove(row)
-        budget.has_given_way = True
-        self._preempt(row)

@@ -1,4 +1,4 @@
-"""`BlockWriters`: which blocks the running sequences are writing, so that a block that prompts share is computed once.
+"""`SharedPrefixes`: which blocks of the batch are being written, so that a block that prompts share is computed once.
 
 A sequence whose next block another one has begun waits for it, with blocks of its own in reserve, and takes the written
 one over as soon as that is cached (`BlockPool.adopt`). Nothing is promised: this is made anew for each plan from the
@@ -19,16 +19,16 @@ from streamserve.engine.plan import Chunk
 from streamserve.engine.sequence import Sequence, State
 
 
-class BlockWriters:
-    """The writers of one plan. `chunks`: what it holds so far."""
+class SharedPrefixes:
+    """The writers of one plan's blocks. `chunks`: what the plan holds so far."""
 
     def __init__(self, pool: BlockPool, running: Iterable[Sequence], chunks: Iterable[Chunk]) -> None:
         self._pool = pool
         self._writers: dict[bytes, Sequence] = {}
-        planned = {chunk.seq_id: chunk for chunk in chunks}
-        self._planned = set(planned)
+        self._planned: set[int] = set()
+        ends = {chunk.seq_id: chunk.start + len(chunk.token_ids) for chunk in chunks}
         for sequence in running:
-            self.note(sequence, planned.get(sequence.seq_id))
+            self.note(sequence, ends.get(sequence.seq_id))
 
     def turn_of(self, sequence: Sequence) -> Sequence | None:
         """Return whose prompt is computed now that it is this sequence's turn; None: it waits for a block in flight.
@@ -46,12 +46,12 @@ class BlockWriters:
         is_begun = writer.num_launched_tokens < sequence.num_launched_tokens + self._pool.block_size
         return writer if is_begun and writer.seq_id not in self._planned else None
 
-    def note(self, sequence: Sequence, chunk: Chunk | None) -> None:
-        """Note the full blocks that a sequence has begun and not computed, those of its planned `chunk` too."""
+    def note(self, sequence: Sequence, planned_end: int | None) -> None:
+        """Note the full blocks that a sequence has begun and not computed, and those up to where the plan takes it."""
         end, size = sequence.num_launched_tokens, self._pool.block_size
-        if chunk is not None:
-            self._planned.add(chunk.seq_id)
-            end = chunk.start + len(chunk.token_ids)
+        if planned_end is not None:
+            self._planned.add(sequence.seq_id)
+            end = planned_end
         first, last = sequence.num_computed_tokens // size, min(-(-end // size), len(sequence.token_ids) // size)
         for hash_ in self._pool.hashes(sequence, first, last):
             if self._writers.setdefault(hash_, sequence).state is not State.RUNNING:

@@ -202,9 +202,9 @@ def test_a_parked_sequence_frees_its_budget() -> None:
     decoding, prompt = desk.sequences[1], desk.sequences[2]
     before = (budget.num_tokens, budget.num_prefill_tokens(0))
     budget.add(decoding, 1)
-    budget.prefill(prompt)
+    budget.add(prompt, 63, is_prefill=True)
     assert budget.num_tokens == 0
     budget.remove(prompt)
-    assert (budget.num_tokens, [chunk.seq_id for chunk in budget.chunks]) == (63, [1])
+    assert (budget.num_tokens, list(budget.chunks)) == (63, [1])
     budget.remove(decoding)
-    assert ((budget.num_tokens, budget.num_prefill_tokens(0)), budget.chunks) == (before, [])
+    assert ((budget.num_tokens, budget.num_prefill_tokens(0)), budget.chunks) == (before, {})

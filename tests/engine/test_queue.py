@@ -9,7 +9,7 @@ import pytest
 
 from streamserve.engine.config import CLASSES, LatencyClass
 from streamserve.engine.kv.pool import BlockPool
-from streamserve.engine.policy.waiting import is_batch
+from streamserve.engine.policy.waiting import Rank, rank_of
 from streamserve.engine.sequence import Sequence, SequenceRequest, State
 from tests.support.engines.cores import PATIENT, request, sampling
 from tests.support.engines.desk import Desk, teach
@@ -170,8 +170,8 @@ def test_wait_bound(seed: int) -> None:
     order = sorted(desk.sequences.values(), key=lambda one: one.scheduled_at or 0.0)
     for index, late in enumerate(order):
         for first in order[:index]:
-            if first.request.tenant == late.request.tenant and not is_batch(late):
-                assert not is_batch(first) or (first.scheduled_at or 0.0) < late.request.arrived_at
+            if first.request.tenant == late.request.tenant and rank_of(late) == Rank.ANSWERS:
+                assert rank_of(first) == Rank.ANSWERS or (first.scheduled_at or 0.0) < late.request.arrived_at
                 latency_class = CLASSES[late.request.latency_class]
                 bound = latency_class.order_seconds(len(late.request.prompt_token_ids)) - SMALLEST_TTFT
                 assert first.request.arrived_at <= late.request.arrived_at + bound + 1e-9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamserve.engine.config import WARM, LatencyClass
+from streamserve.engine.config import PREFILL_ONLY, LatencyClass
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.requests import LATENCY_CLASSES
 from tests.support.engines.cores import PATIENT, Drive, request, sampling
@@ -13,12 +13,12 @@ OVERLAP = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "ove
 
 
 def warm(seq_id: int, prompt: range = range(100, 200), **fields: object) -> SequenceRequest:
-    return request(seq_id, prompt, sampling=sampling(max_tokens=0), latency_class=WARM, **fields)
+    return request(seq_id, prompt, sampling=sampling(max_tokens=0), latency_class=PREFILL_ONLY, **fields)
 
 
 def test_no_request_can_name_the_class() -> None:
     """A caller's request is an answer, and queues among answers."""
-    assert WARM not in LATENCY_CLASSES
+    assert PREFILL_ONLY not in LATENCY_CLASSES
 
 
 def test_alone_it_is_computed_in_short_steps() -> None:
@@ -77,7 +77,9 @@ def test_it_takes_no_memory_from_an_answer() -> None:
 
 def test_it_gives_up_while_the_engine_is_never_idle() -> None:
     """The caller gets an error, and may submit it again."""
-    drive = Drive(classes={**PATIENT, WARM: LatencyClass(ttft_seconds=1e9, max_queue_seconds=0.05)}, num_blocks=100)
+    drive = Drive(
+        classes={**PATIENT, PREFILL_ONLY: LatencyClass(ttft_seconds=1e9, max_queue_seconds=0.05)}, num_blocks=100
+    )
     drive.add(request(2, sampling=sampling(max_tokens=30)), warm(1, arrived_at=100.0))
     for _ in range(12):
         drive.step()

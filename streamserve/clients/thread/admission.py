@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from streamserve.engine.config import BATCH, WARM, EngineConfig, LatencyClass
+from streamserve.engine.config import BATCH, PREFILL_ONLY, EngineConfig, LatencyClass
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.policy.waiting import Patience
 from streamserve.protocol.engine import NUM_RECENT, RATE_SECONDS, CoreStats
@@ -288,7 +288,7 @@ class AdmissionControl:
         self._running.pop(seq_id, None)
 
     def _note_queue(self, now: float) -> None:
-        waiting = (one for one in self._waiting.copy().values() if one.latency_class != WARM)
+        waiting = (one for one in self._waiting.copy().values() if one.latency_class != PREFILL_ONLY)
         self._patience.note(now, has_in_time=any(now <= one.late_at < math.inf for one in waiting))
 
     def _ahead(self, now: float, key: float, tenant: str, of_batch: bool) -> tuple[int, float]:

@@ -26,7 +26,7 @@ from streamserve.clients.thread.admission import AdmissionControl, RecentTimings
 from streamserve.clients.thread.engine_thread import EngineThread, Load
 from streamserve.clients.thread.generation import LocalGeneration, error_event
 from streamserve.clients.thread.rules import constrain
-from streamserve.engine.config import WARM, EngineConfig
+from streamserve.engine.config import PREFILL_ONLY, EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.grammar.compiler import NUM_PROVERS
 from streamserve.engine.output import SequenceUpdate
@@ -139,7 +139,7 @@ class ThreadClient:
                 n=1,
                 output_token_ids=(),
                 reader_tokens=None,
-                latency_class=WARM,
+                latency_class=PREFILL_ONLY,
                 grammar=None,
                 echo=False,
             )

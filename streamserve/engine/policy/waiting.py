@@ -13,9 +13,10 @@ import math
 from bisect import insort
 from collections import deque
 from collections.abc import Mapping, Set
+from enum import IntEnum
 from operator import attrgetter
 
-from streamserve.engine.config import BATCH, WARM, EngineConfig, LatencyClass
+from streamserve.engine.config import BATCH, PREFILL_ONLY, EngineConfig, LatencyClass
 from streamserve.engine.policy.leads import ReaderPace
 from streamserve.engine.sequence import Sequence
 
@@ -122,20 +123,30 @@ class Patience:
         return latency_class.standing_queue_seconds if self.is_standing(name, now) else latency_class.queue_seconds
 
 
-# Order of the queue and of the batch: smaller goes first. Set by `WaitingQueue.add`.
+class Rank(IntEnum):
+    """Who goes first, in the queue and in each step, whatever the age: answers to readers before all others."""
+
+    ANSWERS = 0
+    ROWS = 1  # of batches: computed in what answers leave
+    PREFILL_ONLY = 2  # only to be cached: computed while there is nothing else to do
+
+
+_RANKS = {BATCH: Rank.ROWS, PREFILL_ONLY: Rank.PREFILL_ONLY}
+# Order of the queue and of the batch: smaller goes first. It begins with the rank. Set by `WaitingQueue.add`.
 order_key = attrgetter("order_key")
-# The tiers of the queue: no sequence starts before one of an earlier tier.
-_BEGUN, _IN_TIME, _LATE, _BATCH_BEGUN, _BATCH, _WARM = range(6)
-# The classes that others go before whatever their age; smaller goes first.
-_RANKS = {BATCH: 1, WARM: 2}
+
+
+def rank_of(sequence: Sequence) -> int:
+    """Return the rank of a sequence that was added to the queue."""
+    return sequence.order_key[0]
 
 
 class WaitingQueue:
     """`sequences` are in order of their keys; `shares` is charged with what steps compute.
 
     The key is arrival + the class's TTFT budget + a little for a long prompt. It is fixed when a sequence is added, so
-    one that comes back has its old place. Answers that have begun go first: they were preempted or parked, and their
-    readers wait for them. What is late goes behind what is in time, and rows of batches behind all other classes.
+    one that comes back has its old place. In each rank those that have begun go first: they were preempted or parked,
+    and their readers wait for them. What is late goes behind what is in time.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -148,7 +159,7 @@ class WaitingQueue:
         """Queue a sequence that is new to the engine."""
         request = sequence.request
         latency_class = self._config.classes[request.latency_class]
-        rank = _RANKS.get(request.latency_class, 0)
+        rank = _RANKS.get(request.latency_class, Rank.ANSWERS)
         key = request.arrived_at + latency_class.order_seconds(len(request.prompt_token_ids))
         sequence.order_key = rank, key, request.seq_id
         sequence.reader = ReaderPace(request.reader_tokens, latency_class.pace)
@@ -167,28 +178,26 @@ class WaitingQueue:
 
     def note(self, now: float) -> None:
         """Note whether a sequence waits that is in time: for long, that is an overload."""
-        in_time = (one for one in self.sequences if _is_limited(one))
-        self._patience.note(now, has_in_time=any(_tier(one, now) == _IN_TIME for one in in_time))
+        has_in_time = any(rank_of(one) == Rank.ANSWERS and _is_in_time(one, now) for one in self.sequences)
+        self._patience.note(now, has_in_time=has_in_time)
 
-    def is_turn(self, *, of_batch: bool) -> bool:
-        """Whether the next to start is a row of a batch, or is none."""
-        return bool(self.sequences) and is_batch(self.sequences[0]) is of_batch
+    def head(self, rank: int, now: float) -> Sequence | None:
+        """Return the next to start, if it is of this rank: no rank waits behind a later one.
 
-    def head(self, now: float) -> Sequence | None:
-        """Return the next to start. By tier; of several tenants one furthest below its share; by key.
-
-        An answer that has begun goes by its key alone. So do those of classes that are never late.
+        What has begun goes first, by key alone; then what is in time; of several tenants the first one of whom is
+        furthest below its share. Classes that are never late go by their keys alone, too.
         """
-        best, is_limited = _WARM + 1, False
-        firsts: dict[str, Sequence] = {}  # of each tenant, in the best tier
+        best: tuple[bool, bool] | None = None  # whether it is late, and whether it ever can be
+        firsts: dict[str, Sequence] = {}  # of each tenant, like the best
         for sequence in self.sequences:
-            tier = _tier(sequence, now)
-            if tier == _BEGUN:
+            if rank_of(sequence) != rank:
+                break
+            if not sequence.is_new:
                 return sequence
-            if tier < best:
-                best, is_limited = tier, _is_limited(sequence)
-                firsts = {sequence.request.tenant: sequence}
-            elif tier == best and tier != _BATCH_BEGUN and is_limited == _is_limited(sequence):
+            kind = sequence.late_at < now, _is_limited(sequence)
+            if best is None or kind[0] < best[0]:
+                best, firsts = kind, {sequence.request.tenant: sequence}
+            elif kind == best:
                 firsts.setdefault(sequence.request.tenant, sequence)
         ranks = self.shares.ranks(firsts.keys(), now)
         return min(firsts.values(), key=lambda one: (ranks[one.request.tenant], one.order_key), default=None)
@@ -206,24 +215,9 @@ class WaitingQueue:
         return refused
 
 
-def is_batch(sequence: Sequence) -> bool:
-    """Whether it is a row of a batch: computed in what the others leave."""
-    return sequence.request.latency_class == BATCH
-
-
-def is_warm(sequence: Sequence) -> bool:
-    """Whether it is computed only while there is nothing else to do."""
-    return sequence.request.latency_class == WARM
-
-
-def _tier(sequence: Sequence, now: float) -> int:
-    if is_warm(sequence):
-        return _WARM
-    if is_batch(sequence):
-        return _BATCH if sequence.is_new else _BATCH_BEGUN
-    if not sequence.is_new:
-        return _BEGUN
-    return _LATE if sequence.late_at < now else _IN_TIME
+def _is_in_time(sequence: Sequence, now: float) -> bool:
+    """Whether it waits for its first step, and is not late, though its class can be."""
+    return sequence.is_new and now <= sequence.late_at < math.inf
 
 
 def _is_limited(sequence: Sequence) -> bool:

@@ -173,7 +173,7 @@ def test_late_stop_of_a_preempted_sequence_forgets_too() -> None:
     for _ in range(13):
         drive.step()
     tokens = drive.answers[1].token_ids
-    drive.core.scheduler._preempt(drive.core.scheduler.running[0])
+    drive.core.scheduler._put_back(drive.core.scheduler.running[0])
     drive.core.stop(1, 3)
     drive.step()
     assert drive.run(request(2, [*range(6), *tokens]))[2].num_cached_tokens == 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from streamserve.engine.config import BATCH, CLASSES, WARM
+from streamserve.engine.config import BATCH, CLASSES, PREFILL_ONLY
 from tests.proofs.scale import scaled
 from tests.proofs.support.crowd import Crowd, Life
 
@@ -15,7 +15,7 @@ MOST_WAITING = 256
 PROMPT_LEN = 40
 SMALLEST_TTFT = min(one.ttft_seconds for one in CLASSES.values())
 # Of the classes that others go before whatever their age; of all others: 0.
-RANKS = {BATCH: 1, WARM: 2}
+RANKS = {BATCH: 1, PREFILL_ONLY: 2}
 # No request times out: the order alone decides which requests wait, and how long.
 PATIENT = {name: replace(one, max_queue_seconds=1e9, max_late_seconds=1e9) for name, one in CLASSES.items()}
 # The light tenant's interval between requests; its prompt takes twenty steps of an idle engine.

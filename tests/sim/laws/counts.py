@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from streamserve.engine.budget import StepBudget
 from streamserve.engine.plan import PENDING, Chunk
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
@@ -25,8 +26,8 @@ class CountLaws:
         """Note how many run at once, and what each finds in the cache: also of those that end before the step does."""
         start = scheduler._start
 
-        def noted(sequence: Sequence, now: float) -> bool:
-            has_started = start(sequence, now)
+        def noted(sequence: Sequence, step: StepBudget, now: float) -> bool:
+            has_started = start(sequence, step, now)
             self._most_running = max(self._most_running, len(scheduler.running))
             self.sim.laws.note_found()
             return has_started

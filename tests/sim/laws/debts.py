@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from streamserve.engine.in_flight import Launched
 from streamserve.engine.plan import StepResult
+from streamserve.engine.policy.waiting import Rank
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
 
@@ -35,10 +36,12 @@ class Debts:
             self.num_charged += num_tokens
             charge(tenant, num_tokens, now)
 
-        def checked_head(now: float) -> Sequence | None:
+        def checked_head(rank: int, now: float) -> Sequence | None:
             self.sim.laws.readers.note_ahead(now)
-            found = head(now)
+            found = head(rank, now)
             right = self._right(scheduler.waiting, now)
+            if right is not None and is_row(right) is not (rank == Rank.ROWS):
+                right = None  # no rank waits behind a later one
             if found is not right and not self._wrong:
                 ids = [None if one is None else one.seq_id for one in (found, right)]
                 self._wrong.append(f"25: {ids[0]} is next, and should be {ids[1]}")

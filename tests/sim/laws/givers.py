@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from streamserve.engine.budget import StepBudget
 from streamserve.engine.scheduler import Scheduler
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import Sequence, State
 from tests.sim.laws.debts import is_row
 
 if TYPE_CHECKING:
@@ -27,34 +28,32 @@ class GiverLaws:
 
     def watch(self, scheduler: Scheduler) -> None:
         """Look at each park and each preemption when it happens."""
-        make_place, make_room = scheduler._make_place, scheduler._make_room
+        make_room, has_room = scheduler._make_room, scheduler._has_room
         park, preempt = scheduler._park, scheduler._preempt
 
-        def noted_place(waiting: Sequence, budget: StepBudget, now: float) -> bool:
-            self._check_needed(scheduler, waiting)
-            self._taker, self._is_waiting = waiting, True
-            has_left = make_place(waiting, budget, now)
-            self._taker = None
-            return has_left
-
-        def noted_room(sequence: Sequence, budget: StepBudget, now: float) -> bool:
-            self._taker, self._is_waiting = sequence, False
-            has_room = make_room(sequence, budget, now)
+        def noted_make(taker: Sequence, step: StepBudget, now: float, *, spares_peers: bool = False) -> bool:
+            self._taker, self._is_waiting = taker, taker.state is State.WAITING
+            has_room = make_room(taker, step, now, spares_peers=spares_peers)
             self._taker = None
             return has_room
 
-        def noted_park(sequence: Sequence, budget: StepBudget, now: float) -> None:
-            planned = {chunk.seq_id for chunk in budget.chunks}
-            self._check_park(scheduler, sequence, planned, now)
-            park(sequence, budget, now)
+        def noted_room(sequence: Sequence, leaving: Iterable[Sequence] = ()) -> bool:
+            is_free = has_room(sequence, leaving)
+            if not is_free and not leaving and sequence.state is State.WAITING:
+                self._check_needed(scheduler, sequence)
+            return is_free
 
-        def noted_preempt(sequence: Sequence) -> None:
-            if self._taker is not None:
-                self._check_preempt(scheduler, sequence, self._taker)
-            preempt(sequence)
+        def noted_park(sequence: Sequence, step: StepBudget, now: float) -> None:
+            self._check_park(scheduler, sequence, set(step.chunks), now)
+            park(sequence, step, now)
 
-        scheduler._make_place = noted_place  # type: ignore[method-assign]
-        scheduler._make_room = noted_room  # type: ignore[method-assign]
+        def noted_preempt(sequence: Sequence, step: StepBudget) -> None:
+            assert self._taker is not None, "12: preempted for none"
+            self._check_preempt(scheduler, sequence, self._taker)
+            preempt(sequence, step)
+
+        scheduler._make_room = noted_make  # type: ignore[method-assign]
+        scheduler._has_room = noted_room  # type: ignore[method-assign]
         scheduler._park = noted_park  # type: ignore[method-assign]
         scheduler._preempt = noted_preempt  # type: ignore[method-assign]
 

@@ -62,14 +62,14 @@ MUTANTS = (
     _scheduler(
         name="preempted though another is held",
         law=12,
-        old="            if held:\n",
-        new="            if False:\n",
+        old="            elif parking:\n",
+        new="            elif parking and taker.state is State.WAITING:\n",
     ),
     _scheduler(
         name="of the held the one least ahead parks",
         law=23,
-        old="self._park(max(held, key=",
-        new="self._park(min(held, key=",
+        old="self._park(max(parking, key=",
+        new="self._park((min if taker.state is State.RUNNING else max)(parking, key=",
     ),
     _output(
         name="a parked sequence continues",
@@ -92,33 +92,33 @@ MUTANTS = (
     _scheduler(
         name="parked though no sequence is ahead enough",
         law=23,
-        old="least = self._config.min_ahead_seconds if is_first else math.inf",
-        new="least = 0.0 if is_first else math.inf",
+        old="least = self._config.min_ahead_seconds if is_new and",
+        new="least = 0.0 if is_new and",
     ),
     _scheduler(
         name="the one least ahead parks",
         law=23,
-        old="self._park(max(spare, key=",
-        new="self._park(min(spare, key=",
+        old="self._park(max(parking, key=",
+        new="self._park((min if taker.state is State.WAITING else max)(parking, key=",
     ),
     _scheduler(
         name="no sequence parks for waiting ones",
         law=23,
-        old="        else:\n            self._park(max(spare,",
-        new="        else:\n            return False\n            self._park(max(spare,",
+        old="            elif parking:\n",
+        new="            elif taker.state is State.WAITING:\n                return False\n            elif parking:\n",
     ),
     _scheduler(
         name="a parked sequence's chunk is planned all the same",
         law=15,
-        old="        budget.remove(sequence)\n",
-        new="",
+        old="        step.remove(sequence)\n        self.finish(sequence)\n",
+        new="        self.finish(sequence)\n",
     ),
     _scheduler(
         name="a parked sequence keeps its blocks",
         law=7,
-        old="        budget.remove(sequence)\n        self.finish(sequence)\n",
+        old="        step.remove(sequence)\n        self.finish(sequence)\n",
         new=(
-            "        budget.remove(sequence)\n"
+            "        step.remove(sequence)\n"
             "        self.running.remove(sequence)\n"
             "        sequence.transition(State.FINISHED)\n"
         ),

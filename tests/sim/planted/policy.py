@@ -18,38 +18,38 @@ MUTANTS = (
     _scheduler(
         name="admission goes before hungry decodes",
         law=37,
-        old="self._plan_prompts(begun, num_seats - len(hungry), budget,",
-        new="self._plan_prompts(begun, num_seats, budget,",
+        old="num_seats - len(wanted.hungry) - len(wanted.prompts)",
+        new="num_seats - len(wanted.prompts)",
     ),
     _scheduler(
         name="the most ahead decode first",
         law=10,
-        old="by_lead.sort(key=itemgetter(0))",
-        new="by_lead.sort(key=itemgetter(0), reverse=True)",
+        old="sorted(by_lead, key=itemgetter(0))",
+        new="sorted(by_lead, key=itemgetter(0), reverse=True)",
     ),
     _scheduler(
         name="the oldest decode first, and the newest starve",
         law=38,
-        old="        by_lead.sort(key=itemgetter(0))\n",
-        new="",
+        old="sorted(by_lead, key=itemgetter(0))",
+        new="by_lead",
     ),
     _scheduler(
         name="those ahead are left out though there are seats",
         law=10,
-        old="        self._plan_decodes([*hungry, *ahead], config.max_num_seqs, budget, now, is_rest=True)\n",
+        old="        self._decode([*wanted.hungry, *wanted.ahead], most, step, now, spares_peers=True)\n",
         new="",
     ),
     _scheduler(
         name="no seat is kept for prompts that have begun",
         law=10,
-        old="num_kept = min(len(begun), max(1, num_seats // 2))",
+        old="num_kept = min(len(wanted.prompts), max(1, num_seats // 2))",
         new="num_kept = 0",
     ),
     _scheduler(
         name="prompts take every seat",
         law=10,
-        old="num_kept = min(len(begun), max(1, num_seats // 2))",
-        new="num_kept = min(len(begun), num_seats)",
+        old="num_kept = min(len(wanted.prompts), max(1, num_seats // 2))",
+        new="num_kept = min(len(wanted.prompts), num_seats)",
     ),
     _scheduler(
         name="more are admitted than may be",
@@ -60,41 +60,41 @@ MUTANTS = (
     _scheduler(
         name="one too many in the batch",
         law=9,
-        old="            if len(budget.chunks) >= most or budget.num_tokens <= 0:\n",
-        new="            if len(budget.chunks) > most or budget.num_tokens <= 0:\n",
+        old="            if len(step.chunks) >= most or step.num_tokens <= 0:\n",
+        new="            if len(step.chunks) > most or step.num_tokens <= 0:\n",
     ),
     _scheduler(
         name="a preempted sequence's chunk stays in the plan",
         law=9,
-        old="            budget.remove(victim)  # it may be planned already\n",
-        new="",
+        old="        step.remove(sequence)\n        step.closed_from",
+        new="        step.closed_from",
     ),
     _scheduler(
         name="one ahead preempts another",
         law=12,
-        old="not (is_rest and budget.chunks) or (is_batch(self.running[-1]) and not is_batch(sequence))\n",
-        new="True\n",
+        old="spares_peers=spares_peers and bool(step.chunks)",
+        new="spares_peers=False",
     ),
     _scheduler(
         name="starvation: a sequence that does not fit is passed by",
         law=11,
-        old="                    may_start = self._make_place(sequence, budget, now)\n",
+        old="                if not has_started:\n",
         new=(
-            "                    may_start = self._make_place(sequence, budget, now)\n"
-            "                    may_start = may_start or any(self._start(one, now) for one in self.waiting[1:])\n"
+            "                if not has_started:\n"
+            "                    any(self._start(one, step, now) for one in self.waiting[1:])\n"
         ),
     ),
     _scheduler(
         name="starvation: admission waits until the begun prompts are computed",
         law=34,
-        old="num_prompts, may_start = len(begun), not (",
-        new="num_prompts, may_start = len(begun), not begun and not (",
+        old="may_start = num_starts > 0 and",
+        new="may_start = not begun and num_starts > 0 and",
     ),
     _scheduler(
         name="admission continues after a preemption",
         law=12,
-        old="not (budget.has_preempted or (of_batch and budget.has_given_way))",
-        new="not (of_batch and budget.has_given_way)",
+        old="min(step.closed_from, rank_of(sequence))",
+        new="min(step.closed_from, max(rank_of(sequence), Rank.ROWS))",
     ),
     _scheduler(
         name="a preempted sequence is lost",
@@ -111,8 +111,8 @@ MUTANTS = (
     _scheduler(
         name="a decode gets a block with every token",
         law=6,
-        old="        if self._has_room(sequence):\n            return True\n",
-        new="",
+        old="        return -(-(sequence.num_launched_tokens + 1) // size) - len(sequence.block_table)\n",
+        new="        return 1\n",
     ),
     _leads(
         name="a park for a waiting sequence ends too late",
@@ -165,13 +165,13 @@ MUTANTS = (
     _waiting(
         name="what is late goes first",
         law=25,
-        old="    return _LATE if sequence.late_at < now else _IN_TIME\n",
-        new="    return _IN_TIME\n",
+        old="kind = sequence.late_at < now, _is_limited(sequence)",
+        new="kind = False, _is_limited(sequence)",
     ),
     _waiting(
         name="an answer that has begun waits for its turn",
         law=25,
-        old="    if not sequence.is_new:\n        return _BEGUN\n",
+        old="            if not sequence.is_new:\n                return sequence\n",
         new="",
     ),
     _waiting(
@@ -189,81 +189,83 @@ MUTANTS = (
     _waiting(
         name="a tenant's share counts for rows of a batch that have begun",
         law=25,
-        old="            elif tier == best and tier != _BATCH_BEGUN and ",
-        new="            elif tier == best and ",
+        old="            if not sequence.is_new:\n",
+        new="            if not sequence.is_new and rank != Rank.ROWS:\n",
     ),
     _waiting(
         name="rows of batches are in the order of all others",
         law=25,
-        old="_RANKS = {BATCH: 1, WARM: 2}\n",
-        new="_RANKS = {WARM: 2}\n",
+        old="_RANKS = {BATCH: Rank.ROWS, ",
+        new="_RANKS = {",
     ),
     _waiting(
         name="rows of batches start in their turn",
         law=25,
-        old="    if is_batch(sequence):\n        return _BATCH if sequence.is_new else _BATCH_BEGUN\n",
+        old="            if rank_of(sequence) != rank:\n                break\n",
         new="",
     ),
     _waiting(
         name="a row that has begun goes before other classes",
         law=25,
-        old="        return _BATCH if sequence.is_new else _BATCH_BEGUN\n",
-        new="        return _BATCH if sequence.is_new else _BEGUN\n",
+        old="            if rank_of(sequence) != rank:\n",
+        new="            if rank_of(sequence) != rank and sequence.is_new:\n",
     ),
     _scheduler(
         name="rows of batches decode beside all others",
         law=10,
-        old="        self._plan([one for one in self.running if not is_batch(one)], budget, now)\n",
-        new="        self._plan(self.running, budget, now)\n",
+        old="            if rank_of(sequence) != rank or sequence.seq_id in step.chunks:\n",
+        new="            if sequence.seq_id in step.chunks:\n",
     ),
     _scheduler(
         name="no row gives way to what waits",
         law=23,
-        old="        if rows:\n            self._give_way(rows[-1], budget)\n        else:\n",
-        new="        if not spare:\n            return False\n        else:\n",
+        old="            if later:\n",
+        new=(
+            "            if taker.state is State.WAITING and not parking:\n"
+            "                return False\n"
+            "            if later and taker.state is State.RUNNING:\n"
+        ),
     ),
     _scheduler(
         name="the oldest row gives way",
         law=12,
-        old="self._give_way(rows[-1], budget)",
-        new="self._give_way(rows[0], budget)",
+        old="self._preempt(later[-1], step)",
+        new="self._preempt(later[0], step)",
     ),
     _scheduler(
         name="others park for rows of batches",
         law=23,
-        old="        alike = (one for one in self.running if is_batch(one) is is_batch(waiting))\n",
-        new="        alike = (one for one in self.running if one not in rows)\n",
+        old="        if rank_of(sequence) != rank_of(taker):\n            return False\n",
+        new="",
     ),
     _scheduler(
         name="what is held parks before rows give way",
         law=23,
-        old="            if is_batch(victim) and not is_batch(sequence):\n",
-        new="            if is_batch(victim) and not is_batch(sequence) and not any(\n"
-        "                leads.rests(one, self._config) for one in self.running\n"
-        "            ):\n",
+        old="            if later:\n",
+        new="            if later and not any(leads.rests(one, self._config) for one in parking):\n",
     ),
     _scheduler(
         name="a row that gave way starts again at once",
         law=12,
-        old="not (budget.has_preempted or (of_batch and budget.has_given_way))",
-        new="not budget.has_preempted",
+        old="        step.closed_from = min(step.closed_from, rank_of(sequence))\n",
+        new="        if rank_of(sequence) == Rank.ANSWERS:\n            step.closed_from = Rank.ANSWERS\n",
     ),
     _scheduler(
         name="memory is kept free for rows of batches",
         law=23,
-        old="        beside = [one for one in self.running if is_batch(sequence) or not is_batch(one)]\n",
-        new="        beside = self.running\n",
+        old="peers = [one for one in staying if rank_of(one) <= rank_of(sequence)]",
+        new="peers = staying",
     ),
     _scheduler(
         name="rows of batches take long steps",
         law=29,
-        old="        budget.has_decodes = True  # beside rows",
-        new="        # beside rows",
+        old="            step.is_short = step.is_short or rank > Rank.ANSWERS  # what comes waits for its end\n",
+        new="",
     ),
     _output(
         name="rows of batches count in full",
         law=25,
-        old="weight = self._batch_weight if is_batch(part.sequence) else 1.0",
+        old="weight = self._batch_weight if rank_of(part.sequence) == Rank.ROWS else 1.0",
         new="weight = 1.0",
     ),
     _waiting(
@@ -293,8 +295,8 @@ MUTANTS = (
     _waiting(
         name="rows of a batch make an overload",
         law=20,
-        old="any(_tier(one, now) == _IN_TIME for one in in_time)",
-        new="any(_tier(one, now) in (_IN_TIME, _BATCH) for one in self.sequences)",
+        old="rank_of(one) == Rank.ANSWERS and _is_in_time(one, now)",
+        new="one.is_new and now <= one.late_at",
     ),
     _patience(
         name="every queue is a burst",

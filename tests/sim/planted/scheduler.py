@@ -15,32 +15,32 @@ MUTANTS = (
     _scheduler(
         name="begun prompts first, then waiting ones",
         law=34,
-        old="            sequence = min(prompts, key=order_key if budget.cut is None else _num_lacking)\n",
-        new="            sequence = prompts[0] if budget.cut is None else min(prompts, key=_num_lacking)\n",
+        old="            sequence = min(prompts, key=order_key if cut is None else _shortest_first)\n",
+        new="            sequence = prompts[0] if cut is None else min(prompts, key=_shortest_first)\n",
     ),
     _scheduler(
         name="the next in order takes the share",
         law=34,
-        old="key=order_key if budget.cut is None else _num_lacking)",
+        old="key=order_key if cut is None else _shortest_first)",
         new="key=order_key)",
     ),
     _scheduler(
         name="the shortest prompt takes the step",
         law=34,
-        old="key=order_key if budget.cut is None else _num_lacking)",
-        new="key=_num_lacking)",
+        old="key=order_key if cut is None else _shortest_first)",
+        new="key=_shortest_first)",
     ),
-    _budget(
+    _scheduler(
         name="a long prompt takes the whole step",
         law=34,
-        old="            share = min(self._block_size, most // 2) if has_others else 0\n",
-        new="            share = 0\n",
+        old="cut, share = turn, min(self._pool.block_size, most // 2)",
+        new="cut, share = turn, 0",
     ),
-    _budget(
+    _scheduler(
         name="a share is lost",
         law=10,
-        old="            self._share -= num_tokens\n",
-        new="            self._share = 0\n            num_tokens = 0\n",
+        old="                num_tokens = min(wanted, share)\n                share -= num_tokens\n",
+        new="                num_tokens = share = 0\n",
     ),
     _budget(
         name="no step is too long",
@@ -63,14 +63,14 @@ MUTANTS = (
     _scheduler(
         name="the oldest is preempted",
         law=12,
-        old="            victim = self.running[-1]\n            if is_batch",
-        new="            victim = self.running[0]\n            if is_batch",
+        old="                self._preempt(last, step)\n",
+        new="                self._preempt(self.running[0], step)\n",
     ),
     _scheduler(
         name="a sequence is preempted before memory is out",
         law=12,
-        old="        while self._pool.num_free == 0:",
-        new="        while self._pool.num_free <= 2 and len(self.running) > 1:",
+        old="return self._num_lacking(sequence) <= num_free",
+        new="return self._num_lacking(sequence) <= max(0, num_free - 2) or len(self.running) == 1",
     ),
     _scheduler(
         name="a preempted sequence keeps its blocks",
@@ -99,13 +99,13 @@ MUTANTS = (
     _scheduler(
         name="a decode gets no block",
         law=6,
-        old="        sequence.block_table += self._pool.allocate(1)\n",
+        old="                sequence.block_table += self._pool.allocate(self._num_lacking(sequence))\n",
         new="",
     ),
     _scheduler(
         name="chunked prompts do not continue",
         law=10,
-        old="                begun.append(sequence)\n",
+        old="                wanted.prompts.append(sequence)\n",
         new="                pass\n",
     ),
     _scheduler(
@@ -123,13 +123,13 @@ MUTANTS = (
     _budget(
         name="prefill beside decodes has no limit",
         law=29,
-        old="        return min(self.num_tokens, max(least, within))",
-        new="        return self.num_tokens if self.has_decodes else min(self.num_tokens, max(least, within))",
+        old="        return max(0, min(self.num_tokens, max(self._block_size - num_prefill, within)))",
+        new="        return self.num_tokens if self.is_short else max(0, min(self.num_tokens, within))",
     ),
     _budget(
         name="no prefill gets a token beside decodes",
         law=10,
-        old="        return min(self.num_tokens, max(least, within))",
+        old="        return max(0, min(self.num_tokens, max(self._block_size - num_prefill, within)))",
         new="        return 0",
     ),
     _budget(

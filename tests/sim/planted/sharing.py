@@ -25,8 +25,8 @@ MUTANTS = (
     _writers(
         name="a block planned a moment ago is planned again",
         law=36,
-        old="            end = chunk.start + len(chunk.token_ids)\n",
-        new="            end = chunk.start\n",
+        old="            end = planned_end\n",
+        new="            pass\n",
     ),
     _writers(
         name="cached blocks are not taken over",
