@@ -13,6 +13,7 @@ from streamserve.api.idempotency import once_of
 from streamserve.clients.base import until_loaded
 from streamserve.dialects.anthropic import message, request
 from streamserve.dialects.anthropic.request import MessagesRequest
+from streamserve.dialects.fold import Answer
 from streamserve.protocol.errors import BadRequest
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect
@@ -35,7 +36,8 @@ async def messages(call: Call, answers: Answers) -> Reply:
         body = Delivery(answers.streams, stream, encoder, pace=asked.pace)
         return Reply(body=body, headers=id_header(call.request_id))
     events = await call.wait(collect(answers.streams, stream))
-    whole = message.collect(events, shows_thinking=asked.shows_thinking, **message.identity(stream))
+    named = message.identity(stream)
+    whole = message.message_json(Answer.of(events), shows_thinking=asked.shows_thinking, **named)
     return json_reply(whole, headers={"X-Stream-Id": stream.id, **id_header(call.request_id)})
 
 

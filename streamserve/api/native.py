@@ -20,7 +20,6 @@ from streamserve.api.resume import (
     stream_of_event,
 )
 from streamserve.dialects import native
-from streamserve.dialects.base import outline_json
 from streamserve.dialects.native import NativeEncoder, NativeRequest
 from streamserve.protocol.errors import Forbidden
 from streamserve.streams.reader.delivery import Delivery
@@ -165,7 +164,7 @@ def _live_json(stream: Stream) -> dict[str, Any]:
         "phases": {name: round(seconds, 4) for name, seconds in summary.phases.items()},
         "resumable": True,
     }
-    return out | outline_json(stream.outline) if stream.outline else out
+    return out | native.outline_json(stream.outline) if stream.outline else out
 
 
 def _recorded_json(record: Record) -> dict[str, Any]:

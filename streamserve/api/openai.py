@@ -31,15 +31,17 @@ from streamserve.clients.filtered import FilteredClient
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects import native
 from streamserve.dialects.anthropic import message as anthropic_message
+from streamserve.dialects.fold import Answer
 from streamserve.dialects.openai import chat as openai_chat
 from streamserve.dialects.openai import completions as openai_completions
-from streamserve.dialects.openai import plain_tokens, stored_chat
+from streamserve.dialects.openai import plain_tokens, shapes, stored_chat
+from streamserve.dialects.openai import request as openai_request
 from streamserve.dialects.openai.completions import CompletionEncoder, CompletionRequest, Joined
 from streamserve.dialects.openai.plain_tokens import PlainRequest
 from streamserve.dialects.openai.stored_chat import ListQuery, StoredChat
 from streamserve.dialects.pace import Pace, pace_of_query
 from streamserve.protocol.errors import BadRequest, Forbidden, NotFinished, NotFound, StreamserveError
-from streamserve.protocol.events import SUCCESS_REASONS, LoggedEvent, Usage
+from streamserve.protocol.events import SUCCESS_REASONS, Done, LoggedEvent, Token, Usage
 from streamserve.protocol.measures import RESPONSES
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.quota import Places
@@ -81,7 +83,7 @@ async def list_chats(call: Call, answers: Answers, chats: StoredChats | None = N
 async def create_chat(call: Call, answers: Answers, chats: StoredChats | None = None) -> Reply:
     """POST /v1/chat/completions, streamed or whole."""
     body = await call.json(answers.limits)
-    asked = openai_chat.parse(body, answers.limits, default_model=answers.default_model)
+    asked = openai_request.parse(body, answers.limits, default_model=answers.default_model)
     once = once_of(call, "chat/completions", body)
     on_disconnect = asked.on_disconnect or ("abort" if once is None else "park")
     request = answers.with_class(asked.generate, asked.latency_class, call.caller, "chat_completions")
@@ -114,7 +116,8 @@ async def create_chat(call: Call, answers: Answers, chats: StoredChats | None = 
         pace = counting_pace(asked.pace, stream) if asked.continuous_usage else asked.pace
         return Reply(body=Delivery(answers.streams, stream, encoder, pace=pace))
     events = await call.wait(collect(answers.streams, stream))
-    whole = openai_chat.collect(events, **shown, **openai_chat.identity(stream))
+    answer = Answer.of(events, request.n)
+    whole = openai_chat.completion_json(answer, **shown, **openai_chat.identity(stream))
     if asked.store and chats is not None:
         await chats.fill(stream.id)
     return json_reply(whole, headers={"X-Stream-Id": stream.id})
@@ -192,8 +195,8 @@ async def chat(call: Call, answers: Answers, chats: StoredChats | None = None) -
     if stream.state != "finished":
         raise NotFinished(f"The answer is still being made. Ask again, or read /v1/streams/{stream.id}/events.")
     events = await call.wait(collect(answers.streams, stream))
-    named = {**openai_chat.identity(stream), "n": stored_chat.num_choices(events)}
-    return json_reply(openai_chat.collect(events, reasoning_field=answers.config.reasoning_field, **named))
+    shown = {"reasoning_field": answers.config.reasoning_field, **openai_chat.identity(stream)}
+    return json_reply(openai_chat.completion_json(Answer.of(events), **shown))
 
 
 def _stored(chats: StoredChats | None, path: str) -> StoredChats:
@@ -204,18 +207,17 @@ def _stored(chats: StoredChats | None, path: str) -> StoredChats:
 
 
 def _stored_text(record: Record) -> dict[str, Any]:
+    """Return what is left of an answer whose events are dropped: its text, without thoughts and calls."""
     usage = Usage(
         prompt_tokens=record.prompt_tokens,
         completion_tokens=record.completion_tokens,
         cached_tokens=record.cached_tokens,
     )
-    return openai_chat.from_text(
-        record.text,
-        completion_id=f"chatcmpl-{record.id}",
-        model=record.model,
-        created=int(record.created),
-        finish_reason=record.finish_reason,
-        usage=usage,
+    answer = Answer()
+    answer.feed(Token(text=record.text, token_ids=()))
+    answer.feed(Done(finish_reason=record.finish_reason, usage=usage))
+    return openai_chat.completion_json(
+        answer, completion_id=f"chatcmpl-{record.id}", model=record.model, created=int(record.created)
     )
 
 
@@ -230,7 +232,7 @@ async def models(call: Call, answers: Answers) -> Reply:
     models = [client.describe() for client in answers.clients.values()]
     if anthropic_message.VERSION_HEADER in call.headers:
         return json_reply(anthropic_message.models_json(models, call.query()), headers=id_header(call.request_id))
-    return json_reply(openai_chat.models_json(models))
+    return json_reply(shapes.models_json(models))
 
 
 async def model(call: Call, answers: Answers) -> Reply:
@@ -238,7 +240,7 @@ async def model(call: Call, answers: Answers) -> Reply:
     described = answers.client(call.params["model"]).describe()
     if anthropic_message.VERSION_HEADER in call.headers:
         return json_reply(anthropic_message.model_json(described), headers=id_header(call.request_id))
-    return json_reply(openai_chat.model_json(described))
+    return json_reply(shapes.model_json(described))
 
 
 def unknown_url(path: str) -> NotFound:
@@ -262,9 +264,8 @@ async def completions(call: Call, answers: Answers) -> Reply:
     if asked.stream:
         return Reply(body=_delivery(answers, streams, asked, prompt_ids))
     events = await call.wait(_collect_all(answers, streams))
-    whole = openai_completions.collect(
-        list(zip(streams, events, strict=True)), shows_prompt=asked.shows_prompt, prompt_token_ids=prompt_ids
-    )
+    folded = [(stream, Answer.of(log, stream.request.n)) for stream, log in zip(streams, events, strict=True)]
+    whole = openai_completions.completion_json(folded, shows_prompt=asked.shows_prompt, prompt_token_ids=prompt_ids)
     return json_reply(whole, headers={"X-Stream-Id": ", ".join(stream.id for stream in streams)})
 
 

@@ -21,7 +21,7 @@ from streamserve.api.native import PROMPT_IN_URL, stream_events
 from streamserve.api.resume import encoder_for, gone_reply, head_of_new, resume
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects import native
-from streamserve.dialects.base import run_json
+from streamserve.dialects.fold import Answer
 from streamserve.dialects.pace import PACE
 from streamserve.protocol.errors import BadRequest, Forbidden, NotFound
 from streamserve.protocol.ids import parse_event_id
@@ -88,7 +88,7 @@ async def _start(
     if wants_stream:
         return Reply(body=Delivery(answers.streams, stream, encoder_for(asked.format, stream), pace=asked.pace))
     events = await call.wait(collect(answers.streams, stream))
-    whole = run_json(events, stream_id=stream.id, pipeline=stream.model, created=stream.created)
+    whole = native.run_json(Answer.of(events), stream_id=stream.id, pipeline=stream.model, created=stream.created)
     return json_reply(whole, headers={"X-Stream-Id": stream.id})
 
 

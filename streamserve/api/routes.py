@@ -19,7 +19,7 @@ from streamserve.api.batch import batches, files
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.dialects import native as native_dialect
 from streamserve.dialects.anthropic import message as anthropic_message
-from streamserve.dialects.openai import chat as openai_chat
+from streamserve.dialects.openai import shapes
 from streamserve.protocol.errors import (
     ErrorBody,
     MethodNotAllowed,
@@ -190,7 +190,7 @@ def _native(
     return Route(name=name, path=path, access=access, endpoints=endpoints, **rest)
 
 
-_openai = partial(_native, error_json=openai_chat.error_json)
+_openai = partial(_native, error_json=shapes.error_json)
 _anthropic = partial(_native, error_json=anthropic_message.error_json)
 
 
@@ -274,8 +274,8 @@ ROUTES = (
     _openai("batches", "v1/batches", _KNOWN, batches.list_batches, post=batches.create),
     _openai("batch", f"v1/batches/{_BATCH}", _KNOWN, batches.batch),
     _openai("cancel_batch", f"v1/batches/{_BATCH}/cancel", _KNOWN, post=batches.cancel),
-    unknown_route("v1", error_json=openai_chat.error_json),
-    unknown_route("v1/<rest:path>", error_json=openai_chat.error_json),
+    unknown_route("v1", error_json=shapes.error_json),
+    unknown_route("v1/<rest:path>", error_json=shapes.error_json),
     _native("livez", "livez", _OPEN, ops.livez),
     _native("health", "health", _OPEN, ops.livez),
     _native("readyz", "readyz", _PROBE, ops.readyz),

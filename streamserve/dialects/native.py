@@ -10,29 +10,19 @@ Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
-from streamserve.dialects.base import GOING_DOWN, Ending, TextBlocks, ending, trimmed_of
 from streamserve.dialects.fields import Reader, Table, boolean, conflict, integer, one_of, read, required, text
+from streamserve.dialects.fold import TRIMMED, Answer
 from streamserve.dialects.generate import build, prompt_logprobs, request_fields, sampling_fields
+from streamserve.dialects.named import NamedStream
 from streamserve.dialects.pace import PACE, SITES_OWN, Pace, pace_of, refuse_silent
 from streamserve.dialects.tools import tool_fields, with_tools
 from streamserve.protocol.errors import BadRequest, ErrorBody
-from streamserve.protocol.events import (
-    BlockStart,
-    Citation,
-    Done,
-    Event,
-    GoingAway,
-    LoggedEvent,
-    Meta,
-    Status,
-    Token,
-    is_terminal,
-)
+from streamserve.protocol.events import Citation, Done, GoingAway, LoggedEvent, Meta, Status, Token
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.requests import SYSTEM_ROLES, GenerateRequest, Limits, Message
 from streamserve.protocol.sse import (
@@ -46,7 +36,6 @@ from streamserve.protocol.sse import (
 )
 
 FORMATS = ("native", "tokens", "text")
-NO_TEXT = frame(one_line_json({"token": ""}))  # in format tokens
 ON_DISCONNECT = ("park", "abort")
 MAX_SEQ = 2**53  # what JavaScript counts exactly
 _MAX_SEALED_CHARS = 100_000
@@ -178,26 +167,7 @@ def _scalar(name: str, text: str) -> Any:
     return {"true": True, "false": False}.get(text, text)
 
 
-class IsStream(Protocol):
-    """What `meta` says of a stream, which lives in a layer above."""
-
-    id: str
-    created: int
-
-    @property
-    def model(self) -> str:
-        """The model's or pipeline's name."""
-
-    @property
-    def has_token_ids(self) -> bool:
-        """Whether its tokens have ids."""
-
-    @property
-    def outline(self) -> Sequence[Citation | Status]:
-        """The citations and steps of a run so far."""
-
-
-def meta_of(stream: IsStream) -> Meta:
+def meta_of(stream: NamedStream) -> Meta:
     """Return what names the stream, for a reader that has its first event already."""
     return Meta(model=stream.model, stream_id=stream.id, created=stream.created, has_token_ids=stream.has_token_ids)
 
@@ -222,7 +192,7 @@ class NativeEncoder:
     keepalive, keepalive_event = KEEPALIVE, frame("{}", event="keepalive")
     takes_snapshots = True
 
-    def __init__(self, log_id: str, stream: IsStream | None = None) -> None:
+    def __init__(self, log_id: str, stream: NamedStream | None = None) -> None:
         self._log_id, self._stream = log_id, stream
         self._meta: Meta | None = None  # once the reader was shown it
         self._token_head = numbered_head(Token.type, f"{log_id}-")
@@ -265,7 +235,7 @@ def websocket_message(stream_id: str, log_id: str, logged: LoggedEvent) -> dict[
     return {"type": "event", "id": stream_id, **place, "event": logged.event.type, "data": logged.event.payload()}
 
 
-def closing_message(stream: IsStream, done: Done) -> dict[str, Any]:
+def closing_message(stream: NamedStream, done: Done) -> dict[str, Any]:
     """Return `closing_meta` as a WebSocket message, which precedes that of `done`."""
     data = closing_meta(meta_of(stream), done, stream.outline)
     return {"type": "event", "id": stream.id, "event": Meta.type, "data": data}
@@ -276,78 +246,33 @@ def error_json(body: ErrorBody) -> dict[str, Any]:
     return {"error": {"code": body.code, "message": body.message, "param": body.param}}
 
 
-class TextEncoder:
-    """Text of one choice, as plain text over a chunked response.
-
-    Plain text has no keepalive, no ids and no place for an error apart from the text itself, so an answer that did not
-    succeed ends in a line of its own, `[error <code>: <message>]`. A reader that needs certainty asks for `tokens` or
-    `native`. Thinking and tool calls are not text, and are left out.
-    """
-
-    content_type = "text/plain; charset=utf-8"
-    first_bytes = b""
-    keepalive = keepalive_event = b""
-    takes_snapshots = False
-
-    def __init__(self) -> None:
-        self._blocks = TextBlocks()
-
-    def encode(self, logged: LoggedEvent) -> bytes:
-        """Return the new text; a lone surrogate, which UTF-8 cannot carry, becomes a question mark."""
-        event = logged.event
-        if isinstance(event, Token):
-            return event.text.encode("utf-8", "replace") if event in self._blocks else b""
-        if isinstance(event, BlockStart):
-            self._blocks.note(event)
-        return self._end(event)
-
-    def going_away(self, notice: GoingAway) -> bytes:
-        """Return an error line: the text does not show that it is incomplete, and has no place to resume from."""
-        return self._end(GOING_DOWN)
-
-    def _end(self, event: Event) -> bytes:
-        end = ending(event)
-        return b"" if end is None else f"\n[error {end.code}: {end.message}]\n".encode("utf-8", "replace")
+# A pipeline's run
 
 
-class TokensEncoder:
-    """Text of one choice, and how it ended: the plainest SSE, `data: {"token": "…"}` until `data: [DONE]`.
+def outline_json(outline: Iterable[Citation | Status]) -> dict[str, list[dict[str, Any]]]:
+    """Return steps and citations, each in order."""
+    events = list(outline)
+    return {
+        "steps": [event.payload() for event in events if isinstance(event, Status)],
+        "citations": [event.payload() for event in events if isinstance(event, Citation)],
+    }
 
-    `[DONE]` follows success only; any other end is a last `data: {"error": {…}}`. Thinking and tool calls are left out.
-    """
 
-    content_type = CONTENT_TYPE
-    first_bytes = FIRST_BYTES
-    keepalive, keepalive_event = KEEPALIVE, NO_TEXT
-    takes_snapshots = False
+def trimmed_of(outline: Iterable[Citation | Status]) -> list[dict[str, Any]]:
+    """Return what was cut of the contexts: passages kept, of how many, and the sentence that readers saw."""
+    cut = (event for event in outline if isinstance(event, Status) and event.status == TRIMMED)
+    return [{"kept": event.step, "of": event.of, "message": event.message} for event in cut]
 
-    def __init__(self, log_id: str) -> None:
-        self._log_id = log_id
-        self._blocks = TextBlocks()
 
-    def encode(self, logged: LoggedEvent) -> bytes:
-        """Return one frame for new text and for the end, nothing for the rest."""
-        event = logged.event
-        if isinstance(event, Token):
-            if not event.text or event not in self._blocks:
-                return b""
-            return self._frame(one_line_json({"token": event.text}), logged)
-        if isinstance(event, BlockStart):
-            self._blocks.note(event)
-        if not is_terminal(event):
-            return b""
-        end = ending(event)
-        if end is None:
-            return self._frame("[DONE]", logged)
-        return self._error(end, logged)
-
-    def going_away(self, notice: GoingAway) -> bytes:
-        """Return b"": without `[DONE]` the answer is not over, and an EventSource connects again by itself."""
-        return b""
-
-    def _error(self, end: Ending, logged: LoggedEvent) -> bytes:
-        body = {"error": {"code": end.code, "message": end.message, "param": None}}
-        return self._frame(one_line_json(body), logged)
-
-    def _frame(self, data: str, logged: LoggedEvent, event: str | None = None) -> bytes:
-        return frame(data, event=event, id=event_id(self._log_id, logged.seq) if logged.seq else None)
+def run_json(answer: Answer, *, stream_id: str, pipeline: str, created: int) -> dict[str, Any]:
+    """Return a whole run: id, text, steps, citations, and what `done` says. Raises the error that the run ended in."""
+    done, trimmed = answer.done, trimmed_of(answer.steps)
+    return {
+        "id": stream_id,
+        "pipeline": pipeline,
+        "created": created,
+        **({"meta": {"trimmed": trimmed}} if trimmed else {}),
+        "text": answer.choices[0].text,
+        **outline_json([*answer.steps, *answer.citations]),
+        **done.payload(),
+    }

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve.dialects.base import Encoder
+from streamserve.dialects.encoder import Encoder
 from streamserve.dialects.fields import Table, conflict, integer, number, one_of, read
 from streamserve.protocol.sse import KEEPALIVE
 

@@ -18,8 +18,9 @@ from django.db.models import Q
 
 from streamserve.api.call import Caller
 from streamserve.api.logs import get_logger
+from streamserve.dialects.fold import Answer
 from streamserve.dialects.openai import chat as openai_chat
-from streamserve.dialects.openai.stored_chat import ListQuery, StoredChat, no_completion, num_choices, stream_id_of
+from streamserve.dialects.openai.stored_chat import ListQuery, StoredChat, no_completion, stream_id_of
 from streamserve.managers import marks_of
 from streamserve.models import StoredCompletion
 from streamserve.models import Stream as StreamRow
@@ -78,12 +79,11 @@ class CompletionRows:
             return None
         if not events or not is_terminal(events[-1].event):
             return None
-        return openai_chat.collect(
-            events,
+        return openai_chat.completion_json(
+            Answer.of(events),
             completion_id=f"chatcmpl-{row.pk}",
             model=row.model,
             created=int(row.created_at.timestamp()),
-            n=num_choices(events),
             reasoning_field=self._reasoning_field,
         )
 

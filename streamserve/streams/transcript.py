@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from streamserve.dialects.base import is_outline
+from streamserve.dialects.fold import is_outline
 from streamserve.protocol.engine import Accepted
 from streamserve.protocol.events import (
     TEXT,

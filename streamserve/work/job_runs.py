@@ -20,7 +20,8 @@ from django.db import transaction
 from django.db.models import F
 
 from streamserve.clients.pipeline.journal import Key, Memo
-from streamserve.dialects.base import run_json
+from streamserve.dialects.fold import Answer
+from streamserve.dialects.native import run_json
 from streamserve.models import ApiKey, Job, JobStep
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import StreamserveError
@@ -180,7 +181,7 @@ class JobKind(RowKind[Job]):
 
     async def _result(self, stream: Stream, end: Done) -> dict[str, Any]:
         events = await collect(self._streams, stream)
-        whole = run_json(events, stream_id=stream.id, pipeline=stream.model, created=stream.created)
+        whole = run_json(Answer.of(events), stream_id=stream.id, pipeline=stream.model, created=stream.created)
         return {name: value for name, value in whole.items() if name not in ("id", "pipeline", "created")}
 
     async def _end(self, claim: Claim, state: str, **columns: Any) -> None:

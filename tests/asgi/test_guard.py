@@ -10,7 +10,7 @@ import pytest
 
 from streamserve.asgi.guard import Guard, GuardedApp, RouteBound, client_of
 from streamserve.asgi.types import Message, Receive, Scope, Send
-from streamserve.dialects.openai import chat as openai_chat
+from streamserve.dialects.openai import shapes
 from tests.support.streams.hand_made import until
 
 OK: Message = {"type": "http.response.start", "status": 200, "headers": []}
@@ -66,7 +66,7 @@ class Exchange:
 def bound_of(path: str) -> RouteBound | None:
     known = {
         "/ours": RouteBound(body_bytes=10),
-        "/v1": RouteBound(body_bytes=10, error_json=openai_chat.error_json),
+        "/v1": RouteBound(body_bytes=10, error_json=shapes.error_json),
         "/livez": RouteBound(body_bytes=10, is_probe=True),
     }
     return known.get(path)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streamserve.dialects import native
 from streamserve.dialects.generate import request_fields, sampling_fields
-from streamserve.dialects.openai import chat as openai_chat
+from streamserve.dialects.openai import request as openai_request
 from streamserve.dialects.openai.request import _table
 from streamserve.protocol.errors import PromptTooLong, StreamserveError
 from streamserve.protocol.json_body import decode_json
@@ -21,7 +21,7 @@ from tests.support.bodies.bad_bodies import bad_bodies
 from tests.support.bodies.bad_fields import NATIVE, OPENAI, BadBody
 
 LIMITS = Limits()
-PARSE: dict[str, Callable[..., Any]] = {NATIVE: native.parse, OPENAI: openai_chat.parse}
+PARSE: dict[str, Callable[..., Any]] = {NATIVE: native.parse, OPENAI: openai_request.parse}
 CORPUS = bad_bodies()
 CASES = [(dialect, bad) for bad in CORPUS for dialect in PARSE if bad.is_for(dialect) and not bad.by_server]
 

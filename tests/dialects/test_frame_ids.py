@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from streamserve.dialects.anthropic import message
 from streamserve.dialects.anthropic.message import MessageEncoder
-from streamserve.dialects.base import Encoder, FrameIds, coalesce
+from streamserve.dialects.encoder import Encoder, FrameIds, coalesce
 from streamserve.dialects.openai import chat, completions
 from streamserve.dialects.openai.chat import ChatEncoder
 from streamserve.dialects.openai.completions import CompletionEncoder

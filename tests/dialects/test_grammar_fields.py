@@ -7,8 +7,8 @@ import pytest
 
 from streamserve.dialects import native
 from streamserve.dialects.grammar_fields import schema_grammar
-from streamserve.dialects.openai import chat as openai_chat
 from streamserve.dialects.openai import completions as openai_completions
+from streamserve.dialects.openai import request as openai_request
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import Grammar, Limits
 
@@ -91,7 +91,7 @@ NATIVE_BODIES = {
 def test_vllms_names_are_the_same_grammars(body: dict[str, Any], kind: str) -> None:
     """On both routes of OpenAI's; an error later on names the field that was sent."""
     limits, [name] = Limits(), body
-    chat = openai_chat.parse({"messages": [{"role": "user", "content": "Hi"}], **body}, limits, default_model="m")
+    chat = openai_request.parse({"messages": [{"role": "user", "content": "Hi"}], **body}, limits, default_model="m")
     texts = openai_completions.parse({"prompt": ["Hi", "Ho"], **body}, limits, default_model="m")
     assert (chat.grammar_field, texts.grammar_field) == (name, name)
     assert [one.grammar for one in (chat.generate, *texts.generates)] == 3 * [parse(NATIVE_BODIES[kind])]
@@ -115,7 +115,7 @@ def test_vllms_names_are_the_same_grammars(body: dict[str, Any], kind: str) -> N
 )
 def test_a_wrong_one_is_refused_by_its_name(body: dict[str, Any], param: str) -> None:
     """Exactly one grammar may be named; none is dropped."""
-    for parse_body in (openai_chat.parse, openai_completions.parse):
+    for parse_body in (openai_request.parse, openai_completions.parse):
         with pytest.raises(BadRequest) as caught:
             parse_body({"prompt": "Hi", **body}, Limits(), default_model="m")
         assert caught.value.param == param

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.dialects import native
-from streamserve.dialects.base import coalesce
+from streamserve.dialects.encoder import coalesce
 from streamserve.dialects.native import NativeEncoder, NativeRequest
 from streamserve.protocol.errors import BadRequest, ErrorBody
 from streamserve.protocol.events import (

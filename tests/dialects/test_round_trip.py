@@ -16,9 +16,10 @@ from openai._streaming import SSEDecoder
 
 from streamserve.dialects import native
 from streamserve.dialects.anthropic.message import MessageEncoder
-from streamserve.dialects.base import Encoder
-from streamserve.dialects.native import NativeEncoder, TextEncoder, TokensEncoder
+from streamserve.dialects.encoder import Encoder
+from streamserve.dialects.native import NativeEncoder
 from streamserve.dialects.openai.chat import ChatEncoder
+from streamserve.dialects.plain import TextEncoder, TokensEncoder
 from streamserve.protocol.events import (
     BLOCK_KINDS,
     BlockStart,

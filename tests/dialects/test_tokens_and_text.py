@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.dialects.native import TextEncoder, TokensEncoder
+from streamserve.dialects.plain import TextEncoder, TokensEncoder
 from streamserve.protocol.events import GoingAway, LoggedEvent
 from tests.support.bodies.event_logs import LOG_ID, blocks, failure, numbered, success, tok
 from tests.support.checks.sse_reader import read_events

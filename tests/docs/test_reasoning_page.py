@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("regex", reason="needs the engine extra: pip install streamserve[engine]")
 
 from streamserve.clients.factory import echo_client
-from streamserve.dialects.base import coalesce
+from streamserve.dialects.encoder import coalesce
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.echo import EchoTokenizer
 from streamserve.engine.text.formats.markup import NAMES

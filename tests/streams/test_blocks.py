@@ -15,7 +15,7 @@ from streamserve.clients.base import EngineClient, Generation
 from streamserve.clients.factory import echo_client
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.dialects.base import TextBlocks
+from streamserve.dialects.fold import Answer
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.engine import Park
 from streamserve.protocol.events import BlockStart, Done, Event, Meta, Status, Token
@@ -98,13 +98,10 @@ def unnamed(stream: Stream, event: Event) -> Event:
 
 def answer_text(events: list[Event]) -> str:
     """Return the text of the text blocks."""
-    blocks, pieces = TextBlocks(), list[str]()
+    answer = Answer()
     for event in events:
-        if isinstance(event, BlockStart):
-            blocks.note(event)
-        elif isinstance(event, Token) and event in blocks:
-            pieces.append(event.text)
-    return "".join(pieces)
+        answer.feed(event)
+    return answer.choices[0].text
 
 
 async def test_a_lost_engine_changes_no_block() -> None:

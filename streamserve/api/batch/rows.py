@@ -22,7 +22,7 @@ from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects import native
 from streamserve.dialects.anthropic import message as anthropic_message
 from streamserve.dialects.batch_lines import Line, RowResult
-from streamserve.dialects.openai import chat as openai_chat
+from streamserve.dialects.openai import shapes
 from streamserve.protocol.errors import BadRequest, ErrorBody, Refused, StreamserveError, to_body
 
 log = get_logger(__name__)
@@ -46,8 +46,8 @@ class Endpoint:
 
 # By the `url` of a row, which is the `endpoint` of its batch.
 ENDPOINTS: Mapping[str, Endpoint] = {
-    "/v1/chat/completions": Endpoint(answer=openai.create_chat, error_json=openai_chat.error_json),
-    "/v1/completions": Endpoint(answer=openai.completions, error_json=openai_chat.error_json),
+    "/v1/chat/completions": Endpoint(answer=openai.create_chat, error_json=shapes.error_json),
+    "/v1/completions": Endpoint(answer=openai.completions, error_json=shapes.error_json),
     "/v1/messages": Endpoint(answer=anthropic.messages, error_json=anthropic_message.error_json),
 }
 _RUN = Endpoint(answer=pipelines.post_run, error_json=native.error_json)

@@ -1,10 +1,11 @@
-"""The log as the events of a message (`message_start` … `message_stop`), or collected into one `message`.
+"""A message of the Messages API: an answer as its events (`message_start` … `message_stop`), or whole. Pure.
 
     message_start (content_block_start content_block_delta* content_block_stop)* message_delta message_stop | error
 
-Blocks are ours, numbered anew: those that are empty or of a kind that this API lacks are left out. Citations belong to
-a block of text there. What is cited while none is open waits for the next one; a last, empty one shows what is left.
-`ping` is the keepalive. An end without success is `error`, and nothing after it. Pure folds; `request` parses bodies.
+A message has one choice. Its blocks are ours, numbered anew: those that are empty or of a kind that this API lacks are
+left out. Citations belong to a block of text there. What is cited while no text is open waits for the next text; a
+last, empty block shows what is left. `ping` is the keepalive. An end without success is `error`, and nothing after it.
+`request` parses bodies.
 
 Errors and models have the shapes of that API too (anthropic 2.12, `types/shared/error_response.py`, `model_info.py`).
 Beside the fields of the public API an error has our `code` and `param`; `details.error_code` is the code again, where
@@ -13,29 +14,31 @@ the official client looks for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from streamserve.dialects.base import GOING_DOWN, Ending, FrameIds, ending
-from streamserve.dialects.openai.chat import DescribesModel, IsStream
-from streamserve.protocol.errors import BadRequest, ErrorBody, to_body
-from streamserve.protocol.events import (
-    TEXT,
-    BlockStart,
-    BlockStop,
-    ChoiceDone,
-    Citation,
-    Done,
-    Event,
-    GoingAway,
-    LoggedEvent,
-    Meta,
-    Token,
-    Usage,
+from streamserve.dialects.encoder import Frame, FrameIds, PieceEncoder
+from streamserve.dialects.fold import (
+    THINKING,
+    TOOL_USE,
+    Answer,
+    AnswerBlock,
+    Block,
+    BlockBegun,
+    BlockEnded,
+    ChoiceEnded,
+    Cited,
+    Delta,
+    Failed,
+    Piece,
+    Succeeded,
 )
+from streamserve.dialects.named import DescribedModel, NamedStream
+from streamserve.protocol.errors import BadRequest, ErrorBody, to_body
+from streamserve.protocol.events import TEXT, Citation, Meta, Usage
 from streamserve.protocol.json_body import loads_written
-from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, frame, one_line_json
+from streamserve.protocol.sse import frame, one_line_json
 
 VERSION_HEADER = "anthropic-version"
 # By status; any other below 500 is the request's fault, any above the server's.
@@ -67,7 +70,7 @@ def error_json(body: ErrorBody) -> dict[str, Any]:
     return {"type": "error", "error": error, "request_id": body.request_id or None}
 
 
-def model_json(model: DescribesModel) -> dict[str, Any]:
+def model_json(model: DescribedModel) -> dict[str, Any]:
     """Return the body of `GET /v1/models/{id}`. A model that is not loaded yet is of 1970, as there."""
     return {
         "type": "model",
@@ -79,7 +82,7 @@ def model_json(model: DescribesModel) -> dict[str, Any]:
     }
 
 
-def models_json(models: Sequence[DescribesModel], query: Mapping[str, str]) -> dict[str, Any]:
+def models_json(models: Sequence[DescribedModel], query: Mapping[str, str]) -> dict[str, Any]:
     """Return a page of `GET /v1/models`: `limit` of them, after `after_id` or before `before_id`."""
     return page_json([model_json(model) for model in models], query)
 
@@ -117,11 +120,9 @@ def _place(id_: str, ids: Sequence[str], param: str) -> int:
 
 
 DIALECT = "m"  # in the ids of frames
-THINKING, TOOL_USE = "thinking", "tool_use"
 PING = frame('{"type":"ping"}', event="ping")
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-# A block's fields at its start, and the type and the field of its deltas.
-_EMPTY: dict[str, dict[str, Any]] = {TEXT: {"text": ""}, THINKING: {"thinking": "", "signature": ""}}
+# The type and the field of a block's deltas: the kinds of blocks that a message has.
 _DELTAS = {
     TEXT: ("text_delta", "text"),
     THINKING: ("thinking_delta", "thinking"),
@@ -129,124 +130,26 @@ _DELTAS = {
 }
 
 
-class MessageFold:
-    """A fold of the first choice: each event of the log → the message's events, in order.
+def identity(stream: NamedStream) -> dict[str, Any]:
+    """Return what names a message, streamed or whole."""
+    return {"message_id": f"msg_{stream.id}", "model": stream.model}
+
+
+def encoder_for(stream: NamedStream, **options: Any) -> MessageEncoder:
+    """Return the encoder of that stream: the same bytes for a reader of the answer and for one that resumes it.
+
+    `options` are those of `MessageEncoder`.
+    """
+    return MessageEncoder(stream.log_id, **options, **identity(stream))
+
+
+class MessageEncoder(PieceEncoder):
+    """One reader's events. Each has its name on an `event:` line, without which the official client drops it.
 
     `shows_thinking` False leaves the text of the thinking blocks out: they stay, and are empty.
     """
 
-    def __init__(self, *, message_id: str, model: str, shows_thinking: bool = True) -> None:
-        self._message_id, self._model, self._shows_thinking = message_id, model, shows_thinking
-        self._kind = TEXT  # of the log's newest block; text 0 is implied
-        self._index = -1  # of the newest block that is shown
-        self._is_open = False
-        self._held: list[dict[str, Any]] = []  # citations
-        self._sources: dict[tuple[str, str], int] = {}
-        self._end: ChoiceDone | None = None
-
-    def feed(self, event: Event) -> Iterator[dict[str, Any]]:
-        """Yield what `event` adds. Run it to its end."""
-        if isinstance(event, Token):
-            if event.choice == 0 and event.text and self._kind in _DELTAS:
-                yield from self._open()
-                kind, field = _DELTAS[self._kind]
-                if self._kind != THINKING or self._shows_thinking:
-                    yield self._delta({"type": kind, field: event.text})
-        elif isinstance(event, BlockStart):
-            if event.choice == 0:
-                yield from self._close()
-                self._kind = event.kind
-                if event.kind == TOOL_USE:  # a call without arguments is one
-                    yield from self._open({"id": event.id, "name": event.name or "", "input": {}})
-        elif isinstance(event, BlockStop):
-            if event.choice == 0 and self._kind != TEXT:  # text stays open for what is cited after it
-                yield from self._close(event.signature or "")
-        elif isinstance(event, Citation):
-            yield from self._cite(event)
-        elif isinstance(event, ChoiceDone):
-            self._end = event if event.choice == 0 else self._end
-        elif isinstance(event, Meta):
-            yield self._start(event)
-        else:
-            yield from self._finish(event)
-
-    def _start(self, meta: Meta) -> dict[str, Any]:
-        usage = Usage(prompt_tokens=meta.prompt_tokens, cached_tokens=meta.cached_tokens)
-        message: dict[str, Any] = {
-            "id": self._message_id,
-            "type": "message",
-            "role": "assistant",
-            "model": self._model,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": usage_json(usage),
-        }
-        return {"type": "message_start", "message": message}
-
-    def _open(self, fields: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
-        if self._is_open:
-            return
-        self._is_open = True
-        self._index += 1
-        block = {"type": self._kind, **(_EMPTY[self._kind] if fields is None else fields)}
-        yield {"type": "content_block_start", "index": self._index, "content_block": block}
-        if self._kind == TEXT:
-            held, self._held = self._held, []
-            yield from (self._delta(one) for one in held)
-
-    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "content_block_delta", "index": self._index, "delta": delta}
-
-    def _close(self, signature: str = "") -> Iterator[dict[str, Any]]:
-        if self._is_open:
-            self._is_open = False
-            if self._kind == THINKING:
-                yield self._delta({"type": "signature_delta", "signature": signature})
-            yield {"type": "content_block_stop", "index": self._index}
-
-    def _cite(self, cited: Citation) -> Iterator[dict[str, Any]]:
-        if cited.choice:
-            return
-        number = self._sources.setdefault((cited.source, cited.id), len(self._sources))
-        citation = {
-            "type": "search_result_location",
-            "cited_text": "",
-            "search_result_index": number,
-            "source": cited.url or f"{cited.source}/{cited.id}",
-            "title": cited.title,
-            "start_block_index": 0,
-            "end_block_index": 1,
-        }
-        self._held.append({"type": "citations_delta", "citation": citation})
-        if self._is_open and self._kind == TEXT:
-            yield self._delta(self._held.pop())
-
-    def _finish(self, event: Event) -> Iterator[dict[str, Any]]:
-        end = ending(event)
-        if end is not None:
-            yield _error(end)
-        elif isinstance(event, Done):
-            yield from self._close()
-            if self._held:
-                self._kind = TEXT
-                yield from self._open()
-                yield from self._close()
-            last = self._end or event
-            delta = {"stop_reason": _STOP_REASONS.get(last.finish_reason, "end_turn"), "stop_sequence": None}
-            if last.finish_reason == "stop" and last.stop_string is not None:
-                delta = {"stop_reason": "stop_sequence", "stop_sequence": last.stop_string}
-            yield {"type": "message_delta", "delta": delta, "usage": usage_json(event.usage)}
-            yield {"type": "message_stop"}
-
-
-class MessageEncoder:
-    """One reader's events. Each has its name on an `event:` line, without which the official client drops it."""
-
-    content_type = CONTENT_TYPE
-    first_bytes = FIRST_BYTES
     keepalive = keepalive_event = PING
-    takes_snapshots = False
 
     def __init__(
         self,
@@ -258,76 +161,133 @@ class MessageEncoder:
         after: int = 0,
         num_seen: int = 0,
     ) -> None:
-        self._ids = FrameIds(log_id, DIALECT, after=after, num_seen=num_seen)
-        self._fold = MessageFold(message_id=message_id, model=model, shows_thinking=shows_thinking)
+        super().__init__(FrameIds(log_id, DIALECT, after=after, num_seen=num_seen))
+        self._message_id, self._model, self._shows_thinking = message_id, model, shows_thinking
+        self._open: Block | None = None  # the block that is shown; text stays open for what is cited after it
+        self._num_shown = 0
+        self._sources: dict[tuple[str, str], int] = {}
+        self._held: list[dict[str, Any]] = []  # citations that wait for a text
+        self._ended: ChoiceEnded | None = None
 
-    def encode(self, logged: LoggedEvent) -> bytes:
-        """Return the event's frames, each with its id."""
-        events = list(self._fold.feed(logged.event))
-        return b"".join(_frame(event, id) for event, id in self._ids.of(logged.seq, events))
+    def show(self, piece: Piece) -> Sequence[Frame]:
+        """Return the piece's events."""
+        return [Frame(one_line_json(event), event=event["type"]) for event in self._events(piece)]
 
-    def going_away(self, notice: GoingAway) -> bytes:
-        """Return an error: the official client takes a clean end for a whole answer. The ids before it resume."""
-        end = ending(GOING_DOWN)
-        assert end is not None
-        return _frame(_error(end))
+    def _events(self, piece: Piece) -> list[dict[str, Any]]:
+        match piece:
+            case Delta(block, token) if block.choice == 0 and token.text and block.kind in _DELTAS:
+                kind, field = _DELTAS[block.kind]
+                is_shown = block.kind != THINKING or self._shows_thinking
+                return [*self._begin(block), *([self._delta({"type": kind, field: token.text})] if is_shown else [])]
+            case BlockBegun(block) if block.choice == 0:
+                ended = self._end()
+                return [*ended, *self._begin(block)] if block.kind == TOOL_USE else ended  # calls may have no arguments
+            case BlockEnded(block, signature) if block.choice == 0 and block.kind != TEXT:
+                return self._end(signature or "")
+            case Cited(citation, places) if 0 in places:
+                self._held.append({"type": "citations_delta", "citation": _citation_json(citation, self._sources)})
+                return self._cite() if self._open is not None and self._open.kind == TEXT else []
+            case ChoiceEnded(choice) if choice == 0:
+                self._ended = piece
+            case Meta():
+                usage = Usage(prompt_tokens=piece.prompt_tokens, cached_tokens=piece.cached_tokens)
+                return [{"type": "message_start", "message": self._message_json(usage)}]
+            case Succeeded(done):
+                assert self._ended is not None  # the fold ends every choice before
+                blocks = self._end()
+                if self._held:
+                    blocks += [*self._begin(Block(choice=0, index=0)), *self._end()]
+                delta = {"type": "message_delta", "delta": _stop_json(self._ended), "usage": usage_json(done.usage)}
+                return [*blocks, delta, {"type": "message_stop"}]
+            case Failed():
+                return [error_json(to_body(piece.error()))]
+        return []
+
+    def _message_json(self, usage: Usage) -> dict[str, Any]:
+        head = _head_json(self._message_id, self._model)
+        return {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage_json(usage)}
+
+    def _begin(self, block: Block) -> list[dict[str, Any]]:
+        """Open a block, unless it is open."""
+        if self._open is not None:
+            return []
+        self._open = block
+        self._num_shown += 1
+        start = {"type": "content_block_start", "index": self._num_shown - 1, "content_block": _empty_json(block)}
+        return [start, *self._cite()] if block.kind == TEXT else [start]
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": self._num_shown - 1, "delta": delta}
+
+    def _cite(self) -> list[dict[str, Any]]:
+        held, self._held = self._held, []
+        return [self._delta(one) for one in held]
+
+    def _end(self, signature: str = "") -> list[dict[str, Any]]:
+        """Close the open block, if there is one."""
+        if self._open is None:
+            return []
+        is_thinking, self._open = self._open.kind == THINKING, None
+        signed = [self._delta({"type": "signature_delta", "signature": signature})] if is_thinking else []
+        return [*signed, {"type": "content_block_stop", "index": self._num_shown - 1}]
 
 
-def identity(stream: IsStream) -> dict[str, Any]:
-    """Return what names a message, streamed or whole."""
-    return {"message_id": f"msg_{stream.id}", "model": stream.model}
+def _citation_json(citation: Citation, numbers: dict[tuple[str, str], int]) -> dict[str, Any]:
+    """Return a citation. `numbers`: of the sources that the message has cited, where a new source gets its own."""
+    return {
+        "type": "search_result_location",
+        "cited_text": "",
+        "search_result_index": numbers.setdefault((citation.source, citation.id), len(numbers)),
+        "source": citation.url or f"{citation.source}/{citation.id}",
+        "title": citation.title,
+        "start_block_index": 0,
+        "end_block_index": 1,
+    }
 
 
-def encoder_for(stream: IsStream, **options: Any) -> MessageEncoder:
-    """Return the encoder of that stream: the same bytes for a reader of the answer and for one that resumes it.
-
-    `options` are those of `MessageEncoder`.
-    """
-    return MessageEncoder(stream.log_id, **options, **identity(stream))
-
-
-def collect(
-    events: Iterable[LoggedEvent], *, message_id: str, model: str, shows_thinking: bool = True
-) -> dict[str, Any]:
-    """Return the whole log as one `message`; raise the error that it ended in."""
-    fold = MessageFold(message_id=message_id, model=model, shows_thinking=shows_thinking)
-    message: dict[str, Any] = {}
-    pieces: list[str] = []  # of the open block
-    for logged in events:
-        end = ending(logged.event)
-        if end is not None:
-            raise end.error()
-        for event in fold.feed(logged.event):
-            kind = event["type"]
-            if kind == "message_start":
-                message = event["message"]
-            elif kind == "content_block_start":
-                pieces = []
-                message["content"].append({**event["content_block"]})
-            elif kind == "content_block_delta":
-                _add(message["content"][-1], event["delta"], pieces)
-            elif kind == "content_block_stop":
-                _fill(message["content"][-1], "".join(pieces))
-            elif kind == "message_delta":
-                message |= {**event["delta"], "usage": event["usage"]}
-    return message
+def message_json(answer: Answer, *, message_id: str, model: str, shows_thinking: bool = True) -> dict[str, Any]:
+    """Return the whole answer as one `message`; raise the error that it ended in."""
+    done, choice = answer.done, answer.choices[0]
+    assert choice.ended is not None
+    content: list[dict[str, Any]] = []
+    sources: dict[tuple[str, str], int] = {}
+    held: list[dict[str, Any]] = []
+    is_text_open = False
+    for part in choice.parts:
+        if isinstance(part, Cited):
+            held.append(_citation_json(part.citation, sources))
+        else:
+            is_text_open = part.kind == TEXT and bool(part.text)
+            if part.kind == TOOL_USE or (part.kind in _DELTAS and part.text):
+                content.append(_block_json(part, shows_thinking=shows_thinking))
+        if held and is_text_open:
+            content[-1].setdefault("citations", []).extend(held)
+            held = []
+    if held:
+        content.append({**_empty_json(Block(choice=0, index=0)), "citations": held})
+    head = _head_json(message_id, model)
+    return {**head, "content": content, **_stop_json(choice.ended), "usage": usage_json(done.usage)}
 
 
-def _add(block: dict[str, Any], delta: dict[str, Any], pieces: list[str]) -> None:
-    if delta["type"] == "citations_delta":
-        block.setdefault("citations", []).append(delta["citation"])
-    elif delta["type"] == "signature_delta":
-        block["signature"] = delta["signature"]
-    else:
-        pieces.append(delta[_DELTAS[block["type"]][1]])
+def _head_json(message_id: str, model: str) -> dict[str, Any]:
+    return {"id": message_id, "type": "message", "role": "assistant", "model": model}
 
 
-def _fill(block: dict[str, Any], text: str) -> None:
-    """Set what the pieces of a block make: of a call the object of its arguments."""
-    if block["type"] == TOOL_USE:
-        block["input"] = _input_of(text) if text else {}
-    else:
-        block[block["type"]] = text
+def _empty_json(block: Block) -> dict[str, Any]:
+    """Return a block as it begins."""
+    if block.kind == TOOL_USE:
+        return {"type": TOOL_USE, "id": block.id, "name": block.name or "", "input": {}}
+    return {"type": block.kind, block.kind: "", **({"signature": ""} if block.kind == THINKING else {})}
+
+
+def _block_json(part: AnswerBlock, *, shows_thinking: bool) -> dict[str, Any]:
+    """Return a whole block: of a call the object of its arguments."""
+    block = _empty_json(part.block)
+    if part.kind == TOOL_USE:
+        return {**block, "input": _input_of(part.text) if part.text else {}}
+    if part.kind == THINKING:
+        return {**block, THINKING: part.text if shows_thinking else "", "signature": part.signature or ""}
+    return {**block, TEXT: part.text}
 
 
 def _input_of(text: str) -> dict[str, Any]:
@@ -342,6 +302,12 @@ def _input_of(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {"partial_json": text}
 
 
+def _stop_json(ended: ChoiceEnded) -> dict[str, Any]:
+    if ended.finish_reason == "stop" and ended.stop_string is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": ended.stop_string}
+    return {"stop_reason": _STOP_REASONS.get(ended.finish_reason, "end_turn"), "stop_sequence": None}
+
+
 def usage_json(usage: Usage) -> dict[str, Any]:
     """Return the counts. Here `input_tokens` are those that were not found in the prefix cache."""
     return {
@@ -351,11 +317,3 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
     }
-
-
-def _error(end: Ending) -> dict[str, Any]:
-    return error_json(to_body(end.error()))
-
-
-def _frame(event: dict[str, Any], id: str | None = None) -> bytes:
-    return frame(one_line_json(event), event=event["type"], id=id)

@@ -1,18 +1,18 @@
-"""The OpenAI completions dialect: `POST /v1/completions` bodies in, `text_completion` frames or one whole object out.
+"""The OpenAI completions dialect: `POST /v1/completions` bodies in, `text_completion` frames or a whole object out.
 
 Shapes as the official client's types have them (openai 3.52, `types/completion.py`). A body holds one prompt or
 several; each is a request of its own, and choice `prompt * n + choice` of the response. What `echo` repeats is in the
-log before a choice's first id, with its log-probabilities in choice 0, which all choices show. Pure folds.
+log before a choice's first id, with its log-probabilities in choice 0, which all choices show. Pure.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from streamserve.dialects.base import GOING_DOWN, FrameIds, TextBlocks, ending, successful
+from streamserve.dialects.encoder import Frame, FrameIds, PieceEncoder
 from streamserve.dialects.fields import (
     Reader,
     boolean,
@@ -22,6 +22,17 @@ from streamserve.dialects.fields import (
     one_of,
     read,
     required,
+)
+from streamserve.dialects.fold import (
+    Answer,
+    AnswerChoice,
+    Block,
+    ChoiceEnded,
+    Delta,
+    Failed,
+    Piece,
+    PromptScored,
+    Succeeded,
 )
 from streamserve.dialects.generate import (
     Prompt,
@@ -34,34 +45,21 @@ from streamserve.dialects.generate import (
     sampling_fields,
 )
 from streamserve.dialects.grammar_fields import format_fields, take_format
+from streamserve.dialects.named import NamedStream
 from streamserve.dialects.native import ON_DISCONNECT
-from streamserve.dialects.openai.chat import IsStream, UsageSoFar, error_json, fingerprint
-from streamserve.dialects.openai.parts import (
-    FIELD,
-    is_of_prompt,
+from streamserve.dialects.openai.request import IGNORED, elsewhere_fields, usage_options
+from streamserve.dialects.openai.shapes import (
+    PROMPT_LOGPROBS,
+    error_json,
+    head_json,
     prompt_logprobs_json,
     refuse_streamed,
-    without_prompt,
 )
-from streamserve.dialects.openai.request import IGNORED, elsewhere_fields, usage_options
 from streamserve.dialects.pace import PACE, SITES_OWN, Pace, pace_of
 from streamserve.protocol.errors import BadRequest, to_body
-from streamserve.protocol.events import (
-    BlockStart,
-    ChoiceDone,
-    Done,
-    Event,
-    GoingAway,
-    LoggedEvent,
-    Meta,
-    PositionLogprobs,
-    Token,
-    TokenLogprob,
-    Usage,
-    is_terminal,
-)
+from streamserve.protocol.events import TEXT, Meta, PositionLogprobs, Token, TokenLogprob, Usage
 from streamserve.protocol.requests import GenerateRequest, Limits
-from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame, one_line_json
+from streamserve.protocol.sse import frame, one_line_json
 
 DIALECT = "t"  # in the ids of frames
 DEFAULT_MAX_TOKENS = 16  # of this API, whose callers rely on it
@@ -100,7 +98,7 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Com
     if values.get("best_of", n) != n:
         message = "best_of other than n is not supported: no answer is thrown away. Leave it out and raise n."
         raise BadRequest(message, code="unsupported_parameter", param="best_of")
-    shows_prompt = FIELD in values
+    shows_prompt = PROMPT_LOGPROBS in values
     if not values["max_tokens"] and not values.get("echo") and not shows_prompt:
         raise conflict(
             "max_tokens 0 generates nothing; raise it, or add echo or prompt_logprobs for the prompt alone.",
@@ -109,7 +107,7 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Com
     refuse_streamed(values)
     grammar_field = take_format(values)
     if values.get("echo") and "logprobs" in values:
-        values.setdefault(FIELD, values["logprobs"])
+        values.setdefault(PROMPT_LOGPROBS, values["logprobs"])
     if "stream_options" in values and not values.get("stream", False):
         raise conflict("stream_options is for streams; set stream to true or leave it out.", "stream_options")
     if "seed" in values:
@@ -146,7 +144,7 @@ def _table(limits: Limits) -> Mapping[str, Reader]:
         "prompt": prompts(limits),
         "max_tokens": most_tokens(limits, 0),
         "seed": integer(-(2**63), 2**63 - 1),
-        FIELD: prompt_logprobs(limits),
+        PROMPT_LOGPROBS: prompt_logprobs(limits),
         **format_fields(limits),
         "best_of": integer(1, _MAX_BEST_OF),
         "stream": boolean,
@@ -185,29 +183,24 @@ class Joined:
         self._head = head
         self._num_open -= 1
 
-    def end(self) -> list[str]:
+    def end(self) -> list[Frame]:
         """Return what follows the streams; nothing where one of them has failed, which its error has said."""
         if self._num_open:
             return []
-        chunk = {**self._head, "choices": [], "usage": self._usage.as_json()}
-        return [one_line_json(chunk), "[DONE]"] if self._include_usage else ["[DONE]"]
+        chunk = Frame(one_line_json({**self._head, "choices": [], "usage": self._usage.as_json()}))
+        return [chunk, Frame("[DONE]")] if self._include_usage else [Frame("[DONE]")]
 
     def last_bytes(self) -> bytes:
-        """Return `end` as frames."""
-        return b"".join(map(frame, self.end()))
+        """Return the bytes of `end`."""
+        return b"".join(frame(one.data) for one in self.end())
 
 
-class CompletionEncoder:
+class CompletionEncoder(PieceEncoder):
     """One stream's chunks: per choice text, then a finish chunk; then usage if asked for; then `[DONE]`.
 
     `joined` is shared by the encoders of one response, whose choices begin at `first_index`: those frames have no ids.
     `continuous_usage` counts in every chunk; `return_token_ids` adds ids to them, the first of a choice the prompt's.
     """
-
-    content_type = CONTENT_TYPE
-    first_bytes = FIRST_BYTES
-    keepalive = KEEPALIVE
-    takes_snapshots = False
 
     @property
     def keepalive_event(self) -> bytes:
@@ -217,7 +210,7 @@ class CompletionEncoder:
 
     def __init__(
         self,
-        stream: IsStream,
+        stream: NamedStream,
         *,
         include_usage: bool = False,
         continuous_usage: bool = False,
@@ -229,72 +222,45 @@ class CompletionEncoder:
         after: int = 0,
         num_seen: int = 0,
     ) -> None:
-        self._n, self._first_index = stream.request.n, first_index
+        n, log_id = stream.request.n, stream.log_id if joined is None else ""
+        super().__init__(FrameIds(log_id, DIALECT, after=after, num_seen=num_seen), n=n)
+        self._n, self._first_index = n, first_index
         self._prompt_top = _prompt_top(stream)
-        self._ids = FrameIds(stream.log_id, DIALECT, after=after, num_seen=num_seen) if joined is None else None
-        self._counts = UsageSoFar() if continuous_usage else None
+        self._counts = continuous_usage
         self._shows_ids = return_token_ids
         self._prompt_token_ids = prompt_token_ids
         self._joined = joined or Joined(1, include_usage=include_usage)
+        self._is_alone = joined is None
         self._include_usage = include_usage
         self._head = _head(completion_id or id_of(stream), stream)
-        self._blocks = TextBlocks()
-        self._has_token_ids = True
         self._begun: set[int] = set()
-        self._finished: set[int] = set()
-        self._offsets = [_Offsets() for _ in range(self._n)]
+        self._offsets = [_Offsets() for _ in range(n)]
 
-    def encode(self, logged: LoggedEvent) -> bytes:
-        """Return the event's frames, each with its id where the response has one stream."""
-        data = self._data(logged.event)
-        if self._ids is None:
-            return b"".join(map(frame, data))
-        return b"".join(frame(one, id=id) for one, id in self._ids.of(logged.seq, data))
+    def show(self, piece: Piece) -> Sequence[Frame]:
+        """Return the piece's chunks."""
+        match piece:
+            case Delta(block, token):
+                return self._text(block, token)
+            case PromptScored(positions):
+                shown = _shortened(positions, self._prompt_top)
+                return [self._chunk(choice, "", positions=shown) for choice in range(self._n) if shown]
+            case ChoiceEnded(choice, reason):
+                return [self._chunk(choice, "", finish_reason=reason)]
+            case Succeeded(done):
+                self._joined.note(done.usage, self._head)
+                return self._joined.end() if self._is_alone else []
+            case Failed():
+                return [Frame(one_line_json(error_json(to_body(piece.error()))))]
+            case Meta():
+                self._head["created"] = piece.created
+        return []
 
-    def going_away(self, notice: GoingAway) -> bytes:
-        """Return an error: the clients of this API take a clean end for a whole answer. The ids before it resume."""
-        return b"".join(map(frame, self._end(GOING_DOWN)))
-
-    def _data(self, event: Event) -> list[str]:
-        if isinstance(event, Token):
-            return self._text(event)
-        if isinstance(event, ChoiceDone):
-            return self._finish(event.choice, event.finish_reason)
-        if isinstance(event, BlockStart):
-            self._blocks.note(event)
-        if isinstance(event, Meta):
-            self._head["created"] = event.created
-            self._has_token_ids = event.has_token_ids
-            if self._counts is not None:
-                self._counts.begin(event)
-        return self._end(event) if is_terminal(event) else []
-
-    def _text(self, token: Token) -> list[str]:
-        if is_of_prompt(token, has_token_ids=self._has_token_ids):
-            shown = _shortened(token.logprobs or (), self._prompt_top)
-            return [self._chunk(choice, "", positions=shown) for choice in range(self._n) if shown]
-        if self._counts is not None and (token.token_ids or not self._has_token_ids):  # else `echo` repeats the prompt
-            self._counts.note(token)
-        is_text = token in self._blocks
+    def _text(self, block: Block, token: Token) -> Sequence[Frame]:
+        is_text = block.kind == TEXT
         if not (is_text and (token.text or token.logprobs)) and not (self._shows_ids and token.token_ids):
             return []
         text, positions = (token.text, token.logprobs) if is_text else ("", None)
         return [self._chunk(token.choice, text, positions=positions, token_ids=token.token_ids)]
-
-    def _finish(self, choice: int, reason: str) -> list[str]:
-        if choice in self._finished:
-            return []
-        self._finished.add(choice)
-        return [self._chunk(choice, "", finish_reason=reason)]
-
-    def _end(self, event: Event) -> list[str]:
-        end = ending(event)
-        if end is not None:
-            return [one_line_json(error_json(to_body(end.error())))]
-        assert isinstance(event, Done)
-        out = [data for choice in range(self._n) for data in self._finish(choice, event.finish_reason)]
-        self._joined.note(event.usage, self._head)
-        return out if self._ids is None else [*out, *self._joined.end()]
 
     def _chunk(
         self,
@@ -304,7 +270,7 @@ class CompletionEncoder:
         positions: Sequence[PositionLogprobs] | None = None,
         finish_reason: str | None = None,
         token_ids: Sequence[int] = (),
-    ) -> str:
+    ) -> Frame:
         shown: dict[str, Any] = {
             "index": self._first_index + choice,
             "text": text,
@@ -316,10 +282,10 @@ class CompletionEncoder:
             if self._prompt_token_ids is not None and choice not in self._begun:
                 self._begun.add(choice)
                 shown["prompt_token_ids"] = list(self._prompt_token_ids)
-        chunk = {**self._head, "choices": [shown]}
-        if not self._include_usage:
-            return one_line_json(chunk)
-        return one_line_json({**chunk, "usage": None if self._counts is None else self._counts.usage.as_json()})
+        usage: dict[str, Any] = {}
+        if self._include_usage:
+            usage = {"usage": self.fold.usage.as_json() if self._counts else None}
+        return Frame(one_line_json({**self._head, "choices": [shown], **usage}))
 
 
 class _Offsets:
@@ -335,73 +301,46 @@ class _Offsets:
         return begin
 
 
-@dataclass(slots=True)
-class _Choice:
-    """One choice of a completion being collected."""
-
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    positions: list[PositionLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None
-
-    def as_json(self, index: int, default_reason: str) -> dict[str, Any]:
-        return {
-            "index": index,
-            "text": "".join(self.texts),
-            "logprobs": _logprobs_json(self.positions, _Offsets()) if self.positions else None,
-            "finish_reason": self.finish_reason or default_reason,
-        }
-
-
-def collect(
-    answers: Sequence[tuple[IsStream, Iterable[LoggedEvent]]],
+def completion_json(
+    answers: Sequence[tuple[NamedStream, Answer]],
     *,
     shows_prompt: bool = False,
     prompt_token_ids: Sequence[Sequence[int]] | None = None,
 ) -> dict[str, Any]:
-    """Return the whole logs of a response's streams as one `text_completion`; raise the first error one ended in.
+    """Return the whole answers of a response's streams as one `text_completion`; raise the first error of any.
 
     With the `prompt_token_ids` of each stream, choices have these and the ids of their own tokens.
     """
     choices: list[dict[str, Any]] = []
     usage = Usage()
-    for number, (stream, events) in enumerate(answers):
-        found, of_prompt, done = _collect_one(events, stream)
-        more: dict[str, Any] = {FIELD: prompt_logprobs_json(of_prompt)} if shows_prompt else {}
-        for one in found:
+    for place, (stream, answer) in enumerate(answers):
+        usage += answer.done.usage
+        echoed = _shortened(answer.prompt, _prompt_top(stream))
+        for choice in answer.choices:
+            shown = _choice_json(choice, len(choices), echoed)
+            if shows_prompt:
+                shown[PROMPT_LOGPROBS] = prompt_logprobs_json(answer.prompt)
             if prompt_token_ids is not None:
-                more = {**more, "prompt_token_ids": list(prompt_token_ids[number]), "token_ids": one.token_ids}
-            choices.append({**one.as_json(len(choices), done.finish_reason), **more})
-        usage += done.usage
+                shown["prompt_token_ids"] = list(prompt_token_ids[place])
+                shown["token_ids"] = choice.token_ids.tolist()
+            choices.append(shown)
     first = answers[0][0]
     return {**_head(id_of(first), first), "choices": choices, "usage": usage.as_json()}
 
 
-def _collect_one(events: Iterable[LoggedEvent], stream: IsStream) -> tuple[list[_Choice], list[PositionLogprobs], Done]:
-    """Return the choices, which have the prompt's log-probabilities as `echo` shows them, and these by themselves."""
-    choices, blocks, done = [_Choice() for _ in range(stream.request.n)], TextBlocks(), None
-    events, of_prompt = without_prompt(events)
-    for logged in events:
-        event = logged.event
-        if isinstance(event, Token):
-            choices[event.choice].token_ids += event.token_ids
-            if event in blocks:
-                choices[event.choice].texts.append(event.text)
-                choices[event.choice].positions += event.logprobs or ()
-        elif isinstance(event, BlockStart):
-            blocks.note(event)
-        elif isinstance(event, ChoiceDone):
-            choices[event.choice].finish_reason = event.finish_reason
-        elif is_terminal(event):
-            done = successful(event)
-    assert done is not None, "the log has no terminal event"
-    echoed = _shortened(of_prompt, _prompt_top(stream))
-    for choice in choices:
-        choice.positions = [*echoed, *choice.positions]
-    return choices, of_prompt, done
+def _choice_json(choice: AnswerChoice, index: int, echoed: Sequence[PositionLogprobs]) -> dict[str, Any]:
+    """Return a choice, whose log-probabilities begin with those of the prompt that `echo` shows."""
+    texts = [block for block in choice.blocks if block.kind == TEXT]
+    positions = [*echoed, *(one for block in texts for one in block.logprobs or ())]
+    return {
+        "index": index,
+        "text": choice.text,
+        "logprobs": _logprobs_json(positions, _Offsets()) if positions else None,
+        "finish_reason": choice.finish_reason,
+    }
 
 
-def _prompt_top(stream: IsStream) -> int | None:
+def _prompt_top(stream: NamedStream) -> int | None:
     """Return how many candidates of a prompt token `logprobs` shows; None where it shows none: without `echo`."""
     return stream.request.sampling.logprobs if stream.request.echo else None
 
@@ -438,11 +377,10 @@ def _name(token: TokenLogprob) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes_)
 
 
-def id_of(stream: IsStream) -> str:
+def id_of(stream: NamedStream) -> str:
     """Return what names a completion: the id of its first stream."""
     return f"cmpl-{stream.id}"
 
 
-def _head(completion_id: str, stream: IsStream) -> dict[str, Any]:
-    head = {"id": completion_id, "object": "text_completion", "created": stream.created, "model": stream.model}
-    return {**head, "system_fingerprint": fingerprint(stream.model)}
+def _head(completion_id: str, stream: NamedStream) -> dict[str, Any]:
+    return head_json(completion_id, "text_completion", stream.created, stream.model)

@@ -1,4 +1,4 @@
-"""`/v1/completions/stream`: bodies and queries in, `data: {"token": "…"}` until `data: [DONE]` out. Pure folds.
+"""`/v1/completions/stream`: bodies and queries in, `data: {"token": "…"}` until `data: [DONE]` out. Pure.
 
 The pages of tutorials read it: a bare EventSource, or a loop that splits lines. So every line is `data:`, `id:` or
 `event: error`, and a keepalive is a token without text.
@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve.dialects.base import Ending
+from streamserve.dialects.encoder import Frame
 from streamserve.dialects.fields import conflict, read
+from streamserve.dialects.fold import Failed
 from streamserve.dialects.generate import alias_fields, build, request_fields, sampling_fields
-from streamserve.dialects.native import NO_TEXT, TokensEncoder, on_disconnect, query_values
-from streamserve.dialects.openai.chat import error_json
+from streamserve.dialects.native import on_disconnect, query_values
+from streamserve.dialects.openai.shapes import error_json
 from streamserve.dialects.pace import PACE, Pace, pace_of
+from streamserve.dialects.plain import NO_TEXT, TokensEncoder
 from streamserve.protocol.errors import StreamserveError, to_body
-from streamserve.protocol.events import LoggedEvent
 from streamserve.protocol.requests import GenerateRequest, Limits
 from streamserve.protocol.sse import frame, one_line_json
 
@@ -30,8 +31,9 @@ class PlainEncoder(TokensEncoder):
 
     first_bytes = keepalive = NO_TEXT
 
-    def _error(self, end: Ending, logged: LoggedEvent) -> bytes:
-        return self._frame(one_line_json(error_json(to_body(end.error()))), logged, event="error")
+    def error(self, failed: Failed) -> Frame:
+        """Return the error in this API's shape."""
+        return Frame(one_line_json(error_json(to_body(failed.error()))), event="error")
 
 
 def refusal(error: StreamserveError) -> bytes:

@@ -35,7 +35,7 @@ from streamserve.dialects.generate import (
 )
 from streamserve.dialects.grammar_fields import format_fields, take_format
 from streamserve.dialects.native import ON_DISCONNECT
-from streamserve.dialects.openai.parts import refuse_streamed
+from streamserve.dialects.openai.shapes import refuse_streamed
 from streamserve.dialects.pace import PACE, SITES_OWN, Pace, pace_of
 from streamserve.dialects.tools import tool_fields, with_tools
 from streamserve.protocol.errors import BadRequest

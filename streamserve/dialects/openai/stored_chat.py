@@ -6,7 +6,7 @@ Shapes as the official client's types have them (openai 3.52, `types/chat`, `pag
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,6 @@ from streamserve.dialects.fields import read, text, wrong_value
 from streamserve.dialects.generate import metadata
 from streamserve.dialects.openai.batches import Page, list_json, parse_page
 from streamserve.protocol.errors import BadRequest, NotFound
-from streamserve.protocol.events import ChoiceDone, LoggedEvent, Token
 from streamserve.protocol.requests import Limits
 
 MOST, USUAL = 100, 20
@@ -42,11 +41,6 @@ class ListQuery:
     page: Page
     model: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
-
-
-def num_choices(events: Iterable[LoggedEvent]) -> int:
-    """Return how many choices a whole log has. The request, which said it, is forgotten at the end."""
-    return 1 + max((one.event.choice for one in events if isinstance(one.event, Token | ChoiceDone)), default=0)
 
 
 def parse_list(query: Mapping[str, str], limits: Limits) -> ListQuery:

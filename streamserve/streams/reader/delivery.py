@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from typing import NamedTuple
 
-from streamserve.dialects.base import Encoder
+from streamserve.dialects.encoder import Encoder
 from streamserve.dialects.pace import SITES_OWN, Pace
 from streamserve.streams.reader.channel import Channel, DirectChannel, PullChannel, nothing
 from streamserve.streams.reader.reader import Reader

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from io import StringIO
 
-from streamserve.dialects.base import Encoder
+from streamserve.dialects.encoder import Encoder
 from streamserve.protocol.errors import Gone
 from streamserve.protocol.events import (
     TEXT,

@@ -22,7 +22,7 @@ from collections import deque
 from contextvars import Context
 from typing import Any
 
-from streamserve.dialects.base import Encoder, coalesce
+from streamserve.dialects.encoder import Encoder, coalesce
 from streamserve.dialects.pace import SITES_OWN, Pace
 from streamserve.protocol.errors import Gone
 from streamserve.protocol.events import Error, GoingAway, LoggedEvent, Status, Token, is_terminal

@@ -23,16 +23,15 @@ from streamserve.api.idempotency import once_for
 from streamserve.api.pipelines import JobView, job_request
 from streamserve.api.resume import encoder_for
 from streamserve.asgi.handover import MORE_HEADERS
-from streamserve.dialects import native
-from streamserve.dialects.base import TextBlocks, run_json
+from streamserve.dialects import fold, native
+from streamserve.dialects.fold import Delta, Failed, Piece
 from streamserve.dialects.pace import SITES_OWN
 from streamserve.protocol.errors import (
     BadRequest,
     NoChatTemplate,
     Unauthorized,
-    error_for,
 )
-from streamserve.protocol.events import BlockStart, Done, Error, LoggedEvent, Token, Usage, is_success
+from streamserve.protocol.events import TEXT, LoggedEvent, Usage
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect, follow
 from streamserve.streams.stream import Stream
@@ -221,12 +220,12 @@ class Answer:
     async def _follow(self, caller: Caller | None) -> AsyncGenerator[str]:
         """Yield the new text of the answer. Raises the error that it ends in."""
         started = await self._start(caller or await self.acaller(), "abort")
-        blocks = TextBlocks()
+        pieces = fold.Fold()
         async with aclosing(follow(get_site().streams, started, transport="python")) as events:
             async for logged in events:
-                text = _text_of(logged, blocks)
-                if text:
-                    yield text
+                for text in map(_text_of, pieces.feed(logged.event)):
+                    if text:
+                        yield text
 
     def _texts(self) -> Generator[str]:
         """Do what `_follow` does, from synchronous code."""
@@ -262,27 +261,22 @@ def _bodies(question: str | Messages, system: str, fields: dict[str, Any]) -> It
 
 def _completion(started: Stream, events: list[LoggedEvent]) -> Completion:
     """Fold the log to the whole answer; raise the error that it ended in."""
-    blocks = TextBlocks()
-    text = "".join(_text_of(logged, blocks) for logged in events)
-    done = events[-1].event
-    assert isinstance(done, Done)
+    answer = fold.Answer.of(events)
+    done = answer.done
     return Completion(
-        text=text, finish_reason=done.finish_reason, model=started.model, stream_id=started.id, usage=done.usage
+        text=answer.choices[0].text,
+        finish_reason=done.finish_reason,
+        model=started.model,
+        stream_id=started.id,
+        usage=done.usage,
     )
 
 
-def _text_of(logged: LoggedEvent, blocks: TextBlocks) -> str:
-    """Return the text that an event adds to the first choice; raise the error that ends the answer."""
-    event = logged.event
-    if isinstance(event, BlockStart):
-        blocks.note(event)
-    elif isinstance(event, Token):
-        return event.text if event.choice == 0 and event in blocks else ""
-    elif isinstance(event, Error):
-        raise error_for(event.code, event.message, retryable=event.retryable)
-    elif isinstance(event, Done) and not is_success(event):
-        raise error_for(event.finish_reason, f"This answer was {event.finish_reason} before it was whole.")
-    return ""
+def _text_of(piece: Piece) -> str:
+    """Return the text that a piece adds to the first choice; raise the error that the answer ended in."""
+    if isinstance(piece, Failed):
+        raise piece.error()
+    return piece.token.text if isinstance(piece, Delta) and piece.block.kind == TEXT and not piece.block.choice else ""
 
 
 async def _next(texts: AsyncGenerator[str]) -> str | None:
@@ -317,7 +311,7 @@ async def run_pipeline(
         options["input"] = input
     started = await Answer(question, model=name, **options).abegin()
     events = await collect(get_site().streams, started)
-    whole = run_json(events, stream_id=started.id, pipeline=name, created=started.created)
+    whole = native.run_json(fold.Answer.of(events), stream_id=started.id, pipeline=name, created=started.created)
     return RunResult(
         text=whole["text"],
         citations=tuple(whole["citations"]),

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.dialects.anthropic.message import PING, MessageEncoder, MessageFold, collect
+from streamserve.dialects.anthropic.message import PING, MessageEncoder, message_json
+from streamserve.dialects.fold import Answer
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import BlockStart, BlockStop, ChoiceDone, Citation, Done, Event, GoingAway, LoggedEvent
 from tests.support.bodies.event_logs import LOG_ID, META, block, blocks, failure, numbered, success, tok, two_choices
@@ -32,7 +33,7 @@ def wire(log: list[LoggedEvent]) -> list[bytes]:
 
 
 def whole(log: list[LoggedEvent]) -> dict[str, Any]:
-    return collect(log, **NAMED)
+    return message_json(Answer.of(log), **NAMED)
 
 
 def streamed(log: list[LoggedEvent]) -> dict[str, Any]:
@@ -256,10 +257,10 @@ def test_what_is_streamed_makes_the_whole_message(parts: list[tuple[str, list[st
 def test_thoughts_without_their_text():
     """`display: omitted`: the block of the thought is there, with its signature, and is empty, streamed and whole."""
     log = success(*block(0, "thinking", "Hm", ".", signature="s1"), *block(1, "text", "Hi"))
-    fold = MessageFold(message_id="msg_1", model="m", shows_thinking=False)
-    events = [event for logged in log for event in fold.feed(logged.event)]
+    encoder = MessageEncoder(LOG_ID, shows_thinking=False, **NAMED)
+    events = [event for _, event in events_in(b"".join(map(encoder.encode, log)))]
     assert [event["delta"] for event in events if event["type"] == "content_block_delta"] == [
         {"type": "signature_delta", "signature": "s1"}, {"type": "text_delta", "text": "Hi"}
     ]  # fmt: skip
-    content = collect(log, shows_thinking=False, **NAMED)["content"]
+    content = message_json(Answer.of(log), shows_thinking=False, **NAMED)["content"]
     assert content == [{"type": "thinking", "thinking": "", "signature": "s1"}, {"type": "text", "text": "Hi"}]

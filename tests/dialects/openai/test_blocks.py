@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from streamserve.dialects.openai.chat import REASONING_FIELDS, ChatEncoder, collect
+from streamserve.dialects.fold import Answer
+from streamserve.dialects.openai.chat import REASONING_FIELDS, ChatEncoder, completion_json
 from streamserve.protocol.events import BlockStart, BlockStop, ChoiceDone, Citation, Event, LoggedEvent
 from streamserve.protocol.grammar import check_events
 from tests.support.bodies.event_logs import IDENTITY, LOG_ID, USAGE, block, blocks, numbered, split_emoji, success, tok
@@ -22,6 +23,11 @@ def frames(log: list[LoggedEvent], **options: Any) -> list[Any]:
     encoder = ChatEncoder(LOG_ID, **options, **IDENTITY)
     wire = b"".join(encoder.encode(logged) for logged in log)
     return [one.data if one.data == "[DONE]" else json.loads(one.data) for one in read_events(wire)]
+
+
+def completion_of(log: list[LoggedEvent], *, n: int = 1, **options: Any) -> dict[str, Any]:
+    """Return the log's answer as it is when it is not streamed."""
+    return completion_json(Answer.of(log, n), **options, **IDENTITY)
 
 
 def deltas(log: list[LoggedEvent], choice: int = 0, **options: Any) -> list[dict[str, Any]]:
@@ -65,7 +71,7 @@ def test_each_block_has_its_deltas():
 
 def test_a_whole_answer_has_each_block():
     """Thought, text and calls are fields of one message; reasoning tokens are counted."""
-    whole = collect(blocks(), n=1, **IDENTITY)
+    whole = completion_of(blocks())
     assert whole["choices"] == [
         {
             "index": 0,
@@ -93,7 +99,7 @@ def test_the_field_of_thoughts_can_be_chosen(setting: str):
     log = success(*block(0, "thinking", "Hm", "."), *block(1, "text", "Hi"))
     names = ("reasoning_content", "reasoning") if setting == "both" else (setting,)
     assert deltas(log, reasoning_field=setting)[1] == dict.fromkeys(names, "Hm")
-    (choice,) = collect(log, n=1, reasoning_field=setting, **IDENTITY)["choices"]
+    (choice,) = completion_of(log, reasoning_field=setting)["choices"]
     assert choice["message"] == {"role": "assistant", "content": "Hi", "refusal": None, **dict.fromkeys(names, "Hm.")}
 
 
@@ -112,7 +118,7 @@ def test_calls_are_numbered_in_their_choice():
         (0, "call_a"), (0, None), (1, "call_b"), (1, None), (1, None)
     ]  # fmt: skip
     assert [(one["index"], one.get("id")) for one in seen[1]] == [(0, "call_x"), (0, None)]
-    for choice, ids in zip(collect(log, n=2, **IDENTITY)["choices"], (["call_a", "call_b"], ["call_x"]), strict=True):
+    for choice, ids in zip(completion_of(log, n=2)["choices"], (["call_a", "call_b"], ["call_x"]), strict=True):
         assert [one["id"] for one in choice["message"]["tool_calls"]] == ids
         assert choice["message"]["content"] is None
 
@@ -121,9 +127,9 @@ def test_a_call_without_text_has_null_content():
     """The content of an answer that only calls tools is null, streamed and whole; that of an empty answer is ""."""
     log = success(*call(0, "call_a", "first", "{}"), reason="tool_calls")
     assert deltas(log)[0]["content"] is None
-    assert collect(log, n=1, **IDENTITY)["choices"][0]["message"]["content"] is None
+    assert completion_of(log)["choices"][0]["message"]["content"] is None
     assert deltas(success())[0]["content"] == ""
-    assert collect(success(), n=1, **IDENTITY)["choices"][0]["message"]["content"] == ""
+    assert completion_of(success())["choices"][0]["message"]["content"] == ""
 
 
 def test_logprobs_are_those_of_the_text():
@@ -143,7 +149,7 @@ def test_logprobs_are_those_of_the_text():
     chunks = [chunk["choices"][0] for chunk in frames(log) if chunk != "[DONE]"]
     with_logprobs = [chunk["delta"] for chunk in chunks if chunk["logprobs"]]
     assert with_logprobs == [{"content": "🎉"}]
-    (choice,) = collect(log, n=1, **IDENTITY)["choices"]
+    (choice,) = completion_of(log)["choices"]
     assert len(choice["logprobs"]["content"]) == 2
 
 
@@ -151,7 +157,7 @@ def test_a_block_of_a_later_release_is_not_shown():
     """A kind that this release does not know makes no chunk, and is in no message."""
     log = success(*block(0, "mood", "glad"), *block(1, "text", "Hi"))
     assert deltas(log) == [{"role": "assistant", "content": "", "refusal": None}, {"content": "Hi"}, {}]
-    assert collect(log, n=1, **IDENTITY)["choices"][0]["message"]["content"] == "Hi"
+    assert completion_of(log)["choices"][0]["message"]["content"] == "Hi"
 
 
 @pytest.mark.parametrize("text", ["a", "Hé", "x" * 70])
@@ -176,7 +182,7 @@ def test_annotations_say_where_in_the_content_their_words_are():
         Citation(source="docs", id="3", url="/3", choice=0, index=1, start=0, end=2),
         Citation(source="docs", id="4"),
     )
-    (choice,) = collect(log, n=1, **IDENTITY)["choices"]
+    (choice,) = completion_of(log)["choices"]
     assert choice["message"]["annotations"] == [
         cited("/1", "docs", 0, 0), cited("/2", "Two", 6, 8), cited("/3", "docs", 10, 10)
     ]  # fmt: skip
@@ -193,7 +199,7 @@ def test_a_source_of_the_whole_answer_is_in_each_choice():
         Citation(source="docs", id="2", url="/2"),
     )
     assert [delta["annotations"][0]["index"] for delta in deltas(log, n=2) if "annotations" in delta] == [0, 1]
-    first, second = (one["message"]["annotations"] for one in collect(log, n=2, **IDENTITY)["choices"])
+    first, second = (one["message"]["annotations"] for one in completion_of(log, n=2)["choices"])
     assert (first, second) == ([cited("/1", "docs", 1, 1), cited("/2", "docs", 1, 1)], [cited("/2", "docs", 0, 0)])
 
 
@@ -218,7 +224,7 @@ def test_the_clients_accumulator_makes_the_whole_answer(parts: list[tuple[str, l
     check_events([*(one.event for one in log[:-1]), done])
     log = numbered(*(one.event for one in log[:-1]), done)
 
-    whole = collect(log, n=1, **IDENTITY)
+    whole = completion_of(log)
     ChatCompletion.model_validate(whole, strict=True)
     state: Any = ChatCompletionStreamState()
     for chunk in frames(log, include_usage=True):
@@ -244,9 +250,9 @@ def test_thoughts_can_be_left_out():
     log = success(*block(0, "thinking", "Hm", "."), *block(1, "text", "Hi"))
     first, text, last = deltas(log, include_reasoning=False)
     assert (first["content"], text, last) == ("", {"content": "Hi"}, {})
-    whole = collect(log, n=1, include_reasoning=False, **IDENTITY)
+    whole = completion_of(log, include_reasoning=False)
     assert whole["choices"][0]["message"] == {"role": "assistant", "content": "Hi", "refusal": None}
-    assert whole["usage"] == collect(log, n=1, **IDENTITY)["usage"]
+    assert whole["usage"] == completion_of(log)["usage"]
 
 
 def test_counts_stand_in_every_chunk():
@@ -267,15 +273,15 @@ def test_ids_of_tokens_are_vllms():
     assert [chunk.get("prompt_token_ids") for chunk in chunks] == [[1, 2, 3], *[None] * (len(chunks) - 1)]
     ids = [(one["index"], number) for chunk in chunks for one in chunk["choices"] for number in one["token_ids"]]
     assert ids == [(0, 7), (0, 7), (0, 5), (0, 6), (0, 2), (1, 9)]
-    whole = collect(log, n=2, **options, **IDENTITY)
+    whole = completion_of(log, n=2, **options)
     assert whole["prompt_token_ids"] == [1, 2, 3]
     assert [one["token_ids"] for one in whole["choices"]] == [[7, 7, 5, 6, 2], [9]]
-    assert "token_ids" not in collect(log, n=2, **IDENTITY)["choices"][0]
+    assert "token_ids" not in completion_of(log, n=2)["choices"][0]
 
 
 def test_log_probabilities_of_thoughts_alone_are_an_empty_list():
     """Asked for, and every token is of a thought: there are none to show, which is not the same as not asked for."""
     emoji = split_emoji()
     thought = [BlockStart(choice=0, index=0, kind="thinking"), emoji, BlockStop(choice=0, index=0)]
-    assert collect(success(*thought), n=1, **IDENTITY)["choices"][0]["logprobs"] == {"content": [], "refusal": None}
-    assert collect(success(*block(0, "thinking", "Hm")), n=1, **IDENTITY)["choices"][0]["logprobs"] is None
+    assert completion_of(success(*thought))["choices"][0]["logprobs"] == {"content": [], "refusal": None}
+    assert completion_of(success(*block(0, "thinking", "Hm")))["choices"][0]["logprobs"] is None

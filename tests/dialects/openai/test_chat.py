@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.dialects.openai.chat import ChatEncoder, collect, error_json, fingerprint, models_json
+from streamserve.dialects.fold import Answer
+from streamserve.dialects.openai.chat import ChatEncoder, completion_json
+from streamserve.dialects.openai.shapes import error_json, fingerprint, models_json
 from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.errors import Cancelled, EngineUnavailable, ErrorBody, StreamserveError
 from streamserve.protocol.events import LoggedEvent
@@ -29,6 +31,11 @@ def wire(log: list[LoggedEvent], **options: Any) -> bytes:
 def chunks(log: list[LoggedEvent], **options: Any) -> list[Any]:
     """Return the frames' data, decoded; `[DONE]` as text."""
     return [one.data if one.data == "[DONE]" else json.loads(one.data) for one in read_events(wire(log, **options))]
+
+
+def completion_of(log: list[LoggedEvent], *, n: int = 1, **options: Any) -> dict[str, Any]:
+    """Return the log's answer as it is when it is not streamed."""
+    return completion_json(Answer.of(log, n), **options, **IDENTITY)
 
 
 def test_the_wire_of_a_short_answer():
@@ -128,7 +135,7 @@ def test_only_success_is_done(log: list[LoggedEvent], code: str, kind: str):
 def test_stream_and_collected_agree(pieces: list[tuple[str, int]]):
     """The deltas of each choice join to its collected content; both end with the same reason."""
     log = success(*[tok(text, choice=choice) for text, choice in pieces])
-    whole = collect(log, n=2, **IDENTITY)
+    whole = completion_of(log, n=2)
     *seen, _, done = chunks(log, n=2, include_usage=True)
     assert done == "[DONE]"
     for choice in whole["choices"]:
@@ -139,7 +146,7 @@ def test_stream_and_collected_agree(pieces: list[tuple[str, int]]):
 
 def test_a_collected_answer():
     """A whole answer is exactly this object."""
-    assert collect(two_choices(), n=2, **IDENTITY) == {
+    assert completion_of(two_choices(), n=2) == {
         "id": "chatcmpl-1",
         "object": "chat.completion",
         "created": 1_700_000_000,
@@ -166,7 +173,7 @@ def test_a_collected_answer():
 
 def test_collected_logprobs_join():
     """A whole answer has the positions of all tokens in order."""
-    (choice,) = collect(success(split_emoji(), split_emoji()), n=1, **IDENTITY)["choices"]
+    (choice,) = completion_of(success(split_emoji(), split_emoji()))["choices"]
     assert bytes(byte for one in choice["logprobs"]["content"] for byte in one["bytes"]).decode() == "🎉🎉"
 
 
@@ -181,7 +188,7 @@ def test_collected_logprobs_join():
 def test_collecting_a_failure_raises_it(log: list[LoggedEvent], error: type[StreamserveError]):
     """A failure raises: half an answer is never a 200."""
     with pytest.raises(error):
-        collect(log, n=1, **IDENTITY)
+        completion_of(log)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
-from streamserve.dialects.openai.chat import ChatEncoder, collect, error_json, models_json
+from streamserve.dialects.fold import Answer
+from streamserve.dialects.openai.chat import ChatEncoder, completion_json
+from streamserve.dialects.openai.shapes import error_json, models_json
 from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.errors import BadRequest, NotFound, Overloaded, StreamserveError, to_body
 from streamserve.protocol.events import LoggedEvent
@@ -118,7 +120,7 @@ def test_a_failure_after_the_head_raises(log: list[LoggedEvent], code: str):
 
 def test_a_whole_answer_fits_the_clients_types():
     """An answer that is not streamed is read back as the client's models: message, reason, usage, logprobs."""
-    body = collect(success(split_emoji()), n=1, **IDENTITY)
+    body = completion_json(Answer.of(success(split_emoji())), **IDENTITY)
     whole = answering(200, body).chat.completions.create(model="helpdesk", messages=HI)
     assert whole.choices[0].message.content == "🎉"
     assert whole.usage is not None

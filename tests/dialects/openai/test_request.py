@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from streamserve.dialects.openai import chat as openai_chat
-from streamserve.dialects.openai.chat import ChatRequest
-from streamserve.dialects.openai.request import _ELSEWHERE, _REFUSED, IGNORED
+from streamserve.dialects.openai import request as openai_request
+from streamserve.dialects.openai.request import _ELSEWHERE, _REFUSED, IGNORED, ChatRequest
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import (
     MODEL_DEFAULTS,
@@ -25,7 +24,7 @@ HI = [{"role": "user", "content": "Hi"}]
 
 def parse(**body: Any) -> ChatRequest:
     """Return the request that a body becomes."""
-    return openai_chat.parse({"messages": HI, **body}, Limits(), default_model="echo")
+    return openai_request.parse({"messages": HI, **body}, Limits(), default_model="echo")
 
 
 def test_messages_alone_are_enough():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from streamserve.dialects.native import NativeEncoder, TextEncoder
+from streamserve.dialects.native import NativeEncoder
+from streamserve.dialects.plain import TextEncoder
 from streamserve.protocol.events import LoggedEvent, PositionLogprobs, Status, TokenLogprob
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery

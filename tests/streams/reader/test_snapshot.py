@@ -7,9 +7,10 @@ from contextlib import aclosing
 
 import pytest
 
-from streamserve.dialects.base import Encoder
-from streamserve.dialects.native import NativeEncoder, TextEncoder, TokensEncoder
+from streamserve.dialects.encoder import Encoder
+from streamserve.dialects.native import NativeEncoder
 from streamserve.dialects.openai.chat import ChatEncoder
+from streamserve.dialects.plain import TextEncoder, TokensEncoder
 from streamserve.protocol.events import (
     TEXT,
     BlockStart,

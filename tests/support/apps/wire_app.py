@@ -23,7 +23,8 @@ from streamserve.asgi.handover import HEADER, offer
 from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.types import Message, Receive, Scope, Send
 from streamserve.clients.factory import echo_client
-from streamserve.dialects.native import NativeEncoder, TextEncoder, websocket_message
+from streamserve.dialects.native import NativeEncoder, websocket_message
+from streamserve.dialects.plain import TextEncoder
 from streamserve.engine.config import EngineConfig
 from streamserve.protocol.events import Done, LoggedEvent, Token
 from streamserve.streams.config import StreamConfig

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.dialects.base import Encoder
-from streamserve.dialects.native import NativeEncoder, TextEncoder, TokensEncoder
+from streamserve.dialects.encoder import Encoder
+from streamserve.dialects.native import NativeEncoder
 from streamserve.dialects.openai.chat import ChatEncoder
+from streamserve.dialects.plain import TextEncoder, TokensEncoder
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.stream import Stream
