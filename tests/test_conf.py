@@ -12,7 +12,7 @@ from django.test.utils import override_settings
 from streamserve.api.routes import ROUTES
 from streamserve.clients.remote.config import RemoteConfig
 from streamserve.conf import ROUTES_WITH_CLASSES, get_settings, read
-from streamserve.engine.config import CLASSES, WARM
+from streamserve.engine.config import CLASSES, PREFILL_ONLY
 from streamserve.protocol.requests import LATENCY_CLASSES
 
 ECHO = {"MODELS": {"echo": {"PATH": "echo"}}}
@@ -211,7 +211,7 @@ def test_models_and_routes_have_classes() -> None:
 
 def test_classes_have_the_names_that_requests_may_name() -> None:
     """The protocol knows the names, the engine their numbers, the site the routes."""
-    assert tuple(CLASSES) == (*LATENCY_CLASSES, WARM)
+    assert tuple(CLASSES) == (*LATENCY_CLASSES, PREFILL_ONLY)
     assert {*ROUTES_WITH_CLASSES} <= {*(route.name for route in ROUTES), "websocket"}
 
 

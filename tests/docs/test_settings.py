@@ -15,7 +15,7 @@ from streamserve.asgi.flow.transport import FlowConfig
 from streamserve.clients.process.config import ProcessConfig
 from streamserve.clients.remote.config import RemoteConfig
 from streamserve.conf import SiteConfig
-from streamserve.engine.config import CLASSES, WARM, EngineConfig, LatencyClass, ModelConfig
+from streamserve.engine.config import CLASSES, PREFILL_ONLY, EngineConfig, LatencyClass, ModelConfig
 from streamserve.protocol.requests import Limits
 from streamserve.streams.config import BatchConfig, JobConfig, StreamConfig
 
@@ -77,7 +77,7 @@ def test_defaults_of_classes_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| `([A-Z_]+)` ((?:\| `[\w.]+` )+)\|", section, re.MULTILINE)
     in_docs = {key: [ast.literal_eval(value) for value in re.findall(r"`([\w.]+)`", row)] for key, row in rows}
     fields = dataclasses.fields(LatencyClass)
-    assert names == [name for name in CLASSES if name != WARM]
+    assert names == [name for name in CLASSES if name != PREFILL_ONLY]
     assert in_docs == {field.name.upper(): [getattr(CLASSES[name], field.name) for name in names] for field in fields}
 
 
