@@ -14,8 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from streamserve.keys import digest_of, prefix_of
 from streamserve.managers import ApiKeyQuerySet, StoredCompletionQuerySet, StreamQuerySet, WatchQuerySet
 from streamserve.protocol.requests import LATENCY_CLASSES
-from streamserve.rows.batches import Batch, BatchRow, StoredFile
-from streamserve.rows.work import Job, JobStep, WebhookDelivery, Worker
+from streamserve.rows.work import Batch, BatchRow, Job, JobStep, StoredFile, WebhookDelivery, Worker
 
 __all__ = [
     "SCOPES",

@@ -9,7 +9,7 @@ framework-free.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from streamserve.api.resume import encoder_for, gone_reply, head_of_new, resume
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects import native
 from streamserve.dialects.fold import Answer
+from streamserve.dialects.openai.batches import Page
 from streamserve.dialects.pace import PACE
 from streamserve.protocol.errors import BadRequest, Forbidden, NotFound
 from streamserve.protocol.ids import parse_event_id
@@ -169,8 +170,8 @@ class JobQueue(Protocol):
     async def find(self, caller: Caller, job_id: str) -> JobView:
         """Return a job of the caller's tenant. Raises NotFound."""
 
-    async def list(self, caller: Caller, *, status: str = "", after: str = "", limit: int = 20) -> list[JobView]:
-        """Return the tenant's jobs, the newest first, without their results."""
+    async def page(self, caller: Caller, page: Page, *, status: str = "") -> tuple[Sequence[JobView], bool]:
+        """Return a part of the tenant's jobs, without their results, and whether there are more."""
 
     async def cancel(self, caller: Caller, job_id: str) -> JobView:
         """End a job as cancelled; one that has ended stays as it is."""
@@ -213,10 +214,10 @@ async def list_jobs(call: Call, jobs: JobQueue) -> Reply:
         raise BadRequest(f"'status' is one of {', '.join(STATUSES)}.", param="status")
     if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= MAX_PAGE):
         raise BadRequest(f"'limit' is a number from 1 to {MAX_PAGE}.", param="limit")
-    found = await jobs.list(call.caller, status=status, after=query.get("after", ""), limit=int(limit) + 1)
-    page = found[: int(limit)]
-    rest = {"has_more": len(found) > len(page), "last_id": page[-1].id if page else None}
-    return json_reply({"jobs": [one.as_json() for one in page], **rest})
+    page = Page(limit=int(limit), after=query.get("after", ""))
+    found, has_more = await jobs.page(call.caller, page, status=status)
+    last_id = found[-1].id if found else None
+    return json_reply({"jobs": [one.as_json() for one in found], "has_more": has_more, "last_id": last_id})
 
 
 async def job(call: Call, jobs: JobQueue) -> Reply:

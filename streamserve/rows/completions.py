@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Q
 
 from streamserve.api.call import Caller
 from streamserve.api.logs import get_logger
@@ -27,6 +26,7 @@ from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import NotFinished, StreamserveError
 from streamserve.protocol.events import LoggedEvent, is_terminal
 from streamserve.rows import orm
+from streamserve.rows.queries import part_of
 from streamserve.streams.log.base import EventLog, LogUnavailable, new_log_id
 from streamserve.streams.stream import Stream
 
@@ -140,22 +140,16 @@ def _insert(stream_id: str, columns: Mapping[str, str]) -> bool:
 
 
 def _page(tenant: str, query: ListQuery) -> tuple[list[StoredCompletion], bool]:
-    """Return the rows of a page, by their times and ids, and whether there are more."""
-    rows, page = _ROWS.of(tenant), query.page
-    sign, step = ("-", "lt") if page.is_newest_first else ("", "gt")
-    after = None
-    if page.after:
-        after = rows.filter(stream_id=stream_id_of(page.after)).only("created_at").first()
-        if after is None:
-            raise no_completion(page.after, "after")
+    """Return the rows of a page, and whether there are more."""
+    rows, last, after = _ROWS.of(tenant), None, query.page.after
+    if after:
+        last = rows.filter(stream_id=stream_id_of(after)).only("created_at").first()
+        if last is None:
+            raise no_completion(after, "after")
     rows = rows.with_metadata(query.metadata)
     if query.model:
         rows = rows.filter(model=query.model)
-    if after is not None:
-        later = Q(**{f"created_at__{step}": after.created_at})
-        rows = rows.filter(later | Q(created_at=after.created_at, **{f"pk__{step}": after.pk}))
-    found = list(rows.defer("messages").order_by(f"{sign}created_at", f"{sign}pk")[: page.limit + 1])
-    return found[: page.limit], len(found) > page.limit
+    return part_of(rows.defer("messages"), query.page, last)
 
 
 def _forget(row: StoredCompletion) -> str:

@@ -7,15 +7,10 @@
 A claim is committed at once, and no row lock is held over the work. Every later write names the fence and the worker in
 its WHERE, so that a worker that lost its claim changes nothing. (Idea: Kleppmann, "How to do distributed locking";
 SKIP LOCKED as in PostgreSQL's queues.)
-
-`hold_limit`: a lock under which rows are counted and one more is inserted, so that no limit is passed. Blocking.
-PostgreSQL: an advisory lock of the transaction (its manual, 13.3.5). SQLite: its write lock, taken before the count.
-On other databases two requests at the same moment may pass a limit by one.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Self, TypeVar
@@ -31,7 +26,7 @@ WorkT = TypeVar("WorkT", bound="Work")
 
 # Where rows are not skipped that another worker is claiming: so many more are read, for those that are lost to it.
 _SPARE = 4
-_ROWS_AT_ONCE = 1000  # a transaction that deletes, so that it holds no lock for long
+UNFINISHED = ("queued", "running")
 
 
 class LeasedQuerySet(models.QuerySet[RowT]):
@@ -53,6 +48,14 @@ class LeasedQuerySet(models.QuerySet[RowT]):
 
 class WorkQuerySet(LeasedQuerySet[WorkT]):
     """Rows of a queue: see `Work`. What runs out of attempts is taken once more, to be ended as failed."""
+
+    def unfinished(self) -> Self:
+        """Return the rows that have not ended."""
+        return self.filter(state__in=UNFINISHED)
+
+    def finished_before(self, when: datetime) -> Self:
+        """Return the rows that ended before `when`."""
+        return self.filter(finished_at__lt=when).exclude(state__in=UNFINISHED)
 
     def due(self, now: datetime | None = None) -> Self:
         """Return the rows that may be taken, the next one first.
@@ -120,14 +123,6 @@ def _without_nul(columns: dict[str, Any]) -> dict[str, Any]:
     return {**columns, **{name: text.replace("\0", "\N{REPLACEMENT CHARACTER}") for name, text in texts.items()}}
 
 
-def delete_in_parts(rows: models.QuerySet[Any]) -> int:
-    """Delete rows, some in each transaction; return how many, without those that went with them."""
-    num = 0
-    while keys := list(rows.order_by().values_list("pk", flat=True)[:_ROWS_AT_ONCE]):
-        num += rows.model._default_manager.filter(pk__in=keys).delete()[1].get(rows.model._meta.label, 0)
-    return num
-
-
 class Work(models.Model):
     """The columns of a row that a worker takes from a queue: abstract. Its manager comes from a `WorkQuerySet`.
 
@@ -167,16 +162,4 @@ class Work(models.Model):
     @property
     def is_finished(self) -> bool:
         """Whether it has ended."""
-        return self.state not in ("queued", "running")
-
-
-def hold_limit(rows: models.QuerySet[models.Model], of: str) -> None:
-    """Hold the limit on `rows` of a tenant or an owner until the transaction ends. Call it inside one."""
-    connection = connections[rows.db]
-    name = f"{rows.model._meta.db_table} {of}"
-    if connection.vendor == "postgresql":
-        key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [key])
-    elif connection.vendor == "sqlite":
-        rows.filter(pk="").update(created_at=F("created_at"))  # changes nothing, and is a write
+        return self.state not in UNFINISHED

@@ -22,7 +22,7 @@ from streamserve.api.logs import get_logger
 from streamserve.models import Job, Watch
 from streamserve.models import Stream as StreamRow
 from streamserve.rows import orm
-from streamserve.rows.leases import delete_in_parts
+from streamserve.rows.queries import delete_in_parts
 from streamserve.streams.config import JOB, StreamConfig
 from streamserve.streams.lease.liveness import Liveness, host_of
 from streamserve.streams.log.base import EventLog, Refusal, append

@@ -46,7 +46,8 @@ from streamserve.web.sealed import unseal
 from streamserve.work.batches import Batches
 from streamserve.work.files import Files
 from streamserve.work.jobs import Jobs
-from streamserve.work.worker import Worker, kinds_of, work_counts, worker_for
+from streamserve.work.kinds import kinds_of, work_counts
+from streamserve.work.worker import Worker
 
 log = get_logger(__name__)
 
@@ -231,9 +232,10 @@ class DjangoSite:
             watch=self.permissions.ensure_running,
             files=self.files,
             rows=self.rows,
+            names=names,
+            concurrency=concurrency,
         )
-        served = [kind for kind in kinds if not names or kind.name in names]
-        return worker_for(served, self.liveness, concurrency=concurrency, grace_seconds=grace_seconds)
+        return Worker(kinds, self.liveness, grace_seconds=grace_seconds)
 
     def wake_worker(self) -> None:
         """Have what was just queued run at once, where a worker runs here; a log in memory no other process reads."""

@@ -18,9 +18,8 @@ from django.utils.formats import date_format
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
+from streamserve.models import Batch, Job, JobStep, StoredFile, WebhookDelivery, Worker
 from streamserve.protocol.errors import StreamserveError
-from streamserve.rows.batches import Batch, StoredFile
-from streamserve.rows.work import Job, JobStep, WebhookDelivery, Worker
 from streamserve.web.calls import background
 from streamserve.web.site import get_site
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import IO, Any
 
-from django.db import transaction
 from django.utils import timezone
 
 from streamserve.api.call import Caller
@@ -26,8 +25,10 @@ from streamserve.dialects.openai.batches import OUTPUT_PURPOSE, FileRecord
 from streamserve.models import Batch, BatchRow, StoredFile
 from streamserve.protocol.requests import Limits
 from streamserve.rows import orm
+from streamserve.rows.queries import delete_in_parts
+from streamserve.rows.work import BatchQuerySet
 from streamserve.work.files import Files
-from streamserve.work.queue import Claim, LeaseLost
+from streamserve.work.queue import Claim
 
 _ROWS_AT_ONCE = 100
 
@@ -140,22 +141,15 @@ class Composed:
     errors: FileRecord | None
     num_unrun: int
 
-    async def finish(self, claim: Claim, status: str, **columns: Any) -> None:
+    async def finish(self, claim: Claim[Batch], status: str, **columns: Any) -> None:
         """End the batch, and show its files. Raises LeaseLost; then the purge drops them."""
-        await orm.insist(orm.call, self._finish, claim, status, columns)
-        await orm.bulk(BatchRow.objects.drop, claim.id)
+        output_id, error_id = ("" if file is None else file.id for file in (self.output, self.errors))
 
-    @transaction.atomic
-    def _finish(self, claim: Claim, status: str, columns: Mapping[str, Any]) -> None:
-        output_id, error_id = ("" if one is None else one.id for one in (self.output, self.errors))
-        held = Batch.objects.held(claim.id, claim.fence, claim.worker_id)
-        num_ended = held.finish(
-            status if status in ("cancelled", "failed") else "done",
-            status=status,
-            output_file_id=output_id,
-            error_file_id=error_id,
-            **{f"{status}_at": timezone.now(), **columns},
-        )
-        if not num_ended:
-            raise LeaseLost(claim.id)
-        StoredFile.objects.filter(pk__in=(output_id, error_id)).update(is_ready=True)
+        def finish(held: BatchQuerySet) -> None:
+            state = status if status in ("cancelled", "failed") else "done"
+            columns.setdefault(f"{status}_at", timezone.now())
+            held.finish(state, status=status, output_file_id=output_id, error_file_id=error_id, **columns)
+            StoredFile.objects.filter(pk__in=(output_id, error_id)).update(is_ready=True)
+
+        await claim.transact(finish)
+        await orm.bulk(delete_in_parts, BatchRow.objects.filter(batch_id=claim.id))

@@ -1,13 +1,12 @@
-"""`BatchKind`: batches as durable work. A worker claims a whole batch, checks its file, runs its rows, makes its files.
+"""`BatchRun`: batches as a kind of work. A worker claims a whole batch: it checks the file, runs rows, makes files.
 
     validating   every line is checked; a wrong one fails the batch before any row has run
     in_progress  slots take the next line that has no row yet, run it, and store its end before they take another
     finalizing   rows and lines side by side, in the order of the input, are written to the output and the error file
     failed       the worker was lost too often, or the input file is gone: the files are made of what there is
 
-What a kill cuts short is what the slots held, one row each: the next worker reads which lines have rows. Rows that wait
-for one write are stored together by the next (`RowWriter`). They have an `Answers` of their own.
-asyncio; the storage is read on threads, the database through the door to the ORM.
+What a kill cuts short is what the slots held, one row each: the next worker reads which lines have rows. Rows have
+an `Answers` of their own. asyncio; the storage is read on threads, the database through the door to the ORM.
 """
 
 from __future__ import annotations
@@ -39,61 +38,10 @@ from streamserve.protocol.errors import NotFound
 from streamserve.rows import orm
 from streamserve.work.batch_files import compose
 from streamserve.work.files import Files
-from streamserve.work.queue import Claim, Failed, LeaseLost, RetryPolicy, RowKind
-
-
-class RowWriter:
-    """One for each claim of a batch. A slot waits for its row's write, so that a kill costs it one row at most."""
-
-    def __init__(self, claim: Claim) -> None:
-        self._claim = claim
-        self._waiting: list[tuple[RowResult, asyncio.Future[None]]] = []
-        self._task: asyncio.Task[None] | None = None
-
-    async def store(self, row: RowResult) -> None:
-        """Return when the row is stored. Raises LeaseLost, and the database's errors."""
-        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((row, stored))
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._write(), name=f"{self._claim.id} rows")
-        await stored
-
-    async def aclose(self) -> None:
-        """Finish the writes that are under way: a row that has ended is not run again."""
-        if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _write(self) -> None:
-        while self._waiting:
-            taken, self._waiting = self._waiting, []
-            error = await self._write_rows([row for row, _ in taken])
-            for _, stored in taken:
-                if not stored.done():
-                    stored.set_exception(error) if error is not None else stored.set_result(None)
-
-    async def _write_rows(self, results: list[RowResult]) -> Exception | None:
-        claim = self._claim
-        rows = [
-            BatchRow(
-                batch_id=claim.id,
-                line=one.line,
-                custom_id=one.custom_id,
-                request_id=one.request_id,
-                status_code=one.status_code,
-                body=one.body.replace("\0", "\N{REPLACEMENT CHARACTER}"),  # PostgreSQL refuses NUL
-            )
-            for one in results
-        ]
-        try:
-            is_held = await orm.insist(orm.write, Batch.objects.store, claim.id, claim.fence, claim.worker_id, rows)
-        except Exception as error:  # each slot raises it
-            return error
-        return None if is_held else LeaseLost(claim.id)
-
+from streamserve.work.queue import BATCHES, Claim, Failed, Kind, LeaseLost, RetryPolicy
 
 log = get_logger(__name__)
 
-NAME = "batch"
 AT_ONCE = 4  # batches that a worker runs at once
 # How soon a worker that runs rows sees that its batch was cancelled.
 _LOOK_SECONDS = 1.0
@@ -103,41 +51,15 @@ _MAX_ATTEMPTS = 20
 _MAX_BURIALS = 20
 
 
-class BatchKind(RowKind[Batch]):
-    """See `Kind` in queue.py. `rows` answers the rows, `at_once` of one batch at the same time."""
-
-    name = NAME
-    model = Batch
-
-    def __init__(self, files: Files, answers: Answers, *, at_once: int) -> None:
-        super().__init__(concurrency=AT_ONCE, retry=RetryPolicy(max_attempts=_MAX_ATTEMPTS))
-        self.files, self.answers, self.at_once = files, answers, at_once
-
-    async def run(self, claim: Claim) -> None:
-        await BatchRun(self, claim).run()
-
-    async def bury(self, claim: Claim, failure: Failed) -> None:
-        error = LineError(code=failure.code, message=failure.message)
-        if claim.attempt > _MAX_ATTEMPTS + _MAX_BURIALS:
-            await self.end_failed(claim, [error])
-        else:
-            await BatchRun(self, claim).bury(error)
-
-    async def end_failed(self, claim: Claim, errors: Iterable[LineError]) -> None:
-        """End the batch as failed, without files."""
-        columns = {"status": "failed", "failed_at": timezone.now()}
-        await self.finish(claim, "failed", **columns, errors=[dataclasses.asdict(one) for one in errors])
-
-
 class BatchRun:
-    """One batch in this worker, from its claim to its end."""
+    """One batch in this worker, from its claim to its end. `at_once` rows run at the same time, answered by `rows`."""
 
-    def __init__(self, kind: BatchKind, claim: Claim) -> None:
-        self._kind, self._claim = kind, claim
-        self._row: Batch = claim.row
-        self._files, self._limits = kind.files, kind.answers.limits
+    def __init__(self, claim: Claim[Batch], files: Files, rows: Answers, at_once: int) -> None:
+        self._claim, self._row = claim, claim.row
+        self._files, self._rows, self._limits, self._at_once = files, rows, rows.limits, at_once
         self._caller = Caller(self._row.owner, self._row.tenant)
         self._taking = asyncio.Lock()  # one slot at a time takes the next line
+        self._storing: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Continue the batch where it is."""
@@ -151,24 +73,18 @@ class BatchRun:
 
     async def _move(self, *before: str, to: str, **columns: Any) -> None:
         """Change the status, unless the batch was cancelled meanwhile. Raises LeaseLost."""
-        claim = self._claim
-        moved = await orm.insist(
-            orm.write, Batch.objects.move, claim.id, claim.fence, claim.worker_id, before, to, **columns
-        )
-        if not moved:
-            await self._look()
-            if self._row.status in before:
-                raise LeaseLost(claim.id)
-        else:
+        try:
+            await self._claim.write(lambda held: held.move(before, to, **columns))
             self._row.status = to
+        except LeaseLost:
+            if await self._look() in before:
+                raise
 
     async def _look(self) -> str:
         """Return the batch's status. Raises LeaseLost."""
-        claim = self._claim
-        held = Batch.objects.held(claim.id, claim.fence, claim.worker_id)
-        status = await orm.insist(orm.read, held.values_list("status", flat=True).first)
+        status = await orm.insist(orm.read, self._claim.held().values_list("status", flat=True).first)
         if status is None:
-            raise LeaseLost(claim.id)
+            raise LeaseLost(self._claim.id)
         self._row.status = status
         return str(status)
 
@@ -202,7 +118,7 @@ class BatchRun:
         await asyncio.to_thread(check)
         num_rows, errors = checker.result()
         if errors:
-            await self._kind.end_failed(self._claim, errors)
+            await end_failed(self._claim, errors)
             self._row.status = "failed"
         else:
             await self._move("validating", to="in_progress", num_rows=num_rows)
@@ -212,10 +128,9 @@ class BatchRun:
     async def _run_rows(self) -> None:
         """Run every line that has no row, until none is left, or the batch is cancelled or expires."""
         done = await orm.bulk(BatchRow.objects.lines_of, self._claim.id)
-        writer = RowWriter(self._claim)
         lines = self._lines(done)
         seconds = (self._row.expires_at - timezone.now()).total_seconds()
-        slots = [asyncio.create_task(self._slot(lines, writer)) for _ in range(self._kind.at_once)]
+        slots = [asyncio.create_task(self._slot(lines)) for _ in range(self._at_once)]
         working: asyncio.Future[Any] = asyncio.gather(*slots)
         looking: asyncio.Future[Any] = asyncio.create_task(self._wait_cancelled(), name=f"{self._claim.id} watch")
         try:
@@ -228,7 +143,7 @@ class BatchRun:
                 task.cancel()
             await asyncio.gather(working, looking, *slots, return_exceptions=True)
             await lines.aclose()  # type: ignore[attr-defined]
-            await writer.aclose()
+            await asyncio.gather(*self._storing, return_exceptions=True)  # a row that has ended is not run again
 
     async def _wait_cancelled(self) -> None:
         while await self._look() == "in_progress":  # another process cancels
@@ -249,14 +164,30 @@ class BatchRun:
         finally:
             file.close()
 
-    async def _slot(self, lines: AsyncIterator[Line], writer: RowWriter) -> None:
-        """Run one line after the other."""
+    async def _slot(self, lines: AsyncIterator[Line]) -> None:
+        """Run one line after the other. Each row is stored before the next line is taken."""
         while True:
             async with self._taking:
                 line = await anext(lines, None)
             if line is None:
                 return
-            await writer.store(await answer_line(self._kind.answers, self._caller, line))
+            result = await answer_line(self._rows, self._caller, line)
+            storing = asyncio.create_task(self._store(result), name=f"{self._claim.id} row {line.number}")
+            self._storing.add(storing)
+            storing.add_done_callback(self._storing.discard)
+            await asyncio.shield(storing)
+
+    async def _store(self, result: RowResult) -> None:
+        """Store how a row ended. Rows that end together share a transaction (rows/orm.py). Raises LeaseLost."""
+        row = BatchRow(
+            batch_id=self._claim.id,
+            line=result.line,
+            custom_id=result.custom_id,
+            request_id=result.request_id,
+            status_code=result.status_code,
+            body=result.body.replace("\0", "\N{REPLACEMENT CHARACTER}"),  # PostgreSQL refuses NUL
+        )
+        await self._claim.write(lambda held: held.store(row))
 
     # Finalizing
 
@@ -280,3 +211,26 @@ class BatchRun:
             file = None
         made = await compose(self._files, self._limits, self._row, file, failed_row(error.code, error.message))
         await made.finish(self._claim, "failed", errors=[dataclasses.asdict(error)])
+
+
+async def end_failed(claim: Claim[Batch], errors: Iterable[LineError]) -> None:
+    """End a batch as failed, without files."""
+    columns = {"status": "failed", "failed_at": timezone.now()}
+    await claim.finish("failed", **columns, errors=[dataclasses.asdict(error) for error in errors])
+
+
+def batch_kind(files: Files, rows: Answers, *, at_once: int) -> Kind[Batch]:
+    """Return batches as a kind of work. `rows` answers their rows, `at_once` of one batch at the same time."""
+
+    async def run(claim: Claim[Batch]) -> None:
+        await BatchRun(claim, files, rows, at_once).run()
+
+    async def bury(claim: Claim[Batch], failure: Failed) -> None:
+        error = LineError(code=failure.code, message=failure.message)
+        if claim.attempt > _MAX_ATTEMPTS + _MAX_BURIALS:
+            await end_failed(claim, [error])
+        else:
+            await BatchRun(claim, files, rows, at_once).bury(error)
+
+    retry = RetryPolicy(max_attempts=_MAX_ATTEMPTS)
+    return Kind(name=BATCHES, model=Batch, run=run, bury=bury, concurrency=AT_ONCE, retry=retry)

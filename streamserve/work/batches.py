@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.utils import timezone
@@ -16,12 +15,12 @@ from streamserve.api.call import Caller
 from streamserve.conf import SiteConfig
 from streamserve.dialects.batch_lines import LineError
 from streamserve.dialects.openai.batches import ENDED, PURPOSE, TIMES, WINDOW_SECONDS, BatchRecord, NewBatch, Page
-from streamserve.protocol.errors import BadRequest, KeyReused, QuotaExceeded
+from streamserve.models import Batch, StoredFile
+from streamserve.protocol.errors import BadRequest, QuotaExceeded
 from streamserve.rows import orm
-from streamserve.rows.batches import Batch, StoredFile
-from streamserve.rows.leases import hold_limit
+from streamserve.rows.queries import hold_limit, last_of, part_of, sent_before
 from streamserve.streams.store import Once
-from streamserve.work.files import part_of, seconds_of
+from streamserve.work.files import seconds_of
 
 _RETRY_SECONDS = 60
 _ID_PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_"}
@@ -69,11 +68,7 @@ class Batches:
 
     async def sent_before(self, once: Once | None) -> BatchRecord | None:
         """Return the batch that this key has queued before, if there is one."""
-        if once is None:
-            return None
-        row = await orm.read(Batch.objects.filter(request_key=once.key).first)
-        if row is not None and row.request_digest != once.digest:
-            raise KeyReused("This Idempotency-Key was sent with another body. Send a new key with a new request.")
+        row = None if once is None else await orm.read(sent_before, Batch.objects.all(), once)
         return None if row is None else record_of(row)
 
     @transaction.atomic
@@ -97,7 +92,8 @@ class Batches:
 
     async def page(self, caller: Caller, page: Page, *, api: str = "openai") -> tuple[Sequence[BatchRecord], bool]:
         """Return a part of the tenant's batches."""
-        found, has_more = await orm.read(part_of, Batch.objects.of(caller.tenant).filter(api=api), page, _missing)
+        rows = Batch.objects.of(caller.tenant).filter(api=api)
+        found, has_more = await orm.read(lambda: part_of(rows, page, last_of(rows, page, no_batch)))
         return [record_of(row) for row in found], has_more
 
     async def delete(self, caller: Caller, batch_id: str, *, api: str) -> None:
@@ -122,12 +118,6 @@ class Batches:
         if row is None:
             raise no_batch(batch_id)
         return row
-
-
-def _missing(batch_id: str, param: str) -> Any:
-    error = no_batch(batch_id)
-    error.param = param
-    return error
 
 
 def record_of(row: Batch) -> BatchRecord:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -20,7 +20,6 @@ from django.core.files.base import File
 from django.core.files.storage import FileSystemStorage, Storage, storages
 from django.core.files.uploadhandler import TemporaryFileUploadHandler
 from django.db import IntegrityError, models, transaction
-from django.db.models import Q
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.utils import timezone
 
@@ -29,17 +28,15 @@ from streamserve.api.call import Body, Call, Caller
 from streamserve.api.logs import get_logger
 from streamserve.conf import SiteConfig
 from streamserve.dialects.openai.batches import PURPOSE, FileRecord, Page
+from streamserve.models import Batch, StoredFile
 from streamserve.protocol.errors import (
     BadRequest,
-    KeyReused,
-    NotFound,
     StorageFull,
     UnsupportedMedia,
 )
 from streamserve.protocol.json_body import file_too_large
 from streamserve.rows import orm
-from streamserve.rows.batches import Batch, StoredFile
-from streamserve.rows.leases import delete_in_parts, hold_limit
+from streamserve.rows.queries import delete_in_parts, hold_limit, last_of, part_of, sent_before
 from streamserve.streams.store import Once
 from streamserve.work.uploads import Uploads
 
@@ -47,6 +44,7 @@ log = get_logger(__name__)
 
 _FOLDER = "streamserve-files"  # in the storage
 _PRIVATE_FOLDER = "files"  # in STATE_DIR
+_OTHER_FILE = "This Idempotency-Key was sent with another file. Send a new key with a new upload."
 _UNFINISHED = timedelta(days=1)  # a file that is not whole by then never will be
 
 
@@ -169,7 +167,7 @@ class Files:
         rows = StoredFile.objects.of(caller.tenant)
         if page.purpose:
             rows = rows.filter(purpose=page.purpose)
-        found, has_more = await orm.read(part_of, rows, page, no_file)
+        found, has_more = await orm.read(lambda: part_of(rows, page, last_of(rows, page, no_file)))
         return [record_of(row) for row in found], has_more
 
     async def delete(self, caller: Caller, file_id: str) -> None:
@@ -247,15 +245,9 @@ def _sent_before(once: Once | None) -> FileRecord | None:
     """Return the file that this key has stored before, if it is still there. Raises KeyReused."""
     if once is None:
         return None
-    row = StoredFile.objects.filter(request_key=once.key).first()
-    if row is None:
-        return None
-    if row.expires_at is not None and row.expires_at <= timezone.now():
-        StoredFile.objects.filter(pk=row.pk).update(request_key=None)
-        return None
-    if row.request_digest != once.digest:
-        raise KeyReused("This Idempotency-Key was sent with another file. Send a new key with a new upload.")
-    return record_of(row)
+    StoredFile.objects.filter(request_key=once.key, expires_at__lte=timezone.now()).update(request_key=None)
+    row = sent_before(StoredFile.objects.all(), once, _OTHER_FILE)
+    return None if row is None else record_of(row)
 
 
 class _FormHandler(TemporaryFileUploadHandler):
@@ -301,19 +293,6 @@ def _parse(headers: Mapping[str, str], body: IO[bytes], max_bytes: int) -> Form:
         num_bytes=0 if found is None else found.size,
         file=found,
     )
-
-
-def part_of(rows: models.QuerySet[Any], page: Page, missing: Callable[[str, str], NotFound]) -> tuple[list[Any], bool]:
-    """Return the rows of a page, by their times and ids, and whether there are more."""
-    sign, step = ("-", "lt") if page.is_newest_first else ("", "gt")
-    if page.after:
-        last = None if "\0" in page.after else rows.filter(pk=page.after).first()  # PostgreSQL refuses NUL
-        if last is None:
-            raise missing(page.after, "after")
-        later = Q(**{f"created_at__{step}": last.created_at})
-        rows = rows.filter(later | Q(created_at=last.created_at, **{f"pk__{step}": last.pk}))
-    found = list(rows.order_by(f"{sign}created_at", f"{sign}pk")[: page.limit + 1])
-    return found[: page.limit], len(found) > page.limit
 
 
 def record_of(row: StoredFile) -> FileRecord:

@@ -6,35 +6,35 @@ events at once, and a worker a request that is whole.
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from django.db import IntegrityError, transaction
-from django.db.models import Q
 from django.utils import timezone
 
 from streamserve.api.call import Caller
 from streamserve.api.pipelines import JobView, no_job
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.conf import SiteConfig
+from streamserve.dialects.openai.batches import Page
 from streamserve.keys import salt_of
 from streamserve.models import Job, Worker
 from streamserve.models import Stream as StreamRow
-from streamserve.protocol.errors import BadRequest, KeyReused, NotFound, Overloaded, QuotaExceeded
+from streamserve.protocol.errors import BadRequest, NotFound, Overloaded, QuotaExceeded
 from streamserve.protocol.events import Done, Meta
 from streamserve.protocol.ids import is_stream_id
 from streamserve.protocol.requests import GenerateRequest, check_needs, check_sampling
 from streamserve.rows import orm
-from streamserve.rows.leases import hold_limit
+from streamserve.rows.queries import hold_limit, part_of, sent_before
 from streamserve.rows.store import row_of
 from streamserve.streams.config import JOB
 from streamserve.streams.log.base import append, new_log_id
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import ANONYMOUS, Once, Record
-from streamserve.work.job_runs import JobKind, end_job
-from streamserve.work.webhooks import view_of
+from streamserve.work.queue import JOBS
 
 _RETRY_AFTER = 30
 
@@ -86,20 +86,14 @@ class Jobs:
         """Return a job of the caller's tenant. Raises NotFound."""
         return await self._view(await self._row(caller, job_id))
 
-    async def list(self, caller: Caller, *, status: str = "", after: str = "", limit: int = 20) -> list[JobView]:
-        """Return the tenant's jobs, the newest first; those after the job `after`. Raises NotFound for that."""
-        last = await self._row(caller, after) if after else None
-
-        def rows() -> list[Job]:
-            jobs = Job.objects.filter(tenant=caller.tenant).order_by("-created_at", "-pk").defer("result")
-            if status:
-                jobs = jobs.filter(state=status)
-            if last is not None:
-                older = Q(created_at=last.created_at, pk__lt=last.pk)
-                jobs = jobs.filter(Q(created_at__lt=last.created_at) | older)
-            return list(jobs[:limit])
-
-        return [view_of(job, has_result=False) for job in await orm.read(rows)]
+    async def page(self, caller: Caller, page: Page, *, status: str = "") -> tuple[Sequence[JobView], bool]:
+        """Return a part of the tenant's jobs, and whether there are more. Raises NotFound for `page.after`."""
+        last = await self._row(caller, page.after) if page.after else None
+        jobs = Job.objects.filter(tenant=caller.tenant).defer("result")
+        if status:
+            jobs = jobs.filter(state=status)
+        found, has_more = await orm.read(part_of, jobs, page, last)
+        return [view_of(job, has_result=False) for job in found], has_more
 
     async def cancel(self, caller: Caller, job_id: str) -> JobView:
         """End a job as cancelled, queued or running; one that has ended stays as it is. Raises as `Stream.stop`."""
@@ -117,7 +111,7 @@ class Jobs:
         end = None if stream is None else stream.terminal
         if stream is None or (isinstance(end, Done) and end.finish_reason == "cancelled"):
             fence = await orm.read(lambda: Job.objects.values_list("fence", flat=True).get(pk=job.pk))
-            await orm.call(end_job, job.pk, "cancelled", fence=fence)
+            await orm.call(Job.objects.end, job.pk, "cancelled", fence=fence)
 
     async def _row(self, caller: Caller, job_id: str) -> Job:
         is_id = is_stream_id(job_id)  # PostgreSQL refuses a query with NUL
@@ -131,7 +125,7 @@ class Jobs:
             return view_of(job)
 
         def find() -> tuple[int, str]:
-            is_served = Worker.objects.alive().filter(kinds__contains=JobKind.name).exists()
+            is_served = Worker.objects.alive().filter(kinds__contains=JOBS).exists()
             is_retry = job.due_at > max(timezone.now(), job.created_at)
             waits_for = "worker" if not is_served else "retry" if is_retry else "turn"
             return Job.objects.place_of(job), waits_for
@@ -140,14 +134,8 @@ class Jobs:
         return view_of(job, place=place, waits_for=waits_for)
 
     async def _earlier(self, once: Once | None) -> JobView | None:
-        if once is None:
-            return None
-        job = await orm.read(Job.objects.filter(request_key=once.key).first)
-        if job is None:
-            return None
-        if job.request_digest != once.digest:
-            raise KeyReused("This Idempotency-Key was sent with another body. Send a new key with a new request.")
-        return await self._view(job)
+        job = None if once is None else await orm.read(sent_before, Job.objects.all(), once)
+        return None if job is None else await self._view(job)
 
     def _check(self, request: GenerateRequest, webhook: str) -> None:
         client = self._streams.clients.get(request.model)
@@ -176,7 +164,7 @@ class Jobs:
         """Raise where the caller has as many unfinished jobs as it may; visitors without a login share a bound, too."""
         is_visitor, limits = caller.owner in ANONYMOUS, self._settings.limits
         most = limits.max_jobs_per_visitor if is_visitor else limits.max_jobs_per_principal
-        unfinished = Job.objects.filter(state__in=("queued", "running"))
+        unfinished = Job.objects.unfinished()
         own = unfinished.filter(owner=caller.owner)
         if caller.counted_as:
             streams = StreamRow.objects.filter(state="running", counted_as=caller.counted_as)
@@ -230,4 +218,25 @@ def _row_of(record: Record, webhook: str, once: Once | None) -> Job:
         webhook=webhook,
         request_key=None if once is None else once.key,
         request_digest=None if once is None else once.digest,
+    )
+
+
+def view_of(job: Job, *, place: int | None = None, waits_for: str | None = None, has_result: bool = True) -> JobView:
+    """Return a row as its owner sees it."""
+    return JobView(
+        id=job.pk,
+        stream_id=job.stream_id,
+        pipeline=job.pipeline,
+        status=job.state,
+        attempts=job.attempts,
+        place=place,
+        waits_for=waits_for,
+        progress=json.loads(job.progress) if job.progress else None,
+        result=json.loads(job.result) if has_result and job.result else None,
+        error=(job.error_code, job.error_message) if job.error_code else None,
+        webhook=job.webhook,
+        created_at=job.created_at,
+        due_at=job.due_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
     )

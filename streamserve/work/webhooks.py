@@ -1,7 +1,7 @@
-"""`Webhooks`: messages to the site's webhooks as a kind of work: signed, retried with back-off, durable.
+"""`webhook_kind`: messages to the site's webhooks as a kind of work: signed, retried with back-off, durable.
 
-A message is inserted in the transaction that ends its job, so that none is lost and none is sent of a job that has not
-ended. It may arrive twice: its id stays, so a receiver can tell. Signed as Standard Webhooks says
+A message is inserted in the transaction that ends its job (`JobQuerySet.end`), so that none is lost and none is sent of
+a job that has not ended. It may arrive twice: its id stays, so a receiver can tell. Signed as Standard Webhooks says
 (github.com/standard-webhooks/standard-webhooks): HMAC-SHA256 of "id.timestamp.body". Redirects are not followed.
 """
 
@@ -13,7 +13,6 @@ import hashlib
 import hmac
 import http.client
 import json
-import secrets
 import socket
 import threading
 import time
@@ -22,37 +21,34 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from streamserve.api.pipelines import JobView
 from streamserve.conf import Webhook
 from streamserve.models import Job, WebhookDelivery
 from streamserve.rows import orm
-from streamserve.work.queue import Claim, Failed, RetryPolicy, RowKind
+from streamserve.work.jobs import view_of
+from streamserve.work.queue import WEBHOOKS, Claim, Failed, Kind, RetryPolicy
 
 _GONE = 410  # the receiver wants no more of them
 _RETRY = RetryPolicy(max_attempts=10, first_seconds=5.0, max_seconds=3600.0)
 
 
-class Webhooks(RowKind[WebhookDelivery]):
-    """See above. `targets` are those of the settings, by name."""
+def webhook_kind(
+    targets: Mapping[str, Webhook], *, concurrency: int = 4, retry: RetryPolicy = _RETRY
+) -> Kind[WebhookDelivery]:
+    """Return messages to webhooks as a kind of work. `targets` are those of the settings, by name."""
 
-    name, model = "webhooks", WebhookDelivery
-
-    def __init__(self, targets: Mapping[str, Webhook], *, concurrency: int = 4, retry: RetryPolicy = _RETRY) -> None:
-        super().__init__(concurrency=concurrency, retry=retry)
-        self._targets = targets
-
-    async def run(self, claim: Claim) -> None:
-        target = self._targets.get(claim.row.webhook)
+    async def run(claim: Claim[WebhookDelivery]) -> None:
+        target = targets.get(claim.row.webhook)
         if target is None:
             message = f"The settings have no webhook {claim.row.webhook!r} any more."
             raise Failed(message, code="webhook_not_found", is_retryable=False)
         job = await orm.read(Job.objects.get, pk=claim.row.job_id)
-        body = message_of(job)
-        status = await _answer(target, claim.id, body)
+        status = await _answer(target, claim.id, message_of(job))
         if not 200 <= status < 300:
             message = f"The webhook answered {status}."
             raise Failed(message, code="webhook_refused", is_retryable=status != _GONE)
-        await self.finish(claim)
+        await claim.finish()
+
+    return Kind(name=WEBHOOKS, model=WebhookDelivery, run=run, concurrency=concurrency, retry=retry)
 
 
 async def _answer(target: Webhook, message_id: str, body: bytes) -> int:
@@ -143,31 +139,3 @@ def post(connection: http.client.HTTPConnection, target: Webhook, message_id: st
         raise _unreachable(error) from error
     finally:
         connection.close()
-
-
-def queue_message(job_id: str) -> None:
-    """Insert the message of a job that has just ended, if it names a webhook. In the transaction of its end."""
-    webhook = Job.objects.values_list("webhook", flat=True).get(pk=job_id)
-    if webhook:
-        WebhookDelivery.objects.create(id=f"msg_{secrets.token_hex(12)}", job_id=job_id, webhook=webhook)
-
-
-def view_of(job: Job, *, place: int | None = None, waits_for: str | None = None, has_result: bool = True) -> JobView:
-    """Return a row as its owner sees it."""
-    return JobView(
-        id=job.pk,
-        stream_id=job.stream_id,
-        pipeline=job.pipeline,
-        status=job.state,
-        attempts=job.attempts,
-        place=place,
-        waits_for=waits_for,
-        progress=json.loads(job.progress) if job.progress else None,
-        result=json.loads(job.result) if has_result and job.result else None,
-        error=(job.error_code, job.error_message) if job.error_code else None,
-        webhook=job.webhook,
-        created_at=job.created_at,
-        due_at=job.due_at,
-        started_at=job.started_at,
-        finished_at=job.finished_at,
-    )

@@ -20,10 +20,9 @@ from streamserve.conf import Webhook, read
 from streamserve.models import Job, WebhookDelivery
 from streamserve.rows import orm
 from streamserve.streams.lease.liveness import Liveness
-from streamserve.work.job_runs import end_job
 from streamserve.work.queue import RetryPolicy
-from streamserve.work.webhooks import Webhooks
-from streamserve.work.worker import Presence, Worker
+from streamserve.work.webhooks import webhook_kind
+from streamserve.work.worker import Worker
 from tests.conftest import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -76,14 +75,14 @@ def receiver(statuses: list[int]) -> Iterator[Receiver]:
 
 def ended(webhook: str = "billing") -> None:
     Job.objects.create(id=JOB, stream_id=JOB, pipeline="p", owner="o", tenant="t", webhook=webhook)
-    assert end_job(JOB, "done", fence=0, result=json.dumps({"text": "Hi"}))
+    assert Job.objects.end(JOB, "done", fence=0, result=json.dumps({"text": "Hi"}))
 
 
 async def delivered(url: str, folder: Path, *, timeout_seconds: float = 5.0) -> WebhookDelivery:
     """Run a worker until the message has come to its end; return its row."""
     target = Webhook(name="billing", url=url, secret=SECRET, timeout_seconds=timeout_seconds)
-    kind = Webhooks({"billing": target}, retry=RetryPolicy(max_attempts=3, first_seconds=0.0))
-    worker = Worker([kind], Presence(Liveness(folder), kinds="webhooks", concurrency=1))
+    kind = webhook_kind({"billing": target}, retry=RetryPolicy(max_attempts=3, first_seconds=0.0))
+    worker = Worker([kind], Liveness(folder))
     running = asyncio.create_task(worker.run())
     async with asyncio.timeout(20):
         while not (row := await orm.call(WebhookDelivery.objects.get)).is_finished:
@@ -190,10 +189,10 @@ async def test_a_target_that_left_the_settings_gets_nothing(receiver: Receiver, 
 def test_one_message_for_one_end() -> None:
     """A second end of the job changes nothing, and a job without a webhook has no message."""
     ended()
-    assert not end_job(JOB, "failed", fence=0)
+    assert not Job.objects.end(JOB, "failed", fence=0)
     assert WebhookDelivery.objects.count() == 1
     Job.objects.create(id="b" * 32, stream_id="b" * 32, pipeline="p", owner="o", tenant="t")
-    assert end_job("b" * 32, "done", fence=0)
+    assert Job.objects.end("b" * 32, "done", fence=0)
     assert WebhookDelivery.objects.count() == 1
 
 

@@ -19,7 +19,7 @@ from streamserve.models import Job
 from streamserve.models import Worker as WorkerRow
 from streamserve.rows import orm
 from streamserve.streams.lease.liveness import Liveness
-from streamserve.work.queue import Claim, Failed, LeaseLost, RetryPolicy, RowKind
+from streamserve.work.queue import Claim, Failed, Kind, LeaseLost, RetryPolicy, bury_row
 from streamserve.work.worker import Presence, Worker
 from tests.conftest import until
 from tests.support.servers.write_lock import on_sqlite, write_lock
@@ -27,20 +27,16 @@ from tests.support.servers.write_lock import on_sqlite, write_lock
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-class Tasks(RowKind[Job]):
-    """Jobs whose work is a function of the test."""
+def tasks(work: Callable[[Claim[Job]], Any], **options: Any) -> Kind[Job]:
+    """Return jobs whose work is a function of the test."""
 
-    name, model = "tasks", Job
-
-    def __init__(self, work: Callable[[Claim], Any], **options: Any) -> None:
-        super().__init__(**options)
-        self._do = work
-
-    async def run(self, claim: Claim) -> None:
-        result = self._do(claim)
+    async def run(claim: Claim[Job]) -> None:
+        result = work(claim)
         if asyncio.iscoroutine(result):
             await result
-        await self.finish(claim)
+        await claim.finish()
+
+    return Kind(name="tasks", model=Job, run=run, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -54,10 +50,6 @@ def queued(num: int = 1) -> list[str]:
     for one in ids:
         Job.objects.create(id=one, stream_id=one, pipeline="p", owner="o", tenant="t")
     return ids
-
-
-def presence(folder: Path) -> Presence:
-    return Presence(Liveness(folder), kinds="tasks", concurrency=1)
 
 
 async def drained(worker: Worker, condition: Callable[[], bool]) -> None:
@@ -115,11 +107,11 @@ async def test_an_end_waits_for_a_locked_database(tmp_path: Path) -> None:
     ran: list[Any] = []
     go = asyncio.Event()
 
-    async def work(claim: Claim) -> None:
+    async def work(claim: Claim[Job]) -> None:
         ran.append(claim.id)
         await go.wait()
 
-    worker = Worker([Tasks(work)], presence(tmp_path))
+    worker = Worker([tasks(work)], Liveness(tmp_path))
     running = asyncio.create_task(worker.run())
     await until(lambda: ran)
     with write_lock():
@@ -138,11 +130,11 @@ async def test_a_worker_that_stops_does_not_wait_for_a_locked_database(tmp_path:
     await orm.call(queued)
     begun = asyncio.Event()
 
-    async def work(claim: Claim) -> None:
+    async def work(claim: Claim[Job]) -> None:
         begun.set()
         await asyncio.Event().wait()
 
-    worker = Worker([Tasks(work)], presence(tmp_path), grace_seconds=0.0)
+    worker = Worker([tasks(work)], Liveness(tmp_path), grace_seconds=0.0)
     running = asyncio.create_task(worker.run())
     await begun.wait()
     with write_lock() as other:
@@ -159,13 +151,13 @@ async def test_work_is_done_once_and_its_end_is_written(tmp_path: Path) -> None:
     ran: list[Any] = []
     most = 0
 
-    async def work(claim: Claim) -> None:
+    async def work(claim: Claim[Job]) -> None:
         nonlocal most
         most = max(most, len(worker.claims))
         ran.append(claim.id)
         await asyncio.sleep(0)
 
-    worker = Worker([Tasks(work, concurrency=2)], presence(tmp_path))
+    worker = Worker([tasks(work, concurrency=2)], Liveness(tmp_path))
     await drained(worker, lambda: worker.num_done == 5)
     assert sorted(ran) == [f"{index:032x}" for index in range(5)]
     assert await states() == [("done", 1)] * 5
@@ -177,11 +169,11 @@ async def test_a_failure_is_retried_until_it_is_a_dead_letter(tmp_path: Path) ->
     """Three attempts are allowed: then the row is failed, with the last error."""
     await orm.call(queued)
 
-    def work(claim: Claim) -> None:
+    def work(claim: Claim[Job]) -> None:
         raise Failed(f"no {claim.attempt}", code="too_bad")
 
-    kind = Tasks(work, retry=RetryPolicy(max_attempts=3, first_seconds=0.0))
-    worker = Worker([kind], presence(tmp_path))
+    kind = tasks(work, retry=RetryPolicy(max_attempts=3, first_seconds=0.0))
+    worker = Worker([kind], Liveness(tmp_path))
     row = await buried(worker)
     assert (row.attempts, row.error_code, row.error_message) == (3, "too_bad", "no 3")
 
@@ -189,7 +181,7 @@ async def test_a_failure_is_retried_until_it_is_a_dead_letter(tmp_path: Path) ->
 async def test_a_retry_waits_and_what_is_final_does_not(tmp_path: Path) -> None:
     """A retryable failure is due later; one that is not is buried at its first attempt."""
     await orm.call(queued, 2)
-    kind = Tasks(lambda claim: None, retry=RetryPolicy(max_attempts=3, first_seconds=60.0))
+    kind = tasks(lambda claim: None, retry=RetryPolicy(max_attempts=3, first_seconds=60.0))
     first, second = [await kind.claim("w") for _ in range(2)]
     assert first is not None
     assert second is not None
@@ -204,18 +196,18 @@ async def test_a_retry_waits_and_what_is_final_does_not(tmp_path: Path) -> None:
 async def test_a_lost_lease_writes_nothing(tmp_path: Path) -> None:
     """Once another worker has claimed the row, no write of the first one has an effect."""
     await orm.call(queued)
-    kind = Tasks(lambda claim: None)
+    kind = tasks(lambda claim: None)
     old = await kind.claim("old")
     assert old is not None
     await orm.call(Job.objects.all().requeue_of, "old")
     new = await kind.claim("new")
     assert new is not None
-    assert (new.fence, new.attempt) == (old.fence + 1, 2)
-    for write in (kind.finish(old), kind.release(old), kind.fail(old, Failed("x")), kind.bury(old, Failed("x"))):
+    assert (new.row.fence, new.attempt) == (old.row.fence + 1, 2)
+    for write in (old.finish(), old.give_back(), kind.fail(old, Failed("x")), bury_row(old, Failed("x"))):
         with pytest.raises(LeaseLost):
             await write
     assert await states() == [("running", 2)]
-    await kind.finish(new)
+    await new.finish()
     assert await states() == [("done", 2)]
 
 
@@ -223,12 +215,12 @@ async def test_rows_of_a_dead_worker_run_again(tmp_path: Path) -> None:
     """A worker whose process is gone, by its lock, loses its rows; a live one keeps them."""
     await orm.call(queued, 3)
     dead, live = Liveness(tmp_path), Liveness(tmp_path)
-    kind = Tasks(lambda claim: None)
+    kind = tasks(lambda claim: None)
     assert await kind.claim(dead.own_id)
     kept = await kind.claim(live.own_id)
     assert kept is not None
     dead.close()
-    worker = Worker([kind], presence(tmp_path))
+    worker = Worker([kind], Liveness(tmp_path))
     await drained(worker, lambda: worker.num_done == 2)
     assert await states() == [("done", 2), ("running", 1), ("done", 1)]
     live.close()
@@ -236,7 +228,7 @@ async def test_rows_of_a_dead_worker_run_again(tmp_path: Path) -> None:
 
 async def test_a_worker_of_another_host_is_dead_without_a_beat(tmp_path: Path) -> None:
     """Its row tells: one that has given a beat lives, one whose beat is old does not."""
-    own = presence(tmp_path)
+    own = Presence(Liveness(tmp_path))
     await orm.call(lambda: [WorkerRow.objects.beat(one, "tasks", 1) for one in ("far-1", "far-2")])
     await orm.call(WorkerRow.objects.filter(pk="far-2").update, beat_at=Now() - timedelta(minutes=2))
     assert set(await orm.call(own.alive, {"far-1", "far-2", "far-3", own.worker_id})) == {"far-1", own.worker_id}
@@ -246,11 +238,11 @@ async def test_what_is_used_up_is_not_run_again(tmp_path: Path) -> None:
     """A row that has lost its worker in every attempt is buried without a run: it may be what kills workers."""
     await orm.call(queued)
     ran: list[int] = []
-    kind = Tasks(lambda claim: ran.append(claim.attempt), retry=RetryPolicy(max_attempts=2))
+    kind = tasks(lambda claim: ran.append(claim.attempt), retry=RetryPolicy(max_attempts=2))
     for _ in range(2):
         assert await kind.claim("gone-1")
         await orm.call(Job.objects.all().requeue_of, "gone-1")
-    worker = Worker([kind], presence(tmp_path))
+    worker = Worker([kind], Liveness(tmp_path))
     row = await buried(worker)
     assert (row.state, row.error_code, ran) == ("failed", "worker_lost", [])
 
@@ -260,11 +252,11 @@ async def test_a_graceful_stop_lets_work_end(tmp_path: Path) -> None:
     await orm.call(queued, 2)
     began, may_end = asyncio.Event(), asyncio.Event()
 
-    async def work(claim: Claim) -> None:
+    async def work(claim: Claim[Job]) -> None:
         began.set()
         await may_end.wait()
 
-    worker = Worker([Tasks(work)], presence(tmp_path))
+    worker = Worker([tasks(work)], Liveness(tmp_path))
     running = asyncio.create_task(worker.run())
     await asyncio.wait_for(began.wait(), 10)
     worker.stop()
@@ -278,11 +270,11 @@ async def test_what_does_not_end_in_time_is_given_back(tmp_path: Path) -> None:
     await orm.call(queued)
     began = asyncio.Event()
 
-    async def work(claim: Claim) -> None:
+    async def work(claim: Claim[Job]) -> None:
         began.set()
         await asyncio.Event().wait()
 
-    worker = Worker([Tasks(work)], presence(tmp_path), grace_seconds=0.0)
+    worker = Worker([tasks(work)], Liveness(tmp_path), grace_seconds=0.0)
     running = asyncio.create_task(worker.run())
     await asyncio.wait_for(began.wait(), 10)
     worker.stop()
@@ -293,11 +285,11 @@ async def test_what_does_not_end_in_time_is_given_back(tmp_path: Path) -> None:
 async def test_what_it_holds_and_does_not_run_is_queued_again(tmp_path: Path) -> None:
     """An end that could not be written, because the database was away, leaves no row with this worker."""
     await orm.call(queued)
-    kind, own = Tasks(lambda claim: None), presence(tmp_path)
+    kind, own = tasks(lambda claim: None), Presence(Liveness(tmp_path))
     claim = await kind.claim(own.worker_id)
     assert claim is not None
-    assert await kind.orphans(own.alive, own.worker_id, [claim.id]) == 0
-    assert await kind.orphans(own.alive, own.worker_id, []) == 1
+    assert await kind.requeue_orphans(own.alive, own.worker_id, [claim.id]) == 0
+    assert await kind.requeue_orphans(own.alive, own.worker_id, []) == 1
     assert await states() == [("queued", 1)]
 
 

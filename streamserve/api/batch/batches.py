@@ -95,9 +95,9 @@ async def cancel(call: Call, batches: Batches, answers: Answers) -> Reply:
     return json_reply(batch_json(await batches.cancel(call.caller, call.params["batch_id"])))
 
 
-def no_batch(batch_id: str) -> NotFound:
+def no_batch(batch_id: str, param: str = "batch_id") -> NotFound:
     """Return the error for an id that names no batch of the caller's, whatever it looks like."""
-    return NotFound(f"There is no batch {batch_id[:64]!r} here.", code="batch_not_found", param="batch_id")
+    return NotFound(f"There is no batch {batch_id[:64]!r} here.", code="batch_not_found", param=param)
 
 
 async def list_messages(call: Call, batches: Batches) -> Reply:

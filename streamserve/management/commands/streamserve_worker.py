@@ -19,7 +19,8 @@ from django.core.management.base import BaseCommand, CommandError
 
 from streamserve.conf import get_settings
 from streamserve.web import site
-from streamserve.work.worker import KINDS, Worker, work_counts
+from streamserve.work.kinds import MODELS, work_counts
+from streamserve.work.worker import Worker
 
 _CLEAR = "\r\x1b[K"  # ECMA-48: to the line's beginning, and erase it
 _SHOW_SECONDS = 1.0
@@ -35,7 +36,7 @@ class Command(BaseCommand):
             "--concurrency", type=int, help='how many of each kind run at once; default for jobs: JOBS["CONCURRENCY"]'
         )
         parser.add_argument(
-            "--kinds", default="", help=f"what it runs, separated by commas: {', '.join(KINDS)}; default: all"
+            "--kinds", default="", help=f"what it runs, separated by commas: {', '.join(MODELS)}; default: all"
         )
         parser.add_argument("--drain", action="store_true", help="end when nothing is due any more")
 
@@ -44,9 +45,9 @@ class Command(BaseCommand):
         if settings.log == "memory":
             raise CommandError('Logs are in the memory of web processes (LOG is "memory"), and they run the jobs.')
         names = [name for name in kinds.split(",") if name]
-        unknown = [name for name in names if name not in KINDS]
+        unknown = [name for name in names if name not in MODELS]
         if unknown:
-            raise CommandError(f"There is no kind of work {unknown[0]!r}. There are: {', '.join(KINDS)}.")
+            raise CommandError(f"There is no kind of work {unknown[0]!r}. There are: {', '.join(MODELS)}.")
         if concurrency is not None and concurrency < 1:
             raise CommandError("--concurrency is 1 at least.")
         _log_to_stderr()

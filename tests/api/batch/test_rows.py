@@ -12,6 +12,7 @@ from streamserve.api.batch.rows import TryLater, run_row
 from streamserve.api.call import Caller
 from streamserve.clients.pipeline.client import forget, pipeline
 from streamserve.models import Batch, BatchRow
+from streamserve.rows.work import BatchQuerySet
 from streamserve.web import site
 from tests.conftest import until_ready
 from tests.support.sites.batch_runs import CHAT, Tenant, jsonl, line
@@ -34,10 +35,15 @@ def batch(transactional_db: Any) -> Batch:
     return taken
 
 
+def held_by(worker_id: str, batch: Batch) -> BatchQuerySet:
+    return Batch.objects.all().held(batch.pk, batch.fence, worker_id)
+
+
 def test_rows_are_counted_as_they_are_stored(batch: Batch) -> None:
     """By their status; a worker that gets on has used no attempt."""
     Batch.objects.update(attempts=7)
-    assert Batch.objects.store(batch.pk, batch.fence, "first", [row(1), row(2, 404)])
+    assert held_by("first", batch).store(row(1))
+    assert held_by("first", batch).store(row(2, 404))
     found = Batch.objects.get()
     assert (found.num_completed, found.num_failed, found.attempts) == (1, 1, 1)
     assert BatchRow.objects.lines_of(batch.pk) == {1, 2}
@@ -46,19 +52,19 @@ def test_rows_are_counted_as_they_are_stored(batch: Batch) -> None:
 def test_a_worker_that_lost_the_batch_stores_nothing(batch: Batch) -> None:
     """Nor does it count or change the status, when another worker has the batch, or none."""
     Batch.objects.requeue_of("first")
-    assert not Batch.objects.store(batch.pk, batch.fence, "first", [row(1)])
+    assert not held_by("first", batch).store(row(1))
     (again,) = Batch.objects.take("second")
-    assert not Batch.objects.store(batch.pk, batch.fence, "first", [row(1)])
-    assert not Batch.objects.move(batch.pk, batch.fence, "first", ["in_progress"], "finalizing")
-    assert Batch.objects.store(again.pk, again.fence, "second", [row(1)])
+    assert not held_by("first", batch).store(row(1))
+    assert not held_by("first", batch).move(["in_progress"], "finalizing")
+    assert held_by("second", again).store(row(1))
     assert Batch.objects.get().num_completed == BatchRow.objects.count() == 1
 
 
 def test_no_line_ends_twice(batch: Batch) -> None:
     """The database refuses it, and then nothing of that write is counted."""
-    Batch.objects.store(batch.pk, batch.fence, "first", [row(1)])
+    held_by("first", batch).store(row(1))
     with pytest.raises(IntegrityError):
-        Batch.objects.store(batch.pk, batch.fence, "first", [row(2), row(1)])
+        held_by("first", batch).store(row(1))
     assert Batch.objects.get().num_completed == BatchRow.objects.count() == 1
 
 

@@ -19,7 +19,7 @@ from streamserve.clients.pipeline.client import forget
 from streamserve.models import StoredCompletion
 from streamserve.models import Stream as StreamRow
 from streamserve.rows.completions import CompletionRows
-from streamserve.rows.leases import delete_in_parts
+from streamserve.rows.queries import delete_in_parts
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
 
