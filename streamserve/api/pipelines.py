@@ -21,8 +21,8 @@ from streamserve.api.native import PROMPT_IN_URL, stream_events
 from streamserve.api.resume import encoder_for, gone_reply, head_of_new, resume
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects import native
+from streamserve.dialects.batches import Page
 from streamserve.dialects.fold import Answer
-from streamserve.dialects.openai.batches import Page
 from streamserve.dialects.pace import PACE
 from streamserve.protocol.errors import BadRequest, Forbidden, NotFound
 from streamserve.protocol.ids import parse_event_id

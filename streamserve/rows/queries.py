@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from django.db import connections, models
 from django.db.models import F, Q
 
-from streamserve.dialects.openai.batches import Page
+from streamserve.dialects.batches import Page
 from streamserve.protocol.errors import KeyReused, NotFound
 from streamserve.streams.store import Once
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -18,10 +18,18 @@ from typing import IO, Any
 from django.utils import timezone
 
 from streamserve.api.call import Caller
-from streamserve.dialects.anthropic import batches as anthropic_batches
-from streamserve.dialects.batch_lines import Line, RowResult, Unrun, parse_line, read_lines
-from streamserve.dialects.openai import batches as openai_batches
-from streamserve.dialects.openai.batches import OUTPUT_PURPOSE, FileRecord
+from streamserve.dialects.anthropic.batches import ANTHROPIC
+from streamserve.dialects.batches import (
+    OUTPUT_PURPOSE,
+    BatchDialect,
+    FileRecord,
+    Line,
+    RowResult,
+    Unrun,
+    parse_line,
+    read_lines,
+)
+from streamserve.dialects.openai.batches import OPENAI
 from streamserve.models import Batch, BatchRow, StoredFile
 from streamserve.protocol.requests import Limits
 from streamserve.rows import orm
@@ -31,24 +39,7 @@ from streamserve.work.files import Files
 from streamserve.work.queue import Claim
 
 _ROWS_AT_ONCE = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Shapes:
-    """The lines of an API's files: of a row that was run, and of one without an answer (request id, custom_id, why)."""
-
-    result_line: Callable[[RowResult], bytes]
-    unrun_line: Callable[[str, str, Unrun], bytes]
-    has_error_file: bool = True
-
-
-# By `Batch.api`. An API whose results are one file has no error file.
-SHAPES: Mapping[str, Shapes] = {
-    "openai": Shapes(result_line=openai_batches.result_line, unrun_line=openai_batches.unrun_line),
-    "anthropic": Shapes(
-        result_line=anthropic_batches.result_line, unrun_line=anthropic_batches.unrun_line, has_error_file=False
-    ),
-}
+_DIALECTS = {dialect.name: dialect for dialect in (OPENAI, ANTHROPIC)}  # by `Batch.api`
 
 
 async def compose(files: Files, limits: Limits, batch: Batch, file: IO[bytes] | None, why: Unrun) -> Composed:
@@ -56,11 +47,11 @@ async def compose(files: Files, limits: Limits, batch: Batch, file: IO[bytes] | 
 
     Without the input `file`, which is gone, the files have the rows that have ended, and no others.
     """
-    shapes = SHAPES[batch.api]
+    dialect = _DIALECTS[batch.api]
     with ExitStack() as stack:
         output = stack.enter_context(tempfile.TemporaryFile())
-        errors = stack.enter_context(tempfile.TemporaryFile()) if shapes.has_error_file else output
-        num_unrun = await orm.bulk(_write, batch, file, output, errors, shapes, why, limits)
+        errors = stack.enter_context(tempfile.TemporaryFile()) if dialect.has_error_file else output
+        num_unrun = await orm.bulk(_write, batch, file, output, errors, dialect, why, limits)
         names = [(output, "output")] + ([(errors, "error")] if errors is not output else [])
         stored = [await _store(files, batch, content, name) for content, name in names]
     return Composed(stored[0], stored[1] if len(stored) > 1 else None, num_unrun)
@@ -71,7 +62,7 @@ def _write(
     file: IO[bytes] | None,
     output: IO[bytes],
     errors: IO[bytes],
-    shapes: Shapes,
+    dialect: BatchDialect,
     why: Unrun,
     limits: Limits,
 ) -> int:
@@ -81,7 +72,7 @@ def _write(
     num_unrun = 0
 
     def write_row(row: RowResult) -> None:
-        (output if row.is_success else errors).write(shapes.result_line(row))
+        (output if row.is_success else errors).write(dialect.result_line(row))
 
     with file or nullcontext():
         for number, raw in chain.from_iterable(read_lines(file, limits) if file is not None else ()):
@@ -90,7 +81,7 @@ def _write(
                 row = next(ended, None)
             elif isinstance(line := parse_line(number, raw, batch.endpoint, limits), Line):
                 # A batch that is cancelled while its file is checked may have wrong lines; they have no id.
-                errors.write(shapes.unrun_line(_request_id(batch.pk, number), line.custom_id, why))
+                errors.write(dialect.unrun_line(_request_id(batch.pk, number), line.custom_id, why))
                 num_unrun += 1
     while row is not None:
         write_row(row)

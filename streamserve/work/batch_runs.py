@@ -22,7 +22,7 @@ from streamserve.api.answers import Answers
 from streamserve.api.batch.rows import answer_line
 from streamserve.api.call import Caller
 from streamserve.api.logs import get_logger
-from streamserve.dialects.batch_lines import (
+from streamserve.dialects.batches import (
     CANCELLED,
     EXPIRED,
     Line,

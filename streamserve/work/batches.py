@@ -13,8 +13,18 @@ from streamserve.api.batch.batches import no_batch
 from streamserve.api.batch.files import no_file
 from streamserve.api.call import Caller
 from streamserve.conf import SiteConfig
-from streamserve.dialects.batch_lines import LineError
-from streamserve.dialects.openai.batches import ENDED, PURPOSE, TIMES, WINDOW_SECONDS, BatchRecord, NewBatch, Page
+from streamserve.dialects.batches import (
+    ENDED,
+    PURPOSE,
+    TIMES,
+    WINDOW_SECONDS,
+    BatchDialect,
+    BatchRecord,
+    LineError,
+    NewBatch,
+    Page,
+)
+from streamserve.dialects.openai.batches import OPENAI
 from streamserve.models import Batch, StoredFile
 from streamserve.protocol.errors import BadRequest, QuotaExceeded
 from streamserve.rows import orm
@@ -23,7 +33,6 @@ from streamserve.streams.store import Once
 from streamserve.work.files import seconds_of
 
 _RETRY_SECONDS = 60
-_ID_PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_"}
 
 
 class Batches:
@@ -33,7 +42,13 @@ class Batches:
         self._settings, self._wake = settings, wake
 
     async def create(
-        self, caller: Caller, batch: NewBatch, *, api: str = "openai", num_rows: int = 0, once: Once | None = None
+        self,
+        caller: Caller,
+        batch: NewBatch,
+        *,
+        dialect: BatchDialect = OPENAI,
+        num_rows: int = 0,
+        once: Once | None = None,
     ) -> BatchRecord:
         """Queue a batch; with `once`, return the batch that its key has queued before."""
         earlier = await self.sent_before(once)
@@ -41,8 +56,8 @@ class Batches:
             return earlier
         now = timezone.now()
         row = Batch(
-            id=f"{_ID_PREFIXES[api]}{secrets.token_hex(16)}",
-            api=api,
+            id=f"{dialect.id_prefix}{secrets.token_hex(16)}",
+            api=dialect.name,
             owner=caller.owner,
             tenant=caller.tenant,
             endpoint=batch.endpoint,
@@ -86,35 +101,37 @@ class Batches:
             raise QuotaExceeded(message, code="too_many_batches", retry_after=_RETRY_SECONDS)
         row.save(force_insert=True)
 
-    async def find(self, caller: Caller, batch_id: str, *, api: str = "openai") -> BatchRecord:
+    async def find(self, caller: Caller, batch_id: str, *, dialect: BatchDialect = OPENAI) -> BatchRecord:
         """Return the batch."""
-        return record_of(await self._row(caller, batch_id, api))
+        return record_of(await self._row(caller, batch_id, dialect))
 
-    async def page(self, caller: Caller, page: Page, *, api: str = "openai") -> tuple[Sequence[BatchRecord], bool]:
+    async def page(
+        self, caller: Caller, page: Page, *, dialect: BatchDialect = OPENAI
+    ) -> tuple[Sequence[BatchRecord], bool]:
         """Return a part of the tenant's batches."""
-        rows = Batch.objects.of(caller.tenant).filter(api=api)
+        rows = Batch.objects.of(caller.tenant).filter(api=dialect.name)
         found, has_more = await orm.read(lambda: part_of(rows, page, last_of(rows, page, no_batch)))
         return [record_of(row) for row in found], has_more
 
-    async def delete(self, caller: Caller, batch_id: str, *, api: str) -> None:
+    async def delete(self, caller: Caller, batch_id: str, *, dialect: BatchDialect) -> None:
         """Forget the batch, if it has ended."""
-        row = await self._row(caller, batch_id, api)
+        row = await self._row(caller, batch_id, dialect)
         await orm.bulk(Batch.objects.filter(pk=row.pk, status__in=ENDED).delete)
 
-    async def cancel(self, caller: Caller, batch_id: str, *, api: str = "openai") -> BatchRecord:
+    async def cancel(self, caller: Caller, batch_id: str, *, dialect: BatchDialect = OPENAI) -> BatchRecord:
         """Have the batch run no more rows. Cancelled again, it stays as it is."""
-        row = await self._row(caller, batch_id, api)
+        row = await self._row(caller, batch_id, dialect)
         if not await orm.write(Batch.objects.cancel, row.pk):
-            row = await self._row(caller, batch_id, api)
+            row = await self._row(caller, batch_id, dialect)
             if row.status not in ("cancelling", "cancelled"):
                 message = f"The batch is {row.status}: there is nothing left to cancel."
                 raise BadRequest(message, code="batch_not_cancellable", param="batch_id")
             return record_of(row)
         self._wake()
-        return record_of(await self._row(caller, batch_id, api))
+        return record_of(await self._row(caller, batch_id, dialect))
 
-    async def _row(self, caller: Caller, batch_id: str, api: str) -> Batch:
-        row = await orm.read(Batch.objects.of(caller.tenant).filter(pk=batch_id, api=api).first)
+    async def _row(self, caller: Caller, batch_id: str, dialect: BatchDialect) -> Batch:
+        row = await orm.read(Batch.objects.of(caller.tenant).filter(pk=batch_id, api=dialect.name).first)
         if row is None:
             raise no_batch(batch_id)
         return row

@@ -27,7 +27,7 @@ from streamserve.api.batch.files import FORM_BYTES, FileBody, Form, no_file
 from streamserve.api.call import Body, Call, Caller
 from streamserve.api.logs import get_logger
 from streamserve.conf import SiteConfig
-from streamserve.dialects.openai.batches import PURPOSE, FileRecord, Page
+from streamserve.dialects.batches import PURPOSE, FileRecord, Page
 from streamserve.models import Batch, StoredFile
 from streamserve.protocol.errors import (
     BadRequest,

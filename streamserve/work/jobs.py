@@ -19,7 +19,7 @@ from streamserve.api.call import Caller
 from streamserve.api.pipelines import JobView, no_job
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.conf import SiteConfig
-from streamserve.dialects.openai.batches import Page
+from streamserve.dialects.batches import Page
 from streamserve.keys import salt_of
 from streamserve.models import Job, Worker
 from streamserve.models import Stream as StreamRow

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from streamserve.dialects.anthropic import batches as anthropic
-from streamserve.dialects.batch_lines import RowResult, Unrun
+from streamserve.dialects.batches import RowResult, Unrun
 from streamserve.dialects.openai import batches as openai
 from streamserve.protocol.requests import Limits
 

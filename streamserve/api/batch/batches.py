@@ -21,15 +21,13 @@ from streamserve.api.batch.rows import check_endpoint
 from streamserve.api.call import Call, Caller, Reply, json_reply
 from streamserve.api.idempotency import once_of
 from streamserve.dialects.anthropic import batches as anthropic_batches
+from streamserve.dialects.anthropic.batches import ANTHROPIC
 from streamserve.dialects.anthropic.message import limit_of
+from streamserve.dialects.batches import ENDED, PURPOSE, BatchDialect, BatchRecord, NewBatch, Page
 from streamserve.dialects.openai.batches import (
-    ENDED,
     FEWEST_BATCHES,
     MOST_BATCHES,
-    PURPOSE,
-    BatchRecord,
-    NewBatch,
-    Page,
+    OPENAI,
     batch_json,
     list_json,
     parse,
@@ -39,14 +37,18 @@ from streamserve.protocol.errors import BadRequest, NotFound
 from streamserve.protocol.requests import Limits
 from streamserve.streams.store import Once
 
-ANTHROPIC = "anthropic"  # the API of message batches
-
 
 class Batches(Protocol):
-    """The batches of the site's tenants. `api` is the one that a batch was made by, and is seen by."""
+    """The batches of the site's tenants. `dialect` is that of the API that a batch was made by, and is seen by."""
 
     async def create(
-        self, caller: Caller, batch: NewBatch, *, api: str = "openai", num_rows: int = 0, once: Once | None = None
+        self,
+        caller: Caller,
+        batch: NewBatch,
+        *,
+        dialect: BatchDialect = OPENAI,
+        num_rows: int = 0,
+        once: Once | None = None,
     ) -> BatchRecord:
         """Queue a batch; with `once`, return the one that its key has queued before. `num_rows` as far as it is known.
 
@@ -56,16 +58,18 @@ class Batches(Protocol):
     async def sent_before(self, once: Once | None) -> BatchRecord | None:
         """Return the batch that this key has queued before, if there is one. Raises KeyReused."""
 
-    async def find(self, caller: Caller, batch_id: str, *, api: str = "openai") -> BatchRecord:
+    async def find(self, caller: Caller, batch_id: str, *, dialect: BatchDialect = OPENAI) -> BatchRecord:
         """Return the batch. Raises NotFound for an unknown id, and for one of another tenant or API."""
 
-    async def page(self, caller: Caller, page: Page, *, api: str = "openai") -> tuple[Sequence[BatchRecord], bool]:
+    async def page(
+        self, caller: Caller, page: Page, *, dialect: BatchDialect = OPENAI
+    ) -> tuple[Sequence[BatchRecord], bool]:
         """Return a part of the tenant's batches of an API, and whether there are more."""
 
-    async def cancel(self, caller: Caller, batch_id: str, *, api: str = "openai") -> BatchRecord:
+    async def cancel(self, caller: Caller, batch_id: str, *, dialect: BatchDialect = OPENAI) -> BatchRecord:
         """Have the batch run no more rows. Raises NotFound; BadRequest for one that has ended."""
 
-    async def delete(self, caller: Caller, batch_id: str, *, api: str) -> None:
+    async def delete(self, caller: Caller, batch_id: str, *, dialect: BatchDialect) -> None:
         """Forget a batch that has ended."""
 
 
@@ -110,29 +114,29 @@ async def list_messages(call: Call, batches: Batches) -> Reply:
 
 async def message_batch(call: Call, batches: Batches) -> Reply:
     """GET /v1/messages/batches/{id}: its status and counts."""
-    return _message_reply(call, await batches.find(call.caller, call.params["batch_id"], api=ANTHROPIC))
+    return _message_reply(call, await batches.find(call.caller, call.params["batch_id"], dialect=ANTHROPIC))
 
 
 async def delete_messages(call: Call, batches: Batches, files: Files) -> Reply:
     """DELETE /v1/messages/batches/{id}: delete a batch that has ended, with its results."""
-    batch = await batches.find(call.caller, call.params["batch_id"], api=ANTHROPIC)
+    batch = await batches.find(call.caller, call.params["batch_id"], dialect=ANTHROPIC)
     _refuse_unended(batch)
     for file_id in (batch.output_file_id, batch.input_file_id):
         with suppress(NotFound, BadRequest):  # another batch may read the requests: they stay for it
             await files.delete(call.caller, file_id)
-    await batches.delete(call.caller, batch.id, api=ANTHROPIC)
+    await batches.delete(call.caller, batch.id, dialect=ANTHROPIC)
     return json_reply(anthropic_batches.deleted_json(batch.id), headers=id_header(call.request_id))
 
 
 async def cancel_messages(call: Call, batches: Batches, answers: Answers) -> Reply:
     """POST /v1/messages/batches/{id}/cancel: run no more requests; those that have finished are kept."""
     await call.json(answers.limits, optional=True)
-    return _message_reply(call, await batches.cancel(call.caller, call.params["batch_id"], api=ANTHROPIC))
+    return _message_reply(call, await batches.cancel(call.caller, call.params["batch_id"], dialect=ANTHROPIC))
 
 
 async def message_results(call: Call, batches: Batches, files: Files) -> Reply:
     """GET /v1/messages/batches/{id}/results: a line of JSON for each request, in the order of the requests."""
-    batch = await batches.find(call.caller, call.params["batch_id"], api=ANTHROPIC)
+    batch = await batches.find(call.caller, call.params["batch_id"], dialect=ANTHROPIC)
     _refuse_unended(batch)
     if not batch.output_file_id:
         message = f"The batch {batch.id} failed before any request was run, and has no results. Create it again."
@@ -163,7 +167,7 @@ async def _create_messages(call: Call, batches: Batches, files: Files, limits: L
             )
     asked = NewBatch(endpoint=anthropic_batches.ENDPOINT, input_file_id=file.id)
     try:
-        batch = await batches.create(call.caller, asked, api=ANTHROPIC, num_rows=num_rows, once=once)
+        batch = await batches.create(call.caller, asked, dialect=ANTHROPIC, num_rows=num_rows, once=once)
     except BaseException:
         await files.delete(call.caller, file.id)
         raise
@@ -185,7 +189,7 @@ async def _message_page(call: Call, batches: Batches, query: Mapping[str, str]) 
     is_before = "before_id" in query
     after = query["before_id"] if is_before else query.get("after_id", "")
     page = Page(limit=limit_of(query), after=after, is_newest_first=not is_before)
-    found, has_more = await batches.page(call.caller, page, api=ANTHROPIC)
+    found, has_more = await batches.page(call.caller, page, dialect=ANTHROPIC)
     return list(reversed(found)) if is_before else list(found), has_more
 
 

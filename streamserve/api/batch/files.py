@@ -15,16 +15,8 @@ from urllib.parse import quote
 
 from streamserve.api.call import Body, Call, Caller, Reply, json_reply
 from streamserve.api.idempotency import HEADER, once_of
-from streamserve.dialects.openai.batches import (
-    MOST_FILES,
-    FileRecord,
-    Page,
-    deleted_json,
-    file_json,
-    list_json,
-    parse_page,
-    parse_upload,
-)
+from streamserve.dialects.batches import FileRecord, Page
+from streamserve.dialects.openai.batches import MOST_FILES, deleted_json, file_json, list_json, parse_page, parse_upload
 from streamserve.protocol.errors import BadRequest, NotFound
 from streamserve.streams.reader.delivery import NO_FLOW, Closing, Flow
 from streamserve.streams.store import Once

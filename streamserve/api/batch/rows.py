@@ -21,7 +21,7 @@ from streamserve.api.logs import get_logger
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects import native
 from streamserve.dialects.anthropic import message as anthropic_message
-from streamserve.dialects.batch_lines import Line, RowResult
+from streamserve.dialects.batches import Line, RowResult
 from streamserve.dialects.openai import shapes
 from streamserve.protocol.errors import BadRequest, ErrorBody, Refused, StreamserveError, to_body
 

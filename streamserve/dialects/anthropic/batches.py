@@ -18,9 +18,17 @@ from datetime import UTC, datetime
 from typing import IO, Any
 
 from streamserve.dialects.anthropic.message import error_json
-from streamserve.dialects.batch_lines import MAX_CUSTOM_ID_CHARS, RowResult, Unrun, digest_of, read_lines
+from streamserve.dialects.batches import (
+    ENDED,
+    MAX_CUSTOM_ID_CHARS,
+    BatchDialect,
+    BatchRecord,
+    RowResult,
+    Unrun,
+    digest_of,
+    read_lines,
+)
 from streamserve.dialects.fields import any_object, read, required, text
-from streamserve.dialects.openai.batches import ENDED, BatchRecord
 from streamserve.protocol.errors import BadRequest, ErrorBody, StreamserveError, UnsupportedMedia
 from streamserve.protocol.json_body import decode_json, too_many_containers
 from streamserve.protocol.requests import Limits
@@ -269,3 +277,8 @@ def unrun_line(request_id: str, custom_id: str, why: Unrun) -> bytes:
 def _result(custom_id: str, result: dict[str, Any]) -> bytes:
     line = {"custom_id": custom_id, "result": result}
     return one_line_json(line).encode() + b"\n"
+
+
+ANTHROPIC = BatchDialect(
+    name="anthropic", id_prefix="msgbatch_", result_line=result_line, unrun_line=unrun_line, has_error_file=False
+)

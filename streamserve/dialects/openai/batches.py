@@ -8,44 +8,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from streamserve.dialects.batch_lines import LineError, RowResult, Unrun
+from streamserve.dialects.batches import (
+    PURPOSE,
+    TIMES,
+    BatchDialect,
+    BatchRecord,
+    FileRecord,
+    NewBatch,
+    Page,
+    RowResult,
+    Unrun,
+)
 from streamserve.dialects.fields import Reader, integer, one_of, plain_text, read, required, text, wrong_value
 from streamserve.dialects.generate import metadata
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import Limits
 from streamserve.protocol.sse import one_line_json
 
-PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"
+WINDOW = "24h"  # the only one that it takes
 # The bounds of `expires_after` of that API: an hour, 30 days.
 MIN_EXPIRES_SECONDS, MAX_EXPIRES_SECONDS = 3600, 30 * 86_400
 MOST_FILES, MOST_BATCHES, FEWEST_BATCHES = 10_000, 100, 20
 _ANCHOR = "created_at"
 _MAX_ID_CHARS = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileRecord:
-    """A stored file. Times are seconds of the epoch."""
-
-    id: str
-    filename: str
-    num_bytes: int
-    purpose: str
-    created_at: int
-    expires_at: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """Which part of a list is asked for: `limit` records after the one of that id, newest first or oldest first."""
-
-    limit: int
-    after: str = ""
-    is_newest_first: bool = True
-    purpose: str = ""
 
 
 def parse_upload(fields: Mapping[str, str]) -> int | None:
@@ -132,47 +119,6 @@ def list_json(items: Sequence[Mapping[str, Any]], *, has_more: bool) -> dict[str
     }
 
 
-WINDOW, WINDOW_SECONDS = "24h", 86_400
-STATUSES = (
-    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled",
-)  # fmt: skip
-ENDED = ("failed", "completed", "expired", "cancelled")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewBatch:
-    """What a body asks for. `expires_after` is of the output files, in seconds; None keeps the site's own time."""
-
-    input_file_id: str
-    endpoint: str
-    metadata: Mapping[str, str] | None = None
-    expires_after: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRecord:
-    """A batch. `times` are seconds of the epoch, under the names of the API: created_at, in_progress_at, …"""
-
-    id: str
-    endpoint: str
-    status: str
-    input_file_id: str
-    output_file_id: str = ""
-    error_file_id: str = ""
-    num_rows: int = 0
-    num_completed: int = 0
-    num_failed: int = 0
-    metadata: Mapping[str, str] | None = None
-    errors: tuple[LineError, ...] = ()
-    times: Mapping[str, int | None] = field(default_factory=dict)
-
-
-TIMES = (
-    "created_at", "in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at", "expired_at",
-    "cancelling_at", "cancelled_at",
-)  # fmt: skip
-
-
 def parse(body: Mapping[str, Any], limits: Limits) -> NewBatch:
     """Return the batch that a body asks for. Whether file and endpoint exist is not known here."""
     table: dict[str, Reader] = {
@@ -238,3 +184,6 @@ def unrun_line(request_id: str, custom_id: str, why: Unrun) -> bytes:
 def _line(request_id: str, custom_id: str, response: Any, error: Any) -> bytes:
     line = {"id": f"batch_{request_id}", "custom_id": custom_id, "response": response, "error": error}
     return one_line_json(line).encode() + b"\n"
+
+
+OPENAI = BatchDialect(name="openai", id_prefix="batch_", result_line=result_line, unrun_line=unrun_line)

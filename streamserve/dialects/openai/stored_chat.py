@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from streamserve.dialects.batches import Page
 from streamserve.dialects.fields import read, text, wrong_value
 from streamserve.dialects.generate import metadata
-from streamserve.dialects.openai.batches import Page, list_json, parse_page
+from streamserve.dialects.openai.batches import list_json, parse_page
 from streamserve.protocol.errors import BadRequest, NotFound
 from streamserve.protocol.requests import Limits
 

@@ -25,7 +25,7 @@ from streamserve.api.answers import Answers
 from streamserve.api.batch.rows import answer_line, check_endpoint
 from streamserve.api.call import Caller
 from streamserve.conf import get_settings
-from streamserve.dialects.batch_lines import (
+from streamserve.dialects.batches import (
     Line,
     LineChecker,
     LineError,

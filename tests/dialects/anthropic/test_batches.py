@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.dialects.anthropic.batches import batch_json, check_type, result_line, unrun_line, write_requests
-from streamserve.dialects.batch_lines import CANCELLED, EXPIRED, RowResult
-from streamserve.dialects.openai.batches import BatchRecord
+from streamserve.dialects.batches import CANCELLED, EXPIRED, BatchRecord, RowResult
 from streamserve.protocol.errors import BadRequest, StreamserveError, UnsupportedMedia
 from streamserve.protocol.requests import Limits
 

@@ -1,14 +1,15 @@
-"""The lines of a batch's input file: reading them in bounded memory, and what may be wrong with each. Pure.
+"""Batches as every API has them: the values of files, batches and lists, and the lines of a batch's input file. Pure.
 
-A line is `{"custom_id": …, "method": "POST", "url": …, "body": {…}}`. Every wrong line is reported with its number, up
-to `MAX_ERRORS`. Whether a body's fields are right is found when the row is run: such a row ends in the error file.
+A line is `{"custom_id": …, "method": "POST", "url": …, "body": {…}}`, read in bounded memory. Every wrong line is
+reported with its number, up to `MAX_ERRORS`. Whether a body's fields are right is found when the row is run: such a row
+ends in the error file. What differs between the APIs is a `BatchDialect` (openai/batches.py, anthropic/batches.py).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 from streamserve.protocol.errors import StreamserveError
@@ -22,6 +23,37 @@ _ENVELOPE_BYTES = 4096  # what a line may have beside its body
 _LINES_AT_ONCE, _BYTES_AT_ONCE = 256, 256 * 1024
 _BLANK = b" \t\r\n"
 _MOST_LINES = 4  # times as many lines as a batch may have requests: a file of newlines alone would be read for minutes
+
+
+PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"  # of files
+WINDOW_SECONDS = 86_400
+ENDED = ("failed", "completed", "expired", "cancelled")
+TIMES = (
+    "created_at", "in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at", "expired_at",
+    "cancelling_at", "cancelled_at",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """A stored file. Times are seconds of the epoch."""
+
+    id: str
+    filename: str
+    num_bytes: int
+    purpose: str
+    created_at: int
+    expires_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Which part of a list is asked for: `limit` records after the one of that id, newest first or oldest first."""
+
+    limit: int
+    after: str = ""
+    is_newest_first: bool = True
+    purpose: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +99,49 @@ class Unrun:
     status: str
     code: str
     message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewBatch:
+    """What a body asks for. `expires_after` is of the output files, in seconds; None keeps the site's own time."""
+
+    input_file_id: str
+    endpoint: str
+    metadata: Mapping[str, str] | None = None
+    expires_after: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRecord:
+    """A batch. `times` are seconds of the epoch, under the names of the API: created_at, in_progress_at, …"""
+
+    id: str
+    endpoint: str
+    status: str
+    input_file_id: str
+    output_file_id: str = ""
+    error_file_id: str = ""
+    num_rows: int = 0
+    num_completed: int = 0
+    num_failed: int = 0
+    metadata: Mapping[str, str] | None = None
+    errors: tuple[LineError, ...] = ()
+    times: Mapping[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchDialect:
+    """How an API's batches look: how their ids begin, and the lines of their output and error files.
+
+    `result_line` is that of a row that was run; `unrun_line` (request id, custom_id, why) that of a row without an
+    answer. An API whose results are one file `has_error_file` False.
+    """
+
+    name: str
+    id_prefix: str
+    result_line: Callable[[RowResult], bytes]
+    unrun_line: Callable[[str, str, Unrun], bytes]
+    has_error_file: bool = True
 
 
 EXPIRED = Unrun(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamserve.dialects.batch_lines import MAX_ERRORS, Line, LineChecker, LineError, parse_line, read_lines
+from streamserve.dialects.batches import MAX_ERRORS, Line, LineChecker, LineError, parse_line, read_lines
 from streamserve.protocol.requests import Limits
 
 URL = "/v1/completions"
