@@ -26,7 +26,7 @@ from streamserve.api.routes import ANYONE, CHAT_CALLERS, Access, Route
 from streamserve.conf import get_settings
 from streamserve.protocol.errors import Forbidden, StreamserveError, Unauthorized
 from streamserve.rows import orm
-from streamserve.web.auth import Principal, authenticate, key_in
+from streamserve.web.auth import KnownCaller, authenticate, key_in
 from streamserve.web.site import get_site
 
 SAFE_METHODS = ("GET", "HEAD")
@@ -53,16 +53,16 @@ async def admit(access: Access, request: HttpRequest, headers: Mapping[str, str]
     known = await authenticate(headers, user, session, address=address, wrong_keys=wrong_keys)
     if known is not None and known.kind == "session" and access.scope == "ops" and await _may_see_metrics(user):
         known = replace(known, scopes=known.scopes | {"ops"})
-    principal = check_access(access, known)
-    if principal.kind == "key":
-        return principal
+    caller = check_access(access, known)
+    if caller.kind == "key":
+        return caller
     # Unsafe methods need the CSRF token; reads, and anonymous requests without any cookie, need the same origin.
-    has_no_cookie = principal.kind == "anonymous" and not request.COOKIES
+    has_no_cookie = caller.kind == "anonymous" and not request.COOKIES
     if request.method in SAFE_METHODS or has_no_cookie:
         check_same_origin(headers, scheme=request.scheme or "http", host=_host_of(request))
     else:
         check_csrf(request)
-    return principal
+    return caller
 
 
 async def _user_of(request: HttpRequest) -> Any:
@@ -94,13 +94,13 @@ async def _may_see_metrics(user: Any) -> bool:
     return bool(await user.ahas_perm(METRICS_PERMISSION))
 
 
-def check_access(access: Access, principal: Principal | None) -> Principal:
-    """Return `principal`. Raises Unauthorized or Forbidden unless it may call a route with this `access`."""
-    if principal is None or (principal.kind == "anonymous" and "anonymous" not in access.callers):
+def check_access(access: Access, caller: KnownCaller | None) -> KnownCaller:
+    """Return `caller`. Raises Unauthorized or Forbidden unless it may call a route with this `access`."""
+    if caller is None or (caller.kind == "anonymous" and "anonymous" not in access.callers):
         raise Unauthorized("Sign in, or send an API key as 'Authorization: Bearer <key>'.")
-    if principal.kind not in access.callers or access.scope not in principal.scopes:
+    if caller.kind not in access.callers or access.scope not in caller.scopes:
         raise Forbidden(f"This needs the scope '{access.scope}', which you do not have.", code="insufficient_scope")
-    return principal
+    return caller
 
 
 class _CsrfCheck(CsrfViewMiddleware):

@@ -1,4 +1,4 @@
-"""`Principal`: a caller known by an API key, a session, or (only where ANONYMOUS is on) a browser without a login.
+"""`KnownCaller`: a caller known by an API key, a session, or (only where ANONYMOUS is on) a browser without a login.
 
 Made once per request or handshake; the code below trusts it. Knows nothing of routes (see access.py). Runs on the event
 loop; the look-ups are Django's ORM. A browser without a login is known by a signed cookie, which takes no row.
@@ -46,7 +46,7 @@ _BEARER = re.compile(r"bearer(?: +(.*))?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Principal(Caller):
+class KnownCaller(Caller):
     """A caller that the site knows. `tenant` decides which objects it reaches; quotas count per `owner`.
 
     The owner is this user, key or browser.
@@ -76,7 +76,7 @@ async def authenticate(
     *,
     address: str = "",
     wrong_keys: WrongKeys | None = None,
-) -> Principal | None:
+) -> KnownCaller | None:
     """Return the caller, or None for an unknown one. Raises Unauthorized for a key that is not active.
 
     If a key is sent, it alone decides. `headers` has lower-case names; `user` is the session's user or None; `address`
@@ -87,18 +87,18 @@ async def authenticate(
     if key is not None:
         known = _keys.known(key)
         if known is not None or wrong_keys is None:
-            return known or await _keys.principal_of(key)
+            return known or await _keys.caller_of(key)
         wrong_keys.check(address, key)
         try:
-            principal = await _keys.principal_of(key)
+            caller = await _keys.caller_of(key)
         except Unauthorized:
             wrong_keys.note_wrong(address, key)
             raise
         wrong_keys.note_right(key)
-        return principal
+        return caller
     if user is not None and user.is_authenticated and user.is_active:
         tenant = f"user:{user.pk}"
-        return Principal(
+        return KnownCaller(
             kind="session",
             tenant=tenant,
             owner=tenant,
@@ -136,7 +136,7 @@ class KnownKeys:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: dict[str, tuple[Principal, float, datetime | None]] = {}
+        self._known: dict[str, tuple[KnownCaller, float, datetime | None]] = {}
         for signal, sender in ((post_save, ApiKey), (post_delete, ApiKey), (keys_revoked, ApiKey)):
             signal.connect(self.forget, sender=sender)
         # A user who is deactivated or deleted takes the keys along.
@@ -147,17 +147,17 @@ class KnownKeys:
         """Look every key up again."""
         self._known = {}
 
-    def known(self, key: str) -> Principal | None:
+    def known(self, key: str) -> KnownCaller | None:
         """Return the caller of a key that was found active within `KNOWN_SECONDS`."""
-        principal, until, expires_at = self._known.get(digest_of(key), (None, 0.0, None))
+        caller, until, expires_at = self._known.get(digest_of(key), (None, 0.0, None))
         is_known = self._clock() < until and not (expires_at and expires_at <= timezone.now())
-        return principal if is_known else None
+        return caller if is_known else None
 
-    async def principal_of(self, key: str) -> Principal:
+    async def caller_of(self, key: str) -> KnownCaller:
         """Return the caller of an active key, which is known from then on. Raises Unauthorized."""
-        principal, known = self.known(key), self._known  # a later `forget` also forgets what is read now
-        if principal is not None:
-            return principal
+        caller, known = self.known(key), self._known  # a later `forget` also forgets what is read now
+        if caller is not None:
+            return caller
         row = await orm.read(ApiKey.objects.find_active, key)
         if row is None:
             known.pop(digest_of(key), None)
@@ -165,7 +165,7 @@ class KnownKeys:
         if row.last_used_at is None or row.last_used_at < timezone.now() - LAST_USED_EVERY:
             orm.post(ApiKey.objects.filter(pk=row.pk).touch)
         scopes, owner = frozenset(row.scopes) & frozenset(SCOPES), f"key:{row.pk}"
-        principal = Principal(
+        caller = KnownCaller(
             kind="key",
             tenant=row.tenant,
             owner=owner,
@@ -176,14 +176,14 @@ class KnownKeys:
         )
         if len(known) >= _MAX_KNOWN:
             known.clear()
-        known[digest_of(key)] = (principal, self._clock() + KNOWN_SECONDS, row.expires_at)
-        return principal
+        known[digest_of(key)] = (caller, self._clock() + KNOWN_SECONDS, row.expires_at)
+        return caller
 
 
 _keys = KnownKeys()  # of the process, as the door to the ORM is
 
 
-def visitor(headers: Mapping[str, str], address: str = "") -> Principal:
+def visitor(headers: Mapping[str, str], address: str = "") -> KnownCaller:
     """Return the caller whose tenant is in the signed cookie; a new tenant, with its cookie, where there is none.
 
     A cookie that this site has not signed is none. All new tenants of one client address are counted as one caller, so
@@ -205,7 +205,7 @@ def visitor(headers: Mapping[str, str], address: str = "") -> Principal:
         new_cookie = signer.sign(name)
     tenant, client = f"anon:{name}", limited_client(address)
     digest = secret_digest("address", client)[:16] if client else ""  # rows hold no address
-    return Principal(
+    return KnownCaller(
         kind="anonymous",
         tenant=tenant,
         owner=tenant,
@@ -217,7 +217,7 @@ def visitor(headers: Mapping[str, str], address: str = "") -> Principal:
 
 def give_cookie(response: HttpResponseBase, caller: Caller) -> None:
     """Set the cookie of a new visitor, with the attributes of the site's session cookie."""
-    if not isinstance(caller, Principal) or not caller.new_cookie:
+    if not isinstance(caller, KnownCaller) or not caller.new_cookie:
         return
     response.set_cookie(
         VISITOR_COOKIE,
@@ -238,14 +238,14 @@ def cookie_headers(caller: Caller) -> list[tuple[bytes, bytes]]:
     return [(b"set-cookie", morsel.OutputString().encode()) for morsel in response.cookies.values()]
 
 
-def keep_visitor(request: HttpRequest, caller: Principal) -> Principal:
+def keep_visitor(request: HttpRequest, caller: KnownCaller) -> KnownCaller:
     """Return `caller`; for a new visitor the first one of this request, whose cookie its response will set.
 
     For views of the site, whose response is not ours: StreamMiddleware adds the header.
     """
     if not caller.new_cookie:
         return caller
-    kept: Principal | None = getattr(request, _VISITOR, None)
+    kept: KnownCaller | None = getattr(request, _VISITOR, None)
     if kept is None:
         kept = caller
         setattr(request, _VISITOR, kept)

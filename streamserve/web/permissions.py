@@ -28,7 +28,7 @@ from streamserve.rows import orm
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 from streamserve.web.audit import WatchAudit, watchers_without_permission
-from streamserve.web.auth import Principal
+from streamserve.web.auth import KnownCaller
 
 log = get_logger(__name__)
 
@@ -136,7 +136,7 @@ def _stream_id_of(reader: Any) -> str | None:
 
 def login_of(caller: Caller) -> Login | None:
     """Return the login of a caller with a session."""
-    if isinstance(caller, Principal) and caller.kind == "session" and caller.session_key:
+    if isinstance(caller, KnownCaller) and caller.kind == "session" and caller.session_key:
         return Login(caller.session_key, str(caller.user_id))
     return None
 

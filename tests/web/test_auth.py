@@ -42,10 +42,10 @@ def test_where_a_key_is_read(headers: dict[str, str], key: str | None) -> None:
 
 async def test_a_key_decides_alone(alice: Any, bob: Any, alice_key: str) -> None:
     """A wrong key with a right session is still wrong; a right one is its own user."""
-    principal = await authenticate({"x-api-key": alice_key}, bob, None)
-    assert principal is not None
-    assert (principal.kind, principal.user_id) == ("key", alice.pk)
-    assert principal.tenant == f"user:{alice.pk}"
+    caller = await authenticate({"x-api-key": alice_key}, bob, None)
+    assert caller is not None
+    assert (caller.kind, caller.user_id) == ("key", alice.pk)
+    assert caller.tenant == f"user:{alice.pk}"
     with pytest.raises(Unauthorized):
         await authenticate({"authorization": "Bearer " + "wrong" * 5}, bob, None)
 
@@ -73,7 +73,7 @@ async def orm_is_done() -> None:
 async def test_a_key_in_use_is_noted_once_a_minute(alice_key: str, verbs: list[str]) -> None:
     """A second look-up within the minute writes nothing: an UPDATE without a row would still lock SQLite."""
     for _ in range(2):
-        await KnownKeys().principal_of(alice_key)
+        await KnownKeys().caller_of(alice_key)
         await orm_is_done()
     assert verbs == ["SELECT", "UPDATE", "SELECT"]
 
@@ -83,16 +83,16 @@ async def test_a_key_is_looked_up_every_30_seconds(alice_key: str, verbs: list[s
     now = 0.0
     keys = KnownKeys(lambda: now)
     for _ in range(3):
-        await keys.principal_of(alice_key)
+        await keys.caller_of(alice_key)
         await orm_is_done()
     assert verbs == ["SELECT", "UPDATE"]
     # As another process revokes it: no signal is sent here.
     await ApiKey.objects.all().aupdate(revoked_at=timezone.now())
     now = 29.9
-    await keys.principal_of(alice_key)
+    await keys.caller_of(alice_key)
     now = 30.0
     with pytest.raises(Unauthorized):
-        await keys.principal_of(alice_key)
+        await keys.caller_of(alice_key)
 
 
 async def test_a_key_expires_at_its_time(alice_key: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,26 +100,26 @@ async def test_a_key_expires_at_its_time(alice_key: str, monkeypatch: pytest.Mon
     keys = KnownKeys()
     expires_at = timezone.now() + timedelta(hours=1)
     await ApiKey.objects.all().aupdate(expires_at=expires_at)
-    await keys.principal_of(alice_key)
+    await keys.caller_of(alice_key)
     monkeypatch.setattr(timezone, "now", lambda: expires_at)
     with pytest.raises(Unauthorized):
-        await keys.principal_of(alice_key)
+        await keys.caller_of(alice_key)
 
 
 async def test_a_change_here_is_seen_at_once(alice: Any, alice_key: str) -> None:
     """A key that this process revokes, or whose user it deactivates, is refused at the next request."""
     keys = KnownKeys()
-    await keys.principal_of(alice_key)
+    await keys.caller_of(alice_key)
     alice.is_active = False
     await alice.asave()
     with pytest.raises(Unauthorized):
-        await keys.principal_of(alice_key)
+        await keys.caller_of(alice_key)
     alice.is_active = True
     await alice.asave()
-    await keys.principal_of(alice_key)
+    await keys.caller_of(alice_key)
     await sync_to_async(ApiKey.objects.all().revoke)()
     with pytest.raises(Unauthorized):
-        await keys.principal_of(alice_key)
+        await keys.caller_of(alice_key)
 
 
 async def test_no_caller_is_none_unless_anonymous_is_on(alice: Any) -> None:
