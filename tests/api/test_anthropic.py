@@ -21,11 +21,6 @@ VERSION = {"anthropic-version": "2023-06-01"}
 KEY = {"Idempotency-Key": "a-key-of-the-caller"}
 
 
-@pytest.fixture
-def caller(alice_key: str) -> Caller:
-    return Caller(key=alice_key)
-
-
 def ask(**fields: Any) -> dict[str, Any]:
     return {"model": "echo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "seed": 7, **fields}
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,30 +17,12 @@ from tests.conftest import Caller, body_of, until, until_ready
 from tests.support.checks.message_checks import check_message
 from tests.support.checks.stream_checks import Frame, parse_sse
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("shared")]
 
 HI = [{"role": "user", "content": "The quiet river"}]
 TOKENIZER = EchoTokenizer()
 THOUGHT = "<think>\nHm, let me see.\n</think>\n\nHello!"
-
-
-@pytest.fixture(autouse=True)
-async def shared(tmp_path: Path, transactional_db: Any) -> AsyncIterator[None]:
-    """A site with the echo engine, and one whose answers have thoughts."""
-    conf = {
-        "MODELS": {"echo": {"PATH": "echo"}, "thinker": {"PATH": "echo", "FORMAT": "qwen3"}},
-        "CLIENT": "thread",
-        "STATE_DIR": tmp_path,
-    }
-    with override_settings(STREAMSERVE=conf):
-        await until_ready()
-        yield
-        await site.reset()
-
-
-@pytest.fixture
-def caller(alice_key: str) -> Caller:
-    return Caller(key=alice_key)
+SHARED = {"MODELS": {"echo": {"PATH": "echo"}, "thinker": {"PATH": "echo", "FORMAT": "qwen3"}}}  # one has thoughts
 
 
 def chat(**fields: Any) -> dict[str, Any]:

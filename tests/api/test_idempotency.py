@@ -30,11 +30,6 @@ ONCE = Once(key="k", digest="d")
 
 
 @pytest.fixture
-def caller(alice_key: str) -> Caller:
-    return Caller(key=alice_key)
-
-
-@pytest.fixture
 def scripted() -> ScriptedClient:
     return ScriptedClient()
 

@@ -17,11 +17,6 @@ from tests.support.streams.log_lines import captured_events
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 
 
-@pytest.fixture
-def caller(alice_key: str) -> Caller:
-    return Caller(key=alice_key)
-
-
 def ask(**fields: Any) -> dict[str, Any]:
     return {"prompt": "tell me", "max_tokens": 8, "seed": 7, **fields}
 

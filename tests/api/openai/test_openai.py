@@ -18,11 +18,6 @@ from tests.support.checks.stream_checks import check_native, parse_sse
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 
 
-@pytest.fixture
-def caller(alice_key: str) -> Caller:
-    return Caller(key=alice_key)
-
-
 def ask(**fields: Any) -> dict[str, Any]:
     return {"model": "echo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "seed": 7, **fields}
 

@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from django.test.utils import override_settings
 
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
 from tests.support.checks.stream_checks import check_native, parse_sse, text_of
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("shared")]
 
 KEY = {"Idempotency-Key": "a-key-of-the-caller"}
-
-
-@pytest.fixture(autouse=True)
-async def shared(tmp_path: Path, transactional_db: Any) -> AsyncIterator[None]:
-    """A site on a state folder of its own: `site.reset()` is the end of one process and the start of the next."""
-    conf = {"MODELS": {"echo": {"PATH": "echo"}}, "CLIENT": "thread", "STATE_DIR": tmp_path, "ECHO_STEP_SECONDS": 0.01}
-    with override_settings(STREAMSERVE=conf):
-        await until_ready()
-        yield
-        await site.reset()
-
-
-@pytest.fixture
-def caller(alice_key: str) -> Caller:
-    return Caller(key=alice_key)
+SHARED = {"MODELS": {"echo": {"PATH": "echo"}}, "ECHO_STEP_SECONDS": 0.01}
 
 
 def ask(**fields: Any) -> dict[str, Any]:

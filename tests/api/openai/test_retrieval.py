@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,24 +18,13 @@ pytestmark = pytest.mark.django_db(transaction=True)
 PATH = "/v1/chat/completions"
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {}}}
 CALLING = '<think>\nI ask.\n</think>\n\n<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>'
-
-
-@pytest.fixture
-async def shared(tmp_path: Path, transactional_db: Any) -> AsyncIterator[None]:
-    """A site on a state folder of its own: `site.reset()` is the end of one process and the start of the next."""
-    echo = {"PATH": "echo"}
-    scripted = {"PATH": "echo", "FORMAT": "qwen3", "ANSWERS": {"weather": CALLING}}
-    models = {"echo": echo, "scripted": scripted}
-    conf = {"MODELS": models, "CLIENT": "thread", "STATE_DIR": tmp_path, "ECHO_STEP_SECONDS": 0.005}
-    with override_settings(STREAMSERVE=conf):
-        await until_ready()
-        yield
-        await site.reset()
-
-
-@pytest.fixture
-def caller(alice_key: str) -> Caller:
-    return Caller(key=alice_key)
+SHARED = {
+    "MODELS": {
+        "echo": {"PATH": "echo"},
+        "scripted": {"PATH": "echo", "FORMAT": "qwen3", "ANSWERS": {"weather": CALLING}},
+    },
+    "ECHO_STEP_SECONDS": 0.005,
+}
 
 
 def ask(**fields: Any) -> dict[str, Any]:

@@ -48,11 +48,6 @@ async def stores(request: Any, tmp_path: Any, transactional_db: Any) -> AsyncIte
         yield
 
 
-@pytest.fixture
-def caller(alice_key: str) -> Caller:
-    return Caller(key=alice_key)
-
-
 def ask(**fields: Any) -> dict[str, Any]:
     return {"model": "echo", "messages": MESSAGES, "max_tokens": 5, "store": True, **fields}
 

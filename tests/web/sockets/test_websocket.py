@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
 from channels.testing import WebsocketCommunicator
+from django.db import connections
 from django.test import AsyncClient
 from django.test.utils import override_settings
 
 from streamserve import routing
 from streamserve.models import ApiKey
-from streamserve.protocol.errors import Refused
-from streamserve.web import site, websocket
+from streamserve.rows import orm
+from streamserve.web import site
 from tests.conftest import until_ready
 from tests.web.sockets.conftest import ASK, connect, receive, text_of, until_end
 
@@ -232,25 +236,35 @@ async def test_an_unknown_path_is_a_404_where_the_server_can() -> None:
 
 
 @pytest.mark.parametrize("can_deny", [False, True])
-async def test_a_caller_who_cannot_be_looked_up_now_is_told_so(monkeypatch: pytest.MonkeyPatch, can_deny: bool) -> None:
+async def test_a_caller_who_cannot_be_looked_up_now_is_told_so(alice_key: str, tmp_path: Path, can_deny: bool) -> None:
     """While the database is away a handshake is a 503 with Retry-After where the server can send that, else a 403."""
-
-    async def away(*args: Any, **kwargs: Any) -> Any:
-        raise Refused("The site's database cannot be used now.", code="database_unavailable", retry_after=2)
-
-    monkeypatch.setattr(websocket, "authenticate", away)
-    socket = WebsocketCommunicator(routing.application, "/ws/streams", headers=[(b"host", b"testserver")])
-    if not can_deny:
-        assert not (await socket.connect())[0]
+    socket = connect(alice_key)
+    with database_away(tmp_path):
+        if not can_deny:
+            assert not (await socket.connect())[0]
+            await socket.wait()
+            return
+        socket.scope["extensions"] = {"websocket.http.response": {}}
+        await socket.send_input({"type": "websocket.connect"})
+        start = await socket.receive_output(timeout=30)
+        assert (start["type"], start["status"]) == ("websocket.http.response.start", 503)
+        assert (b"retry-after", b"2") in start["headers"]
+        assert b"database" in (await socket.receive_output())["body"]
         await socket.wait()
-        return
-    socket.scope["extensions"] = {"websocket.http.response": {}}
-    await socket.send_input({"type": "websocket.connect"})
-    start = await socket.receive_output()
-    assert (start["type"], start["status"]) == ("websocket.http.response.start", 503)
-    assert (b"retry-after", b"2") in start["headers"]
-    assert b"database" in (await socket.receive_output())["body"]
-    await socket.wait()
+
+
+@contextmanager
+def database_away(folder: Path) -> Iterator[None]:
+    """Have the site's short queries find no database: their next connections cannot be opened."""
+    settings = connections.settings["default"]
+    name = settings["NAME"]
+    orm.close()
+    settings["NAME"] = str(folder / "nowhere" / "db.sqlite3")
+    try:
+        yield
+    finally:
+        settings["NAME"] = name
+        orm.close()
 
 
 @pytest.mark.parametrize("kind", ["resume", "stop", "input"])
