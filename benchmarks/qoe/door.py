@@ -19,7 +19,8 @@ from benchmarks.qoe.score import share_served
 from benchmarks.qoe.simulation import Simulation
 from benchmarks.qoe.workload import Visit, Workload
 from benchmarks.support.machine import describe_machine, parser, progress
-from streamserve.clients.thread.admission import AdmissionControl, RecentTimings
+from streamserve.clients.thread.admission import AdmissionControl
+from streamserve.clients.timings import RecentTimes
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.output import SequenceUpdate
 from streamserve.protocol.errors import Overloaded
@@ -34,9 +35,9 @@ class Door(Simulation):
         self._refused: list[tuple[float, Visit, int]] = []  # when, Retry-After: while the door would refuse them
         self._unbegun: list[tuple[float, Visit, int]] = []  # the same, until one of the class that came later has begun
         self._has_door = has_door
-        self._timings = RecentTimings(self.clock)
+        self._times = RecentTimes(self.clock)
         config = EngineConfig(num_blocks=machine.num_blocks, max_num_seqs=machine.seats)
-        self._admission = AdmissionControl(config, self._timings, self.clock)
+        self._admission = AdmissionControl(config, self._times, self.clock)
 
     def _ask(self, stream: Any) -> None:
         visit = stream.visit
@@ -87,7 +88,7 @@ class Door(Simulation):
             if update.scheduled_at is not None:
                 first = update.first_token_at or update.at
                 times = {"prefill": first - update.scheduled_at, "decode": update.at - first}
-                self._timings.note_finished({**times, "queue": 0.0, "ttft": 0.0, "itl_p50": 0.0, "itl_p95": 0.0})
+                self._times.note_finished({**times, "queue": 0.0, "ttft": 0.0, "itl_p50": 0.0, "itl_p95": 0.0})
         super()._take(update)
 
 

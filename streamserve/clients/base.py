@@ -1,6 +1,15 @@
-"""The interface to an engine for the rest of the site: `EngineClient` and `Generation`; `EventQueue` is a part of one.
+"""The interface to an engine for the rest of the site: `EngineClient`, and `Generation`, its answer to one request.
 
-asyncio; every method is called on the event loop. Implementations: thread (this process), process, remote, pipeline.
+There is one `Generation`, with one queue of events, over a `Source` of each kind:
+
+    client      runs where                       its source
+    thread/     a thread of this process         SequenceSource: updates of the engine's sequences
+    process/    a process of this machine        SocketSource: frames of a unix socket
+    remote/     a server elsewhere               HTTPSource: an event stream over HTTP
+    pipeline/   this loop, over other clients    RunSource: what an author's function shows
+    filtered    this loop, over another client   FilterSource: another generation's events, through filters
+
+asyncio; every method is called on the event loop. Knows no stream, no reader and no transport.
 """
 
 from __future__ import annotations
@@ -12,48 +21,94 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, Self
 
 from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription, Park
-from streamserve.protocol.events import Event
+from streamserve.protocol.events import TERMINALS, Event
 from streamserve.protocol.requests import GenerateRequest
 
 
-class Generation(Protocol):
+class Source:
+    """Where the events of one generation come from; the base of every kind: engine thread, socket, HTTP, run, filter.
+
+        engine, server, run ── Source ── put, end, announce ──► Generation ── ready ──► its stream
+                                 ▲── reader_at, cancel, pull ──────┘
+
+    It makes its generation, and owns what the answer costs: sequences, a connection, a task. It knows no stream.
+    """
+
+    def __init__(self, accepted: Accepted, *, max_queued: int | None = None) -> None:
+        self.generation = Generation(accepted, self, max_queued=max_queued)
+
+    @property
+    def can_park(self) -> bool:
+        """Whether a request with what was shown so far would continue the answer."""
+        return True
+
+    def pull(self, most: int | None) -> list[Event]:
+        """Return up to `most` events that this source holds back in a form of its own; None: all of them.
+
+        A source that has put everything returns []. It may call `Generation.close` here.
+        """
+        return []
+
+    def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool) -> None:
+        """Follow the reader; see `Generation.reader_at`. Never blocks."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Free what the answer costs: nothing of it is wanted any more. Synchronous; called once, while it is open."""
+        raise NotImplementedError
+
+
+class Generation:
     """One accepted request: an async iterator of events that ends after `Done` or `Error`.
 
     It also ends, without either, after `cancel()`, and when the engine has parked the sequences: `parked` then has
     the reason, and when to ask again with the tokens so far. `num_cached_tokens`: found in the prefix cache, as far as
     known by now; after a resume shown output tokens may be among them.
 
-    `can_park` is False while no new request could continue it after a `cancel`: its reader's return is waited for.
-
     `on_news` is called on the loop when there are events to take after `ready` or `__anext__` left none, and at the
     end, but not for `cancel`. Events that came before it was set are there already: the caller takes them first.
+    `is_open` is False when nothing comes after the events that are there.
+
+    The queue has the bound `max_queued`, which its source keeps by `room`. Without a bound, acceptance bounds it: by
+    the prompt's text and n * max_tokens. One event loop.
     """
 
-    accepted: Accepted
-    on_news: Callable[[], None] | None
+    def __init__(self, accepted: Accepted, source: Source, *, max_queued: int | None = None) -> None:
+        self.accepted = accepted
+        self.parked: Park | None = None
+        self.num_cached_tokens = 0
+        self.is_open = True
+        self.on_news: Callable[[], None] | None = None
+        self._source = source
+        self._max_queued = max_queued
+        self._events: deque[Event] = deque()
+        self._is_announced = False  # `on_news` was called, and not everything is taken
+        self._has_news, self._has_room = asyncio.Event(), asyncio.Event()
+        self._has_room.set()
 
-    @property
-    def parked(self) -> Park | None:
-        """Why the engine has parked it, and when to ask again; None unless it has."""
+    # For the stream, or whatever else reads the answer
 
-    @property
-    def num_cached_tokens(self) -> int:
-        """How many prompt tokens were found in the prefix cache."""
+    def __aiter__(self) -> Self:
+        return self
 
-    @property
-    def can_park(self) -> bool:
-        """Whether a request with what was shown so far would continue it."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether more may come, after what is there now."""
-
-    def __aiter__(self) -> Generation: ...
-
-    async def __anext__(self) -> Event: ...
+    async def __anext__(self) -> Event:
+        while not (events := self.ready(1)):
+            if not self.is_open:
+                raise StopAsyncIteration
+            self._has_news.clear()
+            await self._has_news.wait()
+        return events[0]
 
     def ready(self, most: int | None = None) -> list[Event]:
         """Take the events that are there now, or the first `most`, without waiting; [] does not mean the end."""
+        if most is None or len(self._events) < most:
+            self._queue(self._source.pull(None if most is None else most - len(self._events)))
+        num = len(self._events) if most is None else min(most, len(self._events))
+        events = [self._events.popleft() for _ in range(num)]
+        self._is_announced = bool(self._events)
+        if not self.is_full:
+            self._has_room.set()
+        return events
 
     def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool = False) -> None:
         """Set how many output tokens of each choice the furthest reader has received; None: do not wait for readers.
@@ -61,9 +116,64 @@ class Generation(Protocol):
         The engine measures the reader's pace by these calls, and parks a sequence that is `lead_tokens` ahead.
         `is_away`: the reader does not look at the answer now, as in a hidden tab. Never blocks.
         """
+        self._source.reader_at(num_tokens, is_away)
 
     def cancel(self) -> None:
         """End. Synchronous and idempotent: once it returns, no StepPlan built later holds the sequences."""
+        self.on_news = None
+        self._events.clear()
+        if self.is_open:
+            self.is_open = False
+            self._source.cancel()
+        self._has_news.set()
+        self._has_room.set()
+
+    @property
+    def can_park(self) -> bool:
+        """Whether a new request could continue it after a `cancel`; otherwise its reader's return is waited for."""
+        return self._source.can_park
+
+    # For the source
+
+    def put(self, events: Sequence[Event]) -> None:
+        """Add events; nothing follows a terminal event."""
+        if self.is_open and events:
+            self._queue(events)
+            self.announce()
+
+    def end(self, events: Sequence[Event] = (), *, parked: Park | None = None) -> None:
+        """Add the last events, and end: without a terminal event among them the answer is `parked`."""
+        if self.is_open:
+            self._queue(events)
+            self.close(parked=parked)
+            self.announce()
+
+    def close(self, *, parked: Park | None = None) -> None:
+        """Note in `pull` that nothing follows what is returned there."""
+        self.is_open, self.parked = False, parked
+
+    def announce(self) -> None:
+        """Wake the stream: once until everything is taken, and at the end. Also for what `pull` will return."""
+        self._has_news.set()
+        if self.on_news is not None and (not self._is_announced or not self.is_open):
+            self._is_announced = True
+            self.on_news()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the bound of the queue is reached."""
+        return self._max_queued is not None and len(self._events) >= self._max_queued
+
+    async def room(self) -> None:
+        """Wait while the queue is full."""
+        while self.is_full:
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    def _queue(self, events: Iterable[Event]) -> None:
+        self._events.extend(events)
+        if self._events and isinstance(self._events[-1], TERMINALS):
+            self.is_open = False
 
 
 class EngineClient(Protocol):
@@ -112,49 +222,3 @@ async def until_loaded(client: EngineClient, seconds: float) -> None:
     until = time.monotonic() + seconds
     while client.describe().is_loading and time.monotonic() < until:  # noqa: ASYNC110  (loading has no event)
         await asyncio.sleep(_LOADED_SECONDS)
-
-
-class EventQueue:
-    """The events of a generation that its stream has not taken: the base of those that make theirs in this process.
-
-        the producing side ── _events, _announce ──► on_news, once ──► the stream ── ready ──► nothing left
-
-    They bound the queue. See `Generation` for `on_news` and the iteration.
-    """
-
-    def __init__(self, events: Iterable[Event] = ()) -> None:
-        self.is_open = True
-        self.on_news: Callable[[], None] | None = None
-        self._events: deque[Event] = deque(events)
-        self._has_news = asyncio.Event()
-        self._is_announced = False  # `on_news` was called, and not everything is taken
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Event:
-        while not self._events:
-            if not self.is_open:
-                raise StopAsyncIteration
-            self._is_announced = False
-            self._has_news.clear()
-            await self._has_news.wait()
-        return self.ready(1)[0]
-
-    def ready(self, most: int | None = None) -> list[Event]:
-        """Take the events that are there now, or the first `most`; [] does not mean the end (`is_open` does)."""
-        num = len(self._events) if most is None else min(most, len(self._events))
-        events = [self._events.popleft() for _ in range(num)]
-        self._is_announced = bool(self._events)
-        self._on_taken()
-        return events
-
-    def _on_taken(self) -> None:
-        """Let the producing side go on, if it waits for room."""
-
-    def _announce(self) -> None:
-        """Wake the stream: once until everything is taken, and at the end."""
-        self._has_news.set()
-        if self.on_news is not None and (not self._is_announced or not self.is_open):
-            self.on_news()
-        self._is_announced = True

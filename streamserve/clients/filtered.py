@@ -1,6 +1,6 @@
 """`FilteredClient`: a model whose answers go through output filters before any reader sees them. asyncio.
 
-    engine ── events ──► FilteredGeneration: a chain of filters for each block ──► the stream, its log, readers
+    engine ── events ──► FilterSource: a chain of filters for each block ──► the stream, its log, readers
 
 Each token keeps its ids, so that an answer which was parked continues after what the model said, in any process. The
 filters' state is not kept: the engine repeats the events of the shown ids first (`GenerateRequest.replay`), and they go
@@ -10,13 +10,12 @@ answer is not continued once it has begun. The filters are those of pipelines (c
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from streamserve.clients.base import EngineClient, Generation
+from streamserve.clients.base import EngineClient, Generation, Source
 from streamserve.clients.pipeline.filters import Chain, OutputFilter, Stopped
-from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription, Park
+from streamserve.protocol.engine import EngineStats, ModelDescription
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import BlockStart, BlockStop, ChoiceDone, Done, Event, Token, Usage
 from streamserve.protocol.requests import GenerateRequest
@@ -33,13 +32,13 @@ class FilteredClient:
         self.alias = client.alias
         self._client, self._filters = client, tuple(filters)
 
-    async def generate(self, request: GenerateRequest) -> FilteredGeneration:
+    async def generate(self, request: GenerateRequest) -> Generation:
         """Accept the request, as the client does. Raises BadRequest for one that asks for log-probabilities too."""
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(request.sampling, name) is not None:
                 raise BadRequest(_LOGPROBS, code="invalid_value", param=name)
-        generation = await self._client.generate(replace(request, replay=True))
-        return FilteredGeneration(generation, request, self._filters)
+        unfiltered = await self._client.generate(replace(request, replay=True))
+        return FilterSource(unfiltered, request, self._filters).generation
 
     async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
         """Return the prompt's token ids."""
@@ -70,128 +69,99 @@ class FilteredClient:
         await self._client.aclose()
 
 
-class FilteredGeneration:
-    """See `Generation` in clients/base.py. A choice that a filter stops ends; the others go on."""
+class FilterSource(Source):
+    """The events of another generation, as the filters let them through. A choice that a filter stops ends alone.
 
-    def __init__(self, generation: Generation, request: GenerateRequest, filters: Filters) -> None:
-        needs = tuple(sorted({*generation.accepted.needs, "filters"}))
-        self.accepted: Accepted = replace(generation.accepted, needs=needs)
+    It takes from that generation what its own stream takes, so that back-pressure passes through it.
+    """
+
+    def __init__(self, unfiltered: Generation, request: GenerateRequest, filters: Filters) -> None:
+        needs = tuple(sorted({*unfiltered.accepted.needs, "filters"}))
+        super().__init__(replace(unfiltered.accepted, needs=needs))
+        unfiltered.on_news = self.generation.announce
         shown = (*request.output_token_ids, *[()] * (request.n - len(request.output_token_ids)))
-        self._generation = generation
-        has_ids = self.accepted.has_token_ids
+        self._unfiltered = unfiltered
+        has_ids = unfiltered.accepted.has_token_ids
         self._choices = [
             _Choice(filters, index, num_shown=len(ids), has_ids=has_ids) for index, ids in enumerate(shown)
         ]
         self._reader: tuple[Sequence[int] | None, bool] = (request.reader_tokens, False)
-        self._events: deque[Event] = deque()
-        self._is_over = False
-
-    @property
-    def parked(self) -> Park | None:
-        """Why the engine has ended it early."""
-        return None if self._is_over else self._generation.parked
-
-    @property
-    def num_cached_tokens(self) -> int:
-        """Tokens that were found in the prefix cache."""
-        return self._generation.num_cached_tokens
+        self._is_stopped = False  # every choice is
 
     @property
     def can_park(self) -> bool:
         """Whether a request with what was shown so far would continue it."""
-        return self._generation.can_park
+        return self._unfiltered.can_park
 
-    @property
-    def on_news(self) -> Callable[[], None] | None:
-        """Called when there are events to take."""
-        return self._generation.on_news
-
-    @on_news.setter
-    def on_news(self, call: Callable[[], None] | None) -> None:
-        self._generation.on_news = call
-
-    @property
-    def is_open(self) -> bool:
-        """Whether more may come, after what is there now."""
-        return self._generation.is_open and not self._is_over
-
-    def __aiter__(self) -> FilteredGeneration:
-        return self
-
-    async def __anext__(self) -> Event:
-        while not (events := self.ready(1)):
-            if self._is_over:
-                raise StopAsyncIteration
-            self._take(await anext(self._generation))
-        return events[0]
-
-    def ready(self, most: int | None = None) -> list[Event]:
-        """Take the events that are there now, or the first `most`."""
-        while not self._is_over and (most is None or len(self._events) < most):
-            events = self._generation.ready(None if most is None else most - len(self._events))
-            if not events:
-                break
+    def pull(self, most: int | None) -> list[Event]:
+        """Take events until `most` have come through, or there are no more now."""
+        out: list[Event] = []
+        while not self._is_stopped and (most is None or len(out) < most):
+            events = self._unfiltered.ready(None if most is None else most - len(out))
             for event in events:
-                self._take(event)
-        num = len(self._events) if most is None else min(most, len(self._events))
-        return [self._events.popleft() for _ in range(num)]
+                out += self._through(event)
+            if not events:
+                if not self._unfiltered.is_open:
+                    self.generation.close(parked=self._unfiltered.parked)
+                break
+        self.generation.num_cached_tokens = self._unfiltered.num_cached_tokens
+        return out
 
-    def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool = False) -> None:
+    def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool) -> None:
         """Pass on how far the reader is. It waits for nothing of a choice that was stopped."""
         self._reader = (num_tokens, is_away)
         if num_tokens is not None:
             pairs = zip(self._choices, num_tokens, strict=False)
             num_tokens = [choice.made_by(read) for choice, read in pairs]
-        self._generation.reader_at(num_tokens, is_away)
+        self._unfiltered.reader_at(num_tokens, is_away)
 
     def cancel(self) -> None:
-        """End, without another event."""
-        self._events.clear()
-        self._is_over = True
-        self._generation.cancel()
+        """End the other generation."""
+        self._unfiltered.cancel()
+        self.generation.num_cached_tokens = self._unfiltered.num_cached_tokens
 
-    def _take(self, event: Event) -> None:
-        """Put what an event of the engine becomes to the events."""
-        if self._is_over:
-            return
+    def _through(self, event: Event) -> list[Event]:
+        """Return what an event of the engine becomes."""
+        if self._is_stopped:
+            return []
         if isinstance(event, Token | BlockStart | BlockStop):
+            return self._through_choice(self._choices[event.choice], event)
+        if isinstance(event, ChoiceDone):
             choice = self._choices[event.choice]
-            self._events.extend(choice.take(event))
-            if choice.hides_tokens:
-                self.reader_at(*self._reader)
-            if choice.reason is not None and not choice.is_ended:
-                self._end_stopped(choice)
-        elif isinstance(event, ChoiceDone):
-            choice = self._choices[event.choice]
-            if not choice.is_ended:
-                self._events.extend(choice.end(event.finish_reason))
-                is_as_it_was = choice.reason == event.finish_reason
-                ended = ChoiceDone(choice=event.choice, finish_reason=choice.reason or "")
-                self._events.append(event if is_as_it_was else ended)
-        elif isinstance(event, Done):
-            for choice in self._choices:
-                self._events.extend(choice.end(event.finish_reason))
+            if choice.is_ended:
+                return []
+            rest = choice.end(event.finish_reason)
+            is_as_it_was = choice.reason == event.finish_reason
+            ended = ChoiceDone(choice=event.choice, finish_reason=choice.reason or "")
+            return [*rest, event if is_as_it_was else ended]
+        if isinstance(event, Done):
+            rest = [held for choice in self._choices for held in choice.end(event.finish_reason)]
             is_as_it_was = all(choice.reason != _STOPPED for choice in self._choices)
-            self._events.append(event if is_as_it_was else self._done(event))
-        else:
-            self._events.append(event)
+            return [*rest, event if is_as_it_was else self._done(event)]
+        return [event]
 
-    def _end_stopped(self, choice: _Choice) -> None:
-        """End a choice that a filter has stopped, and the answer with the last of them."""
+    def _through_choice(self, choice: _Choice, event: Token | BlockStart | BlockStop) -> list[Event]:
+        """Return what is shown of an event of a choice. A filter may end the choice, and with the last the answer."""
+        out = choice.take(event)
+        if choice.hides_tokens:
+            self.reader_at(*self._reader)
+        if choice.reason is None or choice.is_ended:
+            return out
         choice.is_ended = True
         if len(self._choices) > 1:
-            self._events.append(ChoiceDone(choice=choice.index, finish_reason=_STOPPED))
-        if all(one.is_ended for one in self._choices):
-            self._events.append(self._done(Done(finish_reason=_STOPPED)))
-            self._is_over = True
-            self._generation.cancel()
+            out.append(ChoiceDone(choice=choice.index, finish_reason=_STOPPED))
+        if all(choice.is_ended for choice in self._choices):
+            out.append(self._done(Done(finish_reason=_STOPPED)))
+            self._is_stopped = True
+            self._unfiltered.cancel()
+        return out
 
     def _done(self, done: Done) -> Done:
         """Return a `done` that counts the tokens that were shown."""
         usage = Usage(
-            prompt_tokens=self.accepted.num_prompt_tokens,
+            prompt_tokens=self.generation.accepted.num_prompt_tokens,
             completion_tokens=sum(choice.num_tokens for choice in self._choices),
-            cached_tokens=self.num_cached_tokens,
+            cached_tokens=self._unfiltered.num_cached_tokens,
             reasoning_tokens=sum(choice.num_thinking for choice in self._choices),
         )
         return replace(done, finish_reason=self._choices[0].reason or _STOPPED, usage=usage, stop_string=None)

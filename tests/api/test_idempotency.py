@@ -163,7 +163,7 @@ async def test_two_workers_start_one_answer(scripted: ScriptedClient) -> None:
     workers.stores[0].hold.set()
     one, two = await asyncio.gather(*starting)
     assert one.id == two.id
-    assert [generation.is_cancelled for generation in scripted.generations] == [True, False]
+    assert [generation.is_cancelled for generation in scripted.sources] == [True, False]
     with pytest.raises(KeyReused):
         await workers.start(0, Once(key="k", digest="other"))
     await workers.aclose()

@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 
 import streamserve
-from streamserve.clients.thread import generation
 from streamserve.clients.thread.client import _REFUSALS
+from streamserve.clients.thread.source import ERRORS
 from streamserve.dialects.messages import _message_table
 from streamserve.dialects.native import FORMATS, ON_DISCONNECT
 from streamserve.dialects.openai.request import _table
@@ -29,7 +29,7 @@ SOURCES = {
     "fields": [*_table(Limits()), "format", "on_disconnect", *FORMATS, *ON_DISCONNECT],
     "message fields": _message_table(Limits()),
     "error codes": [*(cls.code for cls in CLASSES), *(bad.code for bad in bad_bodies())],
-    "codes in the source": [*WRITTEN, *generation.ERRORS, *(f"engine_{state}" for state in _REFUSALS)],
+    "codes in the source": [*WRITTEN, *ERRORS, *(f"engine_{state}" for state in _REFUSALS)],
     "finish reasons": events.FINISH_REASONS,
     "events": [*(event.type for event in get_args(events.Event)), "farewell"],
     "breakdown of done": BREAKDOWN,

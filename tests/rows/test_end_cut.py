@@ -24,7 +24,7 @@ from streamserve.streams.log.redis_log import RedisLog
 from tests.support.checks.stream_checks import check_native, check_native_part, text_of
 from tests.support.servers.redis_server import RedisServer
 from tests.support.sites.two_workers import Worker
-from tests.support.streams.hand_made import Gate, ScriptedGeneration, ask, until
+from tests.support.streams.hand_made import Gate, ScriptedSource, ask, until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.cut_streams("a worker dies")]
 
@@ -72,9 +72,9 @@ class Restarting:
         if self.num_asked == 1:
             raise EngineUnavailable("the engine is loading.", code="engine_loading", retry_after=2)
         if self.num_asked == 2:
-            lost = ScriptedGeneration(request)
+            lost = ScriptedSource(request)
             lost.park(Park(reason="lost", is_counted=False))
-            return lost
+            return lost.generation
         return await self._client.generate(request)
 
 

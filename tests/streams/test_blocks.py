@@ -27,7 +27,7 @@ from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission, answer_turn
 from streamserve.streams.stream import Stream
 from tests.support.engines.engine_processes import spec_in
-from tests.support.streams.hand_made import ParkingGeneration, ask, until, untimed
+from tests.support.streams.hand_made import ParkingSource, ask, until, untimed
 
 ANSWER = (
     '<think>\nTwo calls.\n</think>\n\nI ask.<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
@@ -43,15 +43,11 @@ def question(**fields: object) -> GenerateRequest:
     return ask(**{"prompt": None, "messages": (message,), "tools": (Tool(name="add"),), "max_tokens": 400, **fields})
 
 
-class CutGeneration(ParkingGeneration):
-    """A generation that ends after a number of events, whatever they are."""
+class CutSource(ParkingSource):
+    """The events of a generation that ends after a number of events, whatever they are."""
 
-    def ready(self, most: int | None = None) -> list[Event]:
-        if not self._num_left:
-            return super().ready(most)
-        events = self._inner.ready(1)
-        self._num_left -= len(events)
-        return events
+    def _counts(self, event: Event) -> bool:
+        return True
 
 
 class CutClient:
@@ -66,7 +62,9 @@ class CutClient:
     async def generate(self, request: GenerateRequest) -> Generation:
         self.requests.append(request)
         generation = await self._inner.generate(request)
-        return CutGeneration(generation, LOST, self._num_events) if len(self.requests) == 1 else generation
+        if len(self.requests) > 1:
+            return generation
+        return CutSource(generation, LOST, self._num_events).generation
 
 
 async def ready_echo() -> ThreadClient:

@@ -60,7 +60,7 @@ async def test_an_answer_begins_before_its_model_is_loaded(streams: Streams, loa
     assert stream.request.sampling.seed is not None  # another process may continue it
     seed = stream.request.sampling.seed
     load(loading)
-    await until(lambda: bool(loading.generations), "the loaded engine is asked")
+    await until(lambda: bool(loading.sources), "the loaded engine is asked")
     loading.last.push(tok("a", 5), DONE)
     meta, *statuses, token, done = await events_of(streams, stream)
     assert isinstance(meta, Meta)
@@ -68,7 +68,7 @@ async def test_an_answer_begins_before_its_model_is_loaded(streams: Streams, loa
     assert (token, len(statuses)) == (tok("a", 5), 1)
     assert isinstance(done, Done)
     assert loading.requests[-1].sampling.seed == seed
-    assert stream.request.sampling.max_tokens == loading.last.accepted.max_tokens
+    assert stream.request.sampling.max_tokens == loading.last.generation.accepted.max_tokens
     assert stream.usage.prompt_tokens == 3
     assert stream.summary().num_parks == 0
 
@@ -81,7 +81,7 @@ async def test_the_time_of_loading_is_a_phase_of_its_own(streams: Streams, loadi
     await until(lambda: len(loading.requests) > 1, "the engine is asked again while it loads")
     loaded_at = time.monotonic()
     load(loading)
-    await until(lambda: bool(loading.generations), "the loaded engine is asked")
+    await until(lambda: bool(loading.sources), "the loaded engine is asked")
     loading.last.push(tok("a", 5), DONE)
     done = (await events_of(streams, stream))[-1]
     assert isinstance(done, Done)
@@ -181,14 +181,14 @@ async def test_another_process_continues_an_answer_that_loads(loading: ScriptedC
     assert stream is not None
     stream.attach(Attachment())
     load(loading)
-    await until(lambda: bool(loading.generations), "the loaded engine is asked")
+    await until(lambda: bool(loading.sources), "the loaded engine is asked")
     assert loading.requests[-1].sampling.seed == begun.request.sampling.seed
     loading.last.push(tok("a", 5))
     await until(lambda: stream.usage.completion_tokens == 1, "a token came")
-    assert stream.usage.prompt_tokens == loading.last.accepted.num_prompt_tokens
+    assert stream.usage.prompt_tokens == loading.last.generation.accepted.num_prompt_tokens
     await stream.stop()
     end = (await events_of(two, stream))[-1]
     assert isinstance(end, Done)
-    assert end.usage.prompt_tokens == loading.last.accepted.num_prompt_tokens
+    assert end.usage.prompt_tokens == loading.last.generation.accepted.num_prompt_tokens
     await one.aclose()
     await two.aclose()

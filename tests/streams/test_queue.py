@@ -62,7 +62,7 @@ async def end(streams: Streams, stream: Stream) -> None:
     client = streams.clients["scripted"]
     assert isinstance(client, ScriptedClient)
     index = [request.stream_id for request in client.requests].index(stream.id)
-    client.generations[index].push(DONE)
+    client.sources[index].push(DONE)
     await stream.ended.wait()
 
 

@@ -143,7 +143,7 @@ async def test_a_returning_reader_keeps_the_slot(two_places: Streams, scripted: 
     scripted.hold.set()
     with pytest.raises(QuotaExceeded):
         await starting
-    assert sum(generation.is_cancelled for generation in scripted.generations[2:]) == 1
+    assert sum(generation.is_cancelled for generation in scripted.sources[2:]) == 1
     assert (parked.terminal, len(two_places.all())) == (None, 2)
 
 

@@ -14,7 +14,7 @@ from streamserve.protocol.errors import QuotaExceeded
 from streamserve.protocol.events import ChoiceDone, Status
 from streamserve.streams.readers import Attachment, ReaderLag, Readers
 from streamserve.streams.transcript import Transcript
-from tests.support.streams.hand_made import ScriptedClient, ScriptedGeneration, ask, tok
+from tests.support.streams.hand_made import ScriptedClient, ScriptedSource, ask, tok
 
 
 def make_transcript(n: int = 1) -> Transcript:
@@ -33,14 +33,14 @@ class Engine(EngineRun):
 
     def __init__(self, lag: ReaderLag, *, known: int, clock: Callable[[], float] = time.monotonic) -> None:
         client, request = ScriptedClient(), ask(reader_tokens=(known,))
-        self.scripted = ScriptedGeneration(request)
-        super().__init__(client, request, lag, self.scripted, clock=clock)
+        self.scripted = ScriptedSource(request)
+        super().__init__(client, request, lag, self.scripted.generation, clock=clock)
 
     async def begin_anew(self) -> None:
         """Have the engine resume the answer, as after a park."""
         self.cancel()
-        self.scripted = await self.ask(self.request, 0.0)
-        self.take(self.scripted)
+        self.take(await self.ask(self.request, 0.0))
+        self.scripted = self.client.last
 
 
 def test_tokens_delivered_are_those_of_the_events_so_far() -> None:
@@ -93,22 +93,22 @@ def test_the_engine_gets_positions_in_steps() -> None:
         transcript.note(tok("x"), seq)
     readers.add(reader)
     engine = Engine(ReaderLag(transcript, readers, is_bounded=True), known=0)
-    generation = engine.scripted
+    source = engine.scripted
     for reader.received_seq in (*range(1, 101), 99, 60):
         engine.report()
-    assert generation.positions == [(seq,) for seq in range(5, 101, 5)] + [(60,)]
+    assert source.positions == [(seq,) for seq in range(5, 101, 5)] + [(60,)]
     reader.received_seq = 100
     engine.report()
     for seq in range(101, 113):
         transcript.note(tok("x"), seq)
         reader.received_seq = seq
         engine.report()
-    assert generation.positions[21:] == [(100,), (105,), (110,)]
+    assert source.positions[21:] == [(100,), (105,), (110,)]
     readers.add(Attachment(is_paced=False))
     for _ in range(2):
         engine.report()
-    assert generation.positions[24:] == [None]
-    assert not any(generation.are_away)
+    assert source.positions[24:] == [None]
+    assert not any(source.are_away)
 
 
 def test_a_burst_is_one_position() -> None:
@@ -175,15 +175,15 @@ async def test_the_engine_learns_who_looks_away() -> None:
     readers, now = Readers(), [0.0]
     readers.add(reader)
     engine = Engine(ReaderLag(transcript, readers, is_bounded=True), known=50, clock=lambda: now[0])
-    generation, told = engine.scripted, []
+    source, told = engine.scripted, []
     for now[0], reader.is_away, reader.received_seq in (
         (1.0, True, 50), (1.1, False, 50), (1.2, True, 50), (1.3, False, 51),
         (1.55, False, 51), (1.6, True, 60), (9.0, True, 61),
     ):  # fmt: skip
         engine.report()
-        told.append(len(generation.positions))
+        told.append(len(source.positions))
     assert told == [1, 1, 1, 1, 2, 3, 3]
-    assert (generation.positions, generation.are_away) == ([(50,), (51,), (60,)], [True, False, True])
+    assert (source.positions, source.are_away) == ([(50,), (51,), (60,)], [True, False, True])
     await engine.begin_anew()
     engine.report()
     assert (engine.scripted.positions, engine.scripted.are_away) == ([(61,)], [True])

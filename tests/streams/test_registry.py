@@ -238,7 +238,7 @@ async def test_closing_ends_every_stream_truthfully(scripted: ScriptedClient) ->
         assert stream.terminal.retryable
         assert (await streams.log.read(stream.log_id, 0))[-1].event is stream.terminal
     assert untimed(finished.terminal) == done
-    assert all(generation.is_cancelled for generation in scripted.generations[:2])
+    assert all(generation.is_cancelled for generation in scripted.sources[:2])
     with pytest.raises(EngineUnavailable):
         await start(streams)
     assert [task for task in asyncio.all_tasks() if "stream" in task.get_name()] == []
@@ -283,7 +283,7 @@ async def test_a_lease_that_cannot_be_released_does_not_keep_readers(
 async def test_a_parked_stream_keeps_nothing_of_its_generation(streams: Streams, scripted: ScriptedClient) -> None:
     """Neither the task nor the start of its generation keeps a parked stream, however many there are."""
     stream = await start(streams)
-    remains = weakref.ref(scripted.generations.pop())
+    remains = weakref.ref(scripted.sources.pop())
     stream.release()
     await until(lambda: stream.state == "parked", "it is parked")
     for _ in range(3):

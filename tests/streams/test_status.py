@@ -88,7 +88,7 @@ async def test_an_answer_whose_next_engine_loads_shows_that(
     scripted.last.push(tok("a", 5))
     scripted.refusals.extend([EngineUnavailable("loading", code="engine_loading", retry_after=retry_after)] * 3)
     scripted.last.park(park)
-    await until(lambda: len(scripted.generations) == 2, "it continues")
+    await until(lambda: len(scripted.sources) == 2, "it continues")
     scripted.last.push(tok("b", 6), DONE)
     events = [logged.event for logged in await collect(streams, stream)]
     shown = [event for event in events if isinstance(event, Status)]

@@ -72,7 +72,7 @@ async def test_a_stop_that_the_log_does_not_take_holds_up_no_other(monkeypatch: 
     log.go.clear()
     await checks.check()
     await checks.check()
-    await until(lambda: all(one.is_cancelled for one in scripted.generations), "the engine is free")
+    await until(lambda: all(one.is_cancelled for one in scripted.sources), "the engine is free")
     assert (stuck.terminal, other.terminal) == (None, None)
     log.go.set()
     await asyncio.gather(stuck.ended.wait(), other.ended.wait())

@@ -177,11 +177,11 @@ class Answering:
         if self._speech is None:
             yield
             return
-        self._speech.generation.on_read.add(notify)
+        self._speech.source.on_read.add(notify)
         try:
             yield
         finally:
-            self._speech.generation.on_read.discard(notify)
+            self._speech.source.on_read.discard(notify)
 
     async def _take_all(self, generation: Generation) -> Done | None:
         """Take the events of one admission; None if the engine has parked it."""
@@ -260,9 +260,9 @@ class Answering:
     @property
     def reader_tokens(self) -> ReaderTokens:
         """How many tokens of this answer the reader has; None if it does not wait for readers."""
-        if self._speech is None or self._speech.generation.num_read is None:
+        if self._speech is None or self._speech.source.num_read is None:
             return None
-        return (max(0, min(len(self._token_ids), self._speech.generation.num_read - self._first)),)
+        return (max(0, min(len(self._token_ids), self._speech.source.num_read - self._first)),)
 
     @property
     def num_unread(self) -> int:
@@ -273,4 +273,4 @@ class Answering:
     @property
     def is_away(self) -> bool:
         """Whether the readers of the run look away."""
-        return self._speech is not None and self._speech.generation.is_away
+        return self._speech is not None and self._speech.source.is_away

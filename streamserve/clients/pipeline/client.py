@@ -26,13 +26,13 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from streamserve.clients.base import EngineClient
+from streamserve.clients.base import EngineClient, Generation
 from streamserve.clients.pipeline.filters import OutputFilter, Stopped
 from streamserve.clients.pipeline.journal import Journal, Memo, Shown
 from streamserve.clients.pipeline.run import Run
-from streamserve.clients.pipeline.speech import PipelineGeneration, Speech
+from streamserve.clients.pipeline.speech import RunSource, Speech
 from streamserve.clients.pipeline.static import IS_IN_RUN
-from streamserve.protocol.engine import EngineStats, ModelDescription
+from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, ProducerLost, StreamserveError, no_model
 from streamserve.protocol.events import Error, Event
 from streamserve.protocol.requests import LATENCY_CLASSES, GenerateRequest, Limits, check_needs, check_sampling
@@ -135,7 +135,7 @@ class PipelineClient:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
-    async def generate(self, request: GenerateRequest) -> PipelineGeneration:
+    async def generate(self, request: GenerateRequest) -> Generation:
         """Start a run. Raises what a model that cannot answer raises, and ProducerLost for a run that had begun."""
         check_needs(request.needs)
         check_sampling(request.sampling)
@@ -152,15 +152,15 @@ class PipelineClient:
         seed = request.sampling.seed
         seed = secrets.randbits(63) if seed is None else seed
         most = request.sampling.max_tokens or self._limits.max_tokens
-        generation = PipelineGeneration(max_tokens=most, seed=seed)
+        source = RunSource(Accepted(num_prompt_tokens=0, max_tokens=most, seed=seed, may_repeat=False))
         if request.reader_tokens is None:
-            generation.num_read = None
+            source.num_read = None
         request = replace(request, sampling=replace(request.sampling, seed=seed))
         journal = None
         if memo is not None:
             await memo.load()
-            journal, generation.shown = Journal(memo, seed), Shown(memo.shown)
-        speech = Speech(generation, self._pipeline.filters, None if journal is None else journal.turns())
+            journal, source.shown = Journal(memo, seed), Shown(memo.shown)
+        speech = Speech(source, self._pipeline.filters, None if journal is None else journal.turns())
         run = Run(
             request,
             speech,
@@ -174,10 +174,10 @@ class PipelineClient:
         task = asyncio.get_running_loop().create_task(
             self._run(run, speech, memo), name=f"pipeline {self.alias} {request.stream_id}", context=Context()
         )
-        generation.task = task
+        source.task = task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return generation
+        return source.generation
 
     async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
         """Return the prompt's token ids for the pipeline's model."""
@@ -245,8 +245,8 @@ class PipelineClient:
             result = await self._pipeline.function(run)
             await run.finish(result)
             speech.close_block()
-            if speech.generation.shown is not None:
-                speech.generation.shown.check_over()
+            if speech.source.shown is not None:
+                speech.source.shown.check_over()
             ending = speech.done(latency=time.monotonic() - started_at, phases=run.phases.seconds())
         except Stopped:
             speech.cut_block()
@@ -264,7 +264,7 @@ class PipelineClient:
         finally:
             await run.aclose()
         if memo is None or not (isinstance(ending, Error) and memo.retry(ending)):
-            speech.generation.put(ending)
+            speech.source.put(ending)
 
 
 def _refuse_forms(request: GenerateRequest) -> None:

@@ -117,7 +117,7 @@ class Run:
         if self._num_citations > _MAX_CITATIONS:
             raise ValueError(f"a run cites {_MAX_CITATIONS:,} sources at most")
         citation = Citation(source=source, id=str(id), title=title, url=url)
-        self._speech.generation.put(citation)
+        self._speech.source.put(citation)
         if self._journal is not None:
             self._journal.note(citation)
 

@@ -1,6 +1,6 @@
-"""What a run shows: `Speech` puts it in order, and `PipelineGeneration` is its events as the stream pulls them.
+"""What a run shows: `Speech` puts it in order, and `RunSource` gives it to the generation that the stream reads.
 
-    Run ── Speech ── emit ──► [ events not taken ] ── ready ──► the stream
+    Run ── Speech ── emit ──► RunSource ── put ──► Generation ── ready ──► the stream
 
 One answer is shown at a time: those that are generated side by side follow each other. Tokens keep the ids that the
 model gave, whatever a filter has made of their text. Every block goes through filters of its own: text, thoughts, calls
@@ -16,10 +16,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from streamserve.clients.base import EventQueue
+from streamserve.clients.base import Source
 from streamserve.clients.pipeline.filters import Chain, OutputFilter, Stopped
 from streamserve.clients.pipeline.journal import Shown, Turns
-from streamserve.protocol.engine import Accepted, Park
+from streamserve.protocol.engine import Accepted
 from streamserve.protocol.events import (
     TEXT,
     BlockStart,
@@ -30,31 +30,28 @@ from streamserve.protocol.events import (
     Status,
     Token,
     Usage,
-    is_terminal,
 )
 
 MAX_WAITING = 256
 
 
-class PipelineGeneration(EventQueue):
-    """See `Generation` in clients/base.py. `task` is the run's; set by the client once it is started."""
+class RunSource(Source):
+    """The events of a run. `task` is the run's; set by the client once it is started."""
 
-    can_park = False
-
-    def __init__(self, max_tokens: int, seed: int) -> None:
-        super().__init__()
-        self.accepted = Accepted(num_prompt_tokens=0, max_tokens=max_tokens, seed=seed, may_repeat=False)
-        self.parked: Park | None = None
-        self.num_cached_tokens = 0
+    def __init__(self, accepted: Accepted) -> None:
+        super().__init__(accepted, max_queued=MAX_WAITING)
         self.task: asyncio.Task[None] | None = None
         self.shown: Shown | None = None  # of a job that is tried again: what it does not show again
         self.num_read: int | None = 0  # tokens that the furthest reader has; None: the run does not wait for readers
         self.is_away = False  # the readers look away
         self.on_read: set[Callable[[], None]] = set()  # of the answers that wait for readers; several side by side
-        self._has_room = asyncio.Event()
-        self._has_room.set()
 
-    def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool = False) -> None:
+    @property
+    def can_park(self) -> bool:
+        """A run cannot be continued from its tokens."""
+        return False
+
+    def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool) -> None:
         """Note how many tokens the furthest reader has, and whether the readers look away."""
         self.is_away = is_away
         self.num_read = None if num_tokens is None else num_tokens[0]
@@ -62,10 +59,7 @@ class PipelineGeneration(EventQueue):
             notify()
 
     def cancel(self) -> None:
-        """End the run at the next point where it waits. Nothing that it emits after this is shown."""
-        self.is_open = False
-        self._events.clear()
-        self._has_room.set()
+        """End the run at the next point where it waits."""
         if self.task is not None:
             self.task.cancel()
 
@@ -73,22 +67,11 @@ class PipelineGeneration(EventQueue):
 
     def put(self, event: Event) -> None:
         """Show an event without waiting. Nothing follows a terminal one. Raises NotRepeatable."""
-        if not self.is_open:
+        if not self.generation.is_open:
             return
-        if self.shown is not None:
-            rest = self.shown.rest_of(event)
-            if rest is None:
-                return
-            event = rest
-        self._events.append(event)
-        self.is_open = not is_terminal(event)
-        if len(self._events) >= MAX_WAITING:
-            self._has_room.clear()
-        self._announce()
-
-    def _on_taken(self) -> None:
-        if len(self._events) < MAX_WAITING:
-            self._has_room.set()
+        rest = event if self.shown is None else self.shown.rest_of(event)
+        if rest is not None:
+            self.generation.put([rest])
 
     async def emit(self, event: Event) -> None:
         """Show an event; wait while too many are not taken."""
@@ -97,7 +80,7 @@ class PipelineGeneration(EventQueue):
 
     async def room(self) -> None:
         """Wait while too many events are not taken."""
-        await self._has_room.wait()
+        await self.generation.room()
 
 
 # Kinds of blocks that only runs have: a call that the run answers itself, and its result, which has the call's id.
@@ -111,11 +94,11 @@ class Speech:
 
     def __init__(
         self,
-        generation: PipelineGeneration,
+        source: RunSource,
         filters: Sequence[Callable[[], OutputFilter]] = (),
         turn: Turns | None = None,
     ) -> None:
-        self.generation = generation
+        self.source = source
         self.turn = turn or Turns()  # held by the answer that is shown
         self.num_tokens = 0  # shown so far
         self.finish_reason = "stop"
@@ -133,7 +116,7 @@ class Speech:
 
     async def show(self, event: Event) -> None:
         """Show a status or a citation."""
-        await self.generation.emit(event)
+        await self.source.emit(event)
 
     async def take(self, event: Event) -> None:
         """Show an event of the answer whose turn it is. Raises Stopped."""
@@ -151,14 +134,14 @@ class Speech:
                 self._put_text(stopped.text, event.token_ids)
                 raise Stopped from None
             self._put_text(text, event.token_ids)
-            await self.generation.room()
+            await self.source.room()
 
     async def continued(self) -> Token | None:
         """Return what an earlier attempt has shown of the answer whose turn it is, and count it as shown.
 
         None if it has to be made anew: there is nothing, it has other blocks than text, or filters have changed it.
         """
-        shown = self.generation.shown
+        shown = self.source.shown
         token = None if shown is None or self._filters else shown.plain_answer()
         if token is not None:
             await self.take(Token(text=token.text, token_ids=token.token_ids))
@@ -188,7 +171,7 @@ class Speech:
                     self._put_text(stopped.text)
                     self.cut_block()
                     return
-                await self.generation.room()
+                await self.source.room()
             try:
                 self.close_block()
             except Stopped:
@@ -206,14 +189,14 @@ class Speech:
         self._put_text(rest)
         if not self._is_implied:
             signature = None if stop is None else stop.signature
-            self.generation.put(BlockStop(choice=0, index=self._index, signature=signature))
+            self.source.put(BlockStop(choice=0, index=self._index, signature=signature))
         self._open, self._is_implied = None, False
         self._index += 1
 
     def cut_block(self) -> None:
         """End the open block without what the filters hold: the answer was stopped."""
         if self._open is not None and not self._is_implied:
-            self.generation.put(BlockStop(choice=0, index=self._index))
+            self.source.put(BlockStop(choice=0, index=self._index))
         self._open, self._is_implied = None, False
         self._index += 1
 
@@ -256,8 +239,8 @@ class Speech:
         self._open, self._chain = kind, Chain([make() for make in self._filters])
         if not self._is_implied:
             id, name = (None, None) if start is None else (start.id, start.name)
-            await self.generation.emit(BlockStart(choice=0, index=self._index, kind=kind, id=id, name=name))
+            await self.source.emit(BlockStart(choice=0, index=self._index, kind=kind, id=id, name=name))
 
     def _put_text(self, text: str, token_ids: tuple[int, ...] = ()) -> None:
         if text or token_ids:
-            self.generation.put(Token(text=text, token_ids=token_ids, index=self._index))
+            self.source.put(Token(text=text, token_ids=token_ids, index=self._index))

@@ -29,7 +29,8 @@ from contextvars import Context
 from dataclasses import replace
 from pathlib import Path
 
-from streamserve.clients.process.client_session import ClientSession, ProcessGeneration
+from streamserve.clients.base import Generation
+from streamserve.clients.process.client_session import ClientSession
 from streamserve.clients.process.config import (
     EnginePathError,
     LaunchConfig,
@@ -55,7 +56,7 @@ from streamserve.clients.process.messages import (
     is_replaced,
 )
 from streamserve.clients.process.supervision import CircuitBreaker, ProcessActivity, last_flight
-from streamserve.clients.thread.generation import error_event
+from streamserve.clients.thread.source import error_event
 from streamserve.protocol.engine import ABSENT, EngineStats, ModelDescription
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.frames import FrameError
@@ -120,10 +121,10 @@ class ProcessClient:
         """Whether an engine is connected and has sent its state."""
         return self._session is not None and self._has_state
 
-    async def generate(self, request: GenerateRequest) -> ProcessGeneration:
+    async def generate(self, request: GenerateRequest) -> Generation:
         """Accept the request or raise: BadRequest (never fits, bad template), Refused (not now)."""
         answer = await self._require_session().ask(Open, request)
-        assert isinstance(answer, ProcessGeneration)
+        assert isinstance(answer, Generation)
         return answer
 
     async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:

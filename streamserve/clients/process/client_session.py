@@ -11,6 +11,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from streamserve.clients.base import Generation, Source
 from streamserve.clients.process.frame_socket import Connection
 from streamserve.clients.process.messages import (
     TO_WORKER,
@@ -38,99 +39,80 @@ from streamserve.protocol.frames import MSGPACK_ERRORS, FrameError, decode_event
 from streamserve.protocol.requests import GenerateRequest
 
 
-class ProcessGeneration:
-    """See `clients.base.Generation`.
+class SocketSource(Source):
+    """The events of one request to the engine process, as they come over the session's connection.
 
-    Its queue of events needs no bound: the engine decodes at most `lead_tokens` beyond its reader; without a reader,
-    n * max_tokens is the bound. Queued events stay encoded: with log-probabilities one is four times as large decoded.
+    They stay encoded until they are taken: with log-probabilities a decoded event is four times as large. They need no
+    bound: the engine decodes at most `lead_tokens` beyond its reader; without a reader, n * max_tokens is the bound.
     """
 
-    can_park = True
-
     def __init__(self, request_id: int, accepted: Accepted, session: ClientSession, stream_id: str = "") -> None:
-        self.accepted = accepted
-        self.parked: Park | None = None
-        self.num_cached_tokens = 0
-        self.on_news: Callable[[], None] | None = None
-        self.is_open = True
+        super().__init__(accepted)
         self.stream_id = stream_id
         self._id = request_id
         self._session = session
-        self._events: deque[bytes] = deque()
-        self._has_news = asyncio.Event()
+        self._encoded: deque[bytes] = deque()
+        self._has_ended = False
+        self._park: Park | None = None
 
-    def __aiter__(self) -> ProcessGeneration:
-        return self
+    def pull(self, most: int | None) -> list[Event]:
+        """Decode what the stream takes; the end follows the last event."""
+        num = len(self._encoded) if most is None else min(most, len(self._encoded))
+        events = [decode_event(self._encoded.popleft()) for _ in range(num)]
+        if self._has_ended and not self._encoded:
+            self.generation.close(parked=self._park)
+        return events
 
-    async def __anext__(self) -> Event:
-        while not self._events:
-            if not self.is_open:
-                raise StopAsyncIteration
-            self._has_news.clear()
-            await self._has_news.wait()
-        return decode_event(self._events.popleft())
-
-    def ready(self, most: int | None = None) -> list[Event]:
-        """Take the events that are there now, or the first `most`, without waiting; [] does not mean the end."""
-        num = len(self._events) if most is None else min(most, len(self._events))
-        return [decode_event(self._events.popleft()) for _ in range(num)]
-
-    def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool = False) -> None:
+    def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool) -> None:
         """Send how far the furthest reader is in each choice."""
-        if self.is_open:
+        if self._id in self._session.sources:
             tokens = None if num_tokens is None else tuple(num_tokens)
             self._session.connection.send(encode(ReaderAt(self._id, tokens, is_away)))
 
     def cancel(self) -> None:
-        """End. Once the engine has read this, no step it plans holds the sequences."""
-        self.on_news = None
-        self._events.clear()
-        if self.is_open:
-            self.is_open = False
-            self._session.generations.pop(self._id, None)
+        """Send that. Once the engine has read it, no step it plans holds the sequences."""
+        self._encoded.clear()
+        if self._session.sources.pop(self._id, None) is not None:
             self._session.connection.send(encode(Cancel(self._id)))
-            self._has_news.set()
 
     def take(self, news: GenerationNews) -> None:
         """Queue events; end with the last of them."""
-        self._events.extend(news.events)
-        self.num_cached_tokens = news.num_cached_tokens
+        self._encoded.extend(news.events)
+        self.generation.num_cached_tokens = news.num_cached_tokens
         if news.is_end:
-            self.parked = news.park
-            self.is_open = False
-        self._has_news.set()
-        if self.on_news is not None:
-            self.on_news()
+            self.end(parked=news.park)
+        else:
+            self.generation.announce()
 
     def end(self, *, parked: Park | None = None, error: Error | None = None) -> None:
-        """End without the engine: as parked, or with an error."""
-        self.parked = parked
+        """End after what has come: as parked, or with an error."""
         if error is not None:
-            self._events.append(encode_event(error))
-        self.is_open = False
-        self._has_news.set()
-        if self.on_news is not None:
-            self.on_news()
+            self._encoded.append(encode_event(error))
+        self._has_ended, self._park = True, parked
+        if self._encoded:
+            self.generation.announce()
+        else:
+            self.generation.end(parked=parked)
 
 
 class ClientSession:
-    """One connection's open questions and generations, by id. `on_state` is called with the engine's state."""
+    """One connection's open questions and sources, by id. `on_state` is called with the engine's state."""
 
     def __init__(self, connection: Connection, on_state: Callable[[State], None]) -> None:
         self.connection = connection
-        self.generations: dict[int, ProcessGeneration] = {}
+        self.sources: dict[int, SocketSource] = {}
         self.goodbye: str | None = None  # the reason, once the engine has sent one
         self._on_state = on_state
         self._ids = itertools.count(1)
-        self._questions: dict[int, asyncio.Future[ProcessGeneration | tuple[int, ...]]] = {}
+        self._questions: dict[int, asyncio.Future[Generation | tuple[int, ...]]] = {}
         self._stream_ids: dict[int, str] = {}  # of the questions
 
     async def ask(
         self, kind: type[Open] | type[Warm] | type[Tokenize] | type[Control], content: GenerateRequest | str
-    ) -> ProcessGeneration | tuple[int, ...]:
+    ) -> Generation | tuple[int, ...]:
         """Send a message with a new id and wait for its answer; raises what the engine refuses it with."""
         request_id = next(self._ids)
-        question: asyncio.Future[ProcessGeneration | tuple[int, ...]] = asyncio.get_running_loop().create_future()
+        question: asyncio.Future[Generation | tuple[int, ...]] = asyncio.get_running_loop().create_future()
         self._questions[request_id] = question
         self._stream_ids[request_id] = content.stream_id if isinstance(content, GenerateRequest) else ""
         try:
@@ -139,7 +121,7 @@ class ClientSession:
         except FrameError as error:
             raise BadRequest("the request is too large, or holds a number beyond 64 bits.") from error
         except asyncio.CancelledError:
-            self.generations.pop(request_id, None)
+            self.sources.pop(request_id, None)
             self.connection.send(encode(Cancel(request_id)))
             raise
         finally:
@@ -155,11 +137,11 @@ class ClientSession:
         match message:
             case News():
                 for news in message.generations:
-                    generation = self.generations.get(news.id)
-                    if generation is not None:
+                    source = self.sources.get(news.id)
+                    if source is not None:
                         if news.is_end:
-                            del self.generations[news.id]
-                        generation.take(news)
+                            del self.sources[news.id]
+                        source.take(news)
             case State():
                 self._on_state(message)
             case Goodbye():
@@ -181,9 +163,9 @@ class ClientSession:
                 if self._stream_ids[request_id] in flight.stream_ids:
                     refused.lost = self._lost(self._stream_ids[request_id], flight)
                 question.set_exception(refused)
-        generations, self.generations = self.generations, {}
-        for generation in generations.values():
-            generation.end(error=error, parked=None if error is not None else self._lost(generation.stream_id, flight))
+        sources, self.sources = self.sources, {}
+        for source in sources.values():
+            source.end(error=error, parked=None if error is not None else self._lost(source.stream_id, flight))
 
     def _lost(self, stream_id: str, flight: LastFlight) -> Park:
         """Return the park of an answer whose engine has ended: not counted after a goodbye, nor for another's step."""
@@ -194,14 +176,13 @@ class ClientSession:
         return Park(reason="lost", is_counted=is_counted, was_alone=in_flight == {stream_id})
 
     def _answer(
-        self, question: asyncio.Future[ProcessGeneration | tuple[int, ...]], message: Opened | Reply | Refusal
+        self, question: asyncio.Future[Generation | tuple[int, ...]], message: Opened | Reply | Refusal
     ) -> None:
         match message:
             case Opened():
-                generation = self.generations[message.id] = ProcessGeneration(
-                    message.id, message.accepted, self, self._stream_ids[message.id]
-                )
-                question.set_result(generation)
+                source = SocketSource(message.id, message.accepted, self, self._stream_ids[message.id])
+                self.sources[message.id] = source
+                question.set_result(source.generation)
             case Reply():
                 question.set_result(message.token_ids)
             case Refusal():

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from streamserve.clients.base import Generation
 from streamserve.clients.process.frame_socket import Connection
 from streamserve.clients.process.messages import (
     TO_ENGINE,
@@ -28,7 +29,6 @@ from streamserve.clients.process.messages import (
     refusal,
 )
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.clients.thread.generation import LocalGeneration
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import Event
 from streamserve.protocol.frames import MSGPACK_ERRORS, FrameError, encode_event
@@ -50,7 +50,7 @@ class ServerSession:
         self._client = client
         self._control = control
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._generations: dict[int, LocalGeneration] = {}
+        self._generations: dict[int, Generation] = {}
         self._with_news: list[int] = []
 
     @property
@@ -157,7 +157,7 @@ class ServerSession:
         ]
 
 
-def _news(request_id: int, generation: LocalGeneration, events: list[Event], *, is_end: bool) -> GenerationNews:
+def _news(request_id: int, generation: Generation, events: list[Event], *, is_end: bool) -> GenerationNews:
     return GenerationNews(
         id=request_id,
         events=tuple(map(encode_event, events)),

@@ -17,9 +17,15 @@ class Places:
 
     def __init__(self, num_places: int, max_waiting: int) -> None:
         self.num_free = num_places
+        self._num_places = num_places
         self._max_waiting = max_waiting
         # Of the tenants that have some, in the order of their turns. Invariant: none wait while places are free.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @property
+    def num_taken(self) -> int:
+        """Requests that have a place."""
+        return self._num_places - self.num_free
 
     @property
     def num_waiting(self) -> int:

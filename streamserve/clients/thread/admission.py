@@ -1,4 +1,4 @@
-"""`AdmissionControl`: whether one more request may wait, by the time that it would; `RecentTimings`, its measurements.
+"""`AdmissionControl`: whether one more request may wait, by the time that it would.
 
 Used on the event loops of a client; the engine thread only removes what has ended. Free places in the batch are not
 counted as queue, and a request that finds one, with no other waiting before it, is accepted however long its prompt.
@@ -7,17 +7,17 @@ counted as queue, and a request that finds one, with no other waiting before it,
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from streamserve.engine.config import BATCH, PREFILL_ONLY, EngineConfig, LatencyClass
+from streamserve.clients.timings import RecentTimes
+from streamserve.engine.config import BATCH, PREFILL_ONLY, EngineConfig
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.policy.waiting import Patience
-from streamserve.protocol.engine import NUM_RECENT, RATE_SECONDS, CoreStats
+from streamserve.protocol.engine import CoreStats
 from streamserve.protocol.errors import BadRequest, Overloaded
-from streamserve.protocol.metrics import percentile
 
 # Seconds to retry after where the queue is full and no answer has finished yet.
 _FIRST_GUESS = 5.0
@@ -26,95 +26,6 @@ _FIRST_GUESS = 5.0
 _LAG_SHARE = 0.98
 # Weight of the newest prompt in the share that the prefix cache lacks: about the last ten count.
 _NEWEST = 0.1
-
-
-class RecentTimings:
-    """Rates and percentiles of the last requests and seconds. Written on the event loop, read from any thread."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._breakdowns: deque[dict[str, float]] = deque(maxlen=NUM_RECENT)
-        self._running_seconds: deque[float] = deque(maxlen=NUM_RECENT)
-        self._tokens: deque[tuple[float, int]] = deque()
-        self._latency: dict[str, float] | None = None  # computed once after each request that ends
-        # Time to the first token, and to the end, of each class.
-        self._by_class: dict[str, deque[tuple[float, float]]] = {}
-        self._refused, self._expired = Counter[str](), Counter[str]()  # by class
-
-    @property
-    def num_refused(self) -> int:
-        """How many requests were refused before they waited."""
-        return self._refused.total()
-
-    def note_refused(self, latency_class: str, *, has_waited: bool) -> None:
-        """Count a request that was refused, at once or when it had waited too long."""
-        (self._expired if has_waited else self._refused)[latency_class] += 1
-
-    def note(self, update: SequenceUpdate) -> None:
-        """Count an update's tokens; those of one step are one entry."""
-        if not update.token_ids:
-            return
-        if self._tokens and self._tokens[-1][0] == update.at:
-            self._tokens[-1] = (update.at, self._tokens[-1][1] + len(update.token_ids))
-        else:
-            self._tokens.append((update.at, len(update.token_ids)))
-        while self._tokens and self._tokens[0][0] < update.at - RATE_SECONDS:
-            self._tokens.popleft()
-
-    def note_finished(self, breakdown: dict[str, float], *, is_whole: bool = True, latency_class: str = "chat") -> None:
-        """Record a request's breakdown; of a part of an answer that parked, only how long it ran."""
-        self._running_seconds.append(breakdown["prefill"] + breakdown["decode"])
-        if is_whole:
-            self._breakdowns.append(breakdown)
-            self._latency = None
-            recent = self._by_class.setdefault(latency_class, deque(maxlen=NUM_RECENT))
-            recent.append((breakdown["ttft"], breakdown["queue"] + breakdown["prefill"] + breakdown["decode"]))
-
-    def tokens_per_second(self) -> float:
-        """Return the rate of the last seconds."""
-        since = self._clock() - RATE_SECONDS
-        return sum(count for at, count in self._tokens.copy() if at >= since) / RATE_SECONDS
-
-    def latency(self) -> dict[str, float]:
-        """Return medians and 95th percentiles of queue and ttft, and the typical answer's ITL, in seconds."""
-        known = self._latency
-        if known is not None:
-            return known
-        recent = list(self._breakdowns.copy())
-        out: dict[str, float] = {}
-        for name in ("queue", "ttft"):
-            values = [breakdown[name] for breakdown in recent]
-            out[f"{name}_p50"] = percentile(values, 0.5) or 0.0
-            out[f"{name}_p95"] = percentile(values, 0.95) or 0.0
-        for name in ("itl_p50", "itl_p95"):
-            out[name] = percentile([breakdown[name] for breakdown in recent], 0.5) or 0.0
-        self._latency = out
-        return out
-
-    def by_class(self, classes: Mapping[str, LatencyClass]) -> dict[str, dict[str, float]]:
-        """Return each class's budgets beside what its last answers took; see `EngineStats`."""
-        return {name: self._of_class(name, one) for name, one in classes.items()}
-
-    def _of_class(self, name: str, latency_class: LatencyClass) -> dict[str, float]:
-        out = {"ttft_budget": latency_class.ttft_seconds}
-        if latency_class.total_seconds is not None:
-            out["total_budget"] = latency_class.total_seconds
-        recent = list(self._by_class.get(name, deque()).copy())
-        out |= {"num_answers": len(recent), "refused": self._refused[name] + self._expired[name]}
-        if not recent:
-            return out
-        for column, what in enumerate(("ttft", "total")):
-            values = [one[column] for one in recent]
-            out[f"{what}_p50"] = percentile(values, 0.5) or 0.0
-            out[f"{what}_p95"] = percentile(values, 0.95) or 0.0
-        most = out["ttft_budget"], out.get("total_budget", math.inf)
-        out["in_time"] = sum(ttft <= most[0] and total <= most[1] for ttft, total in recent) / len(recent)
-        return out
-
-    def running_seconds(self) -> float | None:
-        """Return how long a recent answer ran, on average; None before one has finished."""
-        recent = self._running_seconds.copy()
-        return sum(recent) / len(recent) if recent else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +56,9 @@ class AdmissionControl:
     which no other can fill. Rows of batches are before no other class, neither in the queue nor in a seat.
     """
 
-    def __init__(self, config: EngineConfig, timings: RecentTimings, clock: Callable[[], float]) -> None:
+    def __init__(self, config: EngineConfig, times: RecentTimes, clock: Callable[[], float]) -> None:
         self._config = config
-        self._timings = timings
+        self._times = times
         self._clock = clock
         self._patience = Patience(config.classes)
         # Of each request whose prompt is being tokenised: its class, its tenant, how many sequences.
@@ -187,7 +98,7 @@ class AdmissionControl:
         num_places = self._config.max_waiting + max(0, self._config.max_num_seqs - len(self._running))
         is_full = num_waiting + num_new > num_places and own > num_places // len(waiting.keys() | {tenant})
         if may_refuse and is_full:
-            self._timings.note_refused(latency_class, has_waited=False)
+            self._times.note_refused(latency_class, has_waited=False)
             raise Overloaded(
                 f"{num_waiting:,} answers are waiting already. Try again later.",
                 retry_after=math.ceil(self._seconds_for(num_waiting, 0, CoreStats()) or _FIRST_GUESS),
@@ -226,7 +137,7 @@ class AdmissionControl:
         most = max(0.0, most - waited_seconds)
         if may_refuse and seconds > most:
             self._patience.note_refusal(self._clock())
-            self._timings.note_refused(latency_class, has_waited=False)
+            self._times.note_refused(latency_class, has_waited=False)
             raise Overloaded(
                 f"this request would wait {seconds:,.1f} s, and may wait {most:,.1f} s. Try again later.",
                 retry_after=max(1, math.ceil(seconds - most)),
@@ -272,7 +183,7 @@ class AdmissionControl:
         waiting = self._waiting.get(update.seq_id)
         if waiting is not None and update.error == "queue_timeout":
             self._patience.note_refusal(self._clock())
-            self._timings.note_refused(waiting.latency_class, has_waited=True)
+            self._times.note_refused(waiting.latency_class, has_waited=True)
         if waiting is not None and update.scheduled_at is not None:
             self._waiting.pop(update.seq_id, None)
             self._running[update.seq_id] = _Running(waiting.latency_class, update.scheduled_at, waiting.num_tokens)
@@ -321,7 +232,7 @@ class AdmissionControl:
 
         There are more seats than a step has, where readers are slower than the engine.
         """
-        seconds, running = self._timings.running_seconds(), self._running.copy().values()
+        seconds, running = self._times.running_seconds(), self._running.copy().values()
         started = [one.started_at for one in running if of_batch or one.latency_class != BATCH]
         num_seats = max(self._config.max_num_seqs, stats.running)
         if stats.running and stats.blocks_used:  # there may be memory for fewer

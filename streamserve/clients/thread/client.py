@@ -2,10 +2,10 @@
 
 Three kinds of threads meet here. The event loop accepts requests and turns updates into events. A small pool renders
 and tokenises. The engine thread steps; `OutputRouter` carries what passes between it and the loops: it knows which
-generation each sequence belongs to, in both directions.
+source each sequence belongs to, in both directions.
 
-Engine thread to loops: a step's updates go to the generations with one `call_soon_threadsafe` per step and loop.
-Loops to engine thread: what a generation requests for its sequences goes to the core. (Idea: transformers'
+Engine thread to loops: a step's updates go to the sources with one `call_soon_threadsafe` per step and loop.
+Loops to engine thread: what a source requests for its sequences goes to the core. (Idea: transformers'
 OutputRouter, one wake per step for all requests.)
 """
 
@@ -21,11 +21,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import TypeVar
 
+from streamserve.clients.base import Generation
 from streamserve.clients.thread.acceptance import LoadedEngine, encode, prepare
-from streamserve.clients.thread.admission import AdmissionControl, RecentTimings
+from streamserve.clients.thread.admission import AdmissionControl
 from streamserve.clients.thread.engine_thread import EngineThread, Load
-from streamserve.clients.thread.generation import LocalGeneration, error_event
 from streamserve.clients.thread.rules import constrain
+from streamserve.clients.thread.source import SequenceSource, error_event
+from streamserve.clients.timings import RecentTimes
 from streamserve.engine.config import PREFILL_ONLY, EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.grammar.compiler import NUM_PROVERS
@@ -68,15 +70,15 @@ class ThreadClient:
         self._config = config or EngineConfig()
         self._clock = clock
         self._thread = EngineThread(alias, load, self._config, clock, on_plan, on_step, loads_at_once=loads_at_once)
-        self._timings = RecentTimings(clock)
-        self._admission = AdmissionControl(self._config, self._timings, clock)
-        self._router = OutputRouter(self._thread, self._admission, self._timings)
+        self._times = RecentTimes(clock)
+        self._admission = AdmissionControl(self._config, self._times, clock)
+        self._router = OutputRouter(self._thread, self._admission, self._times)
         self._seq_ids = itertools.count(1)
         self._operator_state = "ready"  # the state of a loaded engine, by the last action of an operator
         self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix=f"tokenize-{alias}")
         self._compilers = ThreadPoolExecutor(NUM_PROVERS, thread_name_prefix=f"grammar-{alias}")
 
-    async def generate(self, request: GenerateRequest) -> LocalGeneration:
+    async def generate(self, request: GenerateRequest) -> Generation:
         """Accept the request or raise: BadRequest (never fits, bad template), Refused (not now)."""
         engine, _ = self._require_engine(request)
         accepted_at = self._clock()
@@ -97,7 +99,7 @@ class ThreadClient:
             may_refuse=may_refuse,
         )
         choices = {next(self._seq_ids): choice for choice in prepared.choices}
-        generation = LocalGeneration(
+        source = SequenceSource(
             prepared.accepted(queue_position),
             choices,
             accepted_at=accepted_at,
@@ -108,15 +110,15 @@ class ThreadClient:
         )
         for seq_id, choice in choices.items():
             sequence = prepared.sequence_request(seq_id, choice.index, accepted_at, queue_seconds)
-            self._router.add(generation, sequence)
+            self._router.add(source, sequence)
             core.add(sequence)
             if choice.stopped_at is not None:  # resumed after its stop string
                 core.stop(seq_id, choice.stopped_at)
         self._thread.wake()
         # Invariant: an engine that ended before it could see this generation ends it here.
         if self._thread.end_code is not None:
-            generation.fail(error_event(self._thread.end_code))
-        return generation
+            source.fail(error_event(self._thread.end_code))
+        return source.generation
 
     async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
         """Return the prompt's token ids as `generate` would see them."""
@@ -189,10 +191,10 @@ class ThreadClient:
         counts = asdict(core.stats) if core is not None else {}
         return EngineStats(
             **counts,
-            tokens_per_second=self._timings.tokens_per_second(),
-            latency=self._timings.latency(),
-            refused=self._timings.num_refused,
-            classes=self._timings.by_class(self._config.classes),
+            tokens_per_second=self._times.tokens_per_second(),
+            latency=self._times.latency(),
+            refused=self._times.num_refused,
+            classes=self._times.by_class(self._config.classes),
         )
 
     async def aclose(self) -> None:
@@ -234,29 +236,29 @@ T = TypeVar("T")
 
 
 class OutputRouter:
-    """The listener of an `EngineThread`, and the `EngineSide` of its generations. It knows a sequence until its end."""
+    """The listener of an `EngineThread`, and the `EngineSide` of its sources. It knows a sequence until its end."""
 
-    def __init__(self, thread: EngineThread, admission: AdmissionControl, timings: RecentTimings) -> None:
+    def __init__(self, thread: EngineThread, admission: AdmissionControl, times: RecentTimes) -> None:
         self._thread = thread
         self._admission = admission
-        self._timings = timings
-        self._generations: dict[int, LocalGeneration] = {}
+        self._times = times
+        self._sources: dict[int, SequenceSource] = {}
         thread.listener = self
 
     def __len__(self) -> int:
-        return len(self._generations)
+        return len(self._sources)
 
-    def add(self, generation: LocalGeneration, sequence: SequenceRequest) -> None:
-        """Route a sequence's updates to `generation`. Called before the core gets the sequence."""
-        self._generations[sequence.seq_id] = generation
+    def add(self, source: SequenceSource, sequence: SequenceRequest) -> None:
+        """Route a sequence's updates to `source`. Called before the core gets the sequence."""
+        self._sources[sequence.seq_id] = source
         num_tokens = len(sequence.prompt_token_ids) + len(sequence.output_token_ids)
         self._admission.add(sequence.seq_id, num_tokens, sequence.latency_class, sequence.tenant)
 
-    # Called by generations, on their loop. The thread may rest, while all sequences wait for their readers.
+    # Called by sources, on their loop. The thread may rest, while all sequences wait for their readers.
 
     def abort(self, seq_id: int) -> None:
         """End a sequence: no step planned later holds it."""
-        self._generations.pop(seq_id, None)
+        self._sources.pop(seq_id, None)
         self._admission.remove(seq_id)
         if self._thread.core is not None:
             self._thread.core.abort(seq_id)
@@ -264,7 +266,7 @@ class OutputRouter:
 
     def stop(self, seq_id: int, at: int) -> None:
         """End a sequence after `at` output tokens."""
-        self._generations.pop(seq_id, None)
+        self._sources.pop(seq_id, None)
         self._admission.remove(seq_id)
         if self._thread.core is not None:
             self._thread.core.stop(seq_id, at)
@@ -279,49 +281,48 @@ class OutputRouter:
     # Called on the engine thread.
 
     def on_updates(self, updates: tuple[SequenceUpdate, ...]) -> None:
-        """Pass a step's updates to the loops of their generations: one wake per loop."""
+        """Pass a step's updates to the loops of their sources: one wake per loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[SequenceUpdate]] = defaultdict(list)
         for update in updates:
-            generation = self._generations.get(update.seq_id)
-            if generation is not None:
-                by_loop[generation.loop].append(update)
+            source = self._sources.get(update.seq_id)
+            if source is not None:
+                by_loop[source.loop].append(update)
         for loop, mine in by_loop.items():
             self._call(loop, self._deliver, mine)
 
     def on_end(self, code: str) -> None:
         """End every open generation with an error: the engine is gone."""
-        for generation in set(self._generations.copy().values()):
-            self._call(generation.loop, generation.fail, error_event(code))
+        for source in set(self._sources.copy().values()):
+            self._call(source.loop, source.fail, error_event(code))
 
     def _call(self, loop: asyncio.AbstractEventLoop, function: Callable[[T], None], argument: T) -> None:
         try:
             loop.call_soon_threadsafe(function, argument)
         except RuntimeError:  # the loop is closed, and its generations cannot be read any more
-            for seq_id, generation in self._generations.copy().items():
-                if generation.loop is loop:
+            for seq_id, source in self._sources.copy().items():
+                if source.loop is loop:
                     self.abort(seq_id)
 
     # Called on the loop that `on_updates` woke.
 
     def _deliver(self, updates: list[SequenceUpdate]) -> None:
         for update in updates:
-            generation = self._generations.get(update.seq_id)
-            if generation is None:
+            source = self._sources.get(update.seq_id)
+            if source is None:
                 continue
             self._admission.note(update)
-            self._timings.note(update)
+            self._times.note(update.at, len(update.token_ids))
             if update.is_last:
-                del self._generations[update.seq_id]
+                del self._sources[update.seq_id]
                 self._admission.remove(update.seq_id)
             try:
-                generation.take(update)
+                source.take(update)
             except Exception:  # the edge of one request: its text side failed, the other requests are not affected
                 logger.exception("text of sequence %d failed", update.seq_id)
-                generation.fail(error_event("internal_error"))
+                source.fail(error_event("internal_error"))
+            generation = source.generation
             is_answer = generation.accepted.max_tokens > 0  # otherwise its prompt was only to be cached
-            if is_answer and not generation.is_open and generation.timings.scheduled_at is not None:
-                self._timings.note_finished(
-                    generation.timings.breakdown(),
-                    is_whole=generation.is_whole,
-                    latency_class=generation.latency_class,
+            if is_answer and not generation.is_open and source.times.scheduled_at is not None:
+                self._times.note_finished(
+                    source.times.breakdown(), is_whole=source.is_whole, latency_class=source.latency_class
                 )

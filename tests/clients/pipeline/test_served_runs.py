@@ -20,7 +20,7 @@ from streamserve.protocol.events import Done, Error, Event, Status, Token
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.reader.follow import follow
 from tests.clients.pipeline.conftest import SHORT, Site, text_of
-from tests.support.streams.hand_made import Gate, ParkingGeneration, started_echo, until
+from tests.support.streams.hand_made import Gate, ParkingSource, started_echo, until
 
 BUSY = EngineUnavailable("The engine is busy.")
 
@@ -207,7 +207,7 @@ class Full:
             raise refused
         generation = await self._echo.generate(request)
         is_first = len(self.requests) == 1
-        return ParkingGeneration(generation, Park(reason="ahead"), num_tokens=3) if is_first else generation
+        return ParkingSource(generation, Park(reason="ahead"), 3).generation if is_first else generation
 
 
 async def test_a_parked_answer_waits_for_a_full_engine(site: Site) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from streamserve.clients.remote.client import RemoteClient
 from streamserve.clients.remote.config import RemoteConfig
-from streamserve.clients.remote.exchange import _found
+from streamserve.clients.remote.server import _found
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, Overloaded, StreamserveError, TooLarge
 from streamserve.protocol.events import BlockText, Done, Event, Usage
 from streamserve.protocol.requests import ShownChoice

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from streamserve.clients.base import Generation
 from streamserve.clients.remote.places import Places
+from streamserve.clients.remote.source import HTTPSource
 from streamserve.protocol.errors import EngineUnavailable, Overloaded
 from streamserve.protocol.events import Done, Error, Event, Status, Token
 from streamserve.protocol.requests import GenerateRequest
@@ -30,6 +32,12 @@ from tests.support.servers.upstreams import (
     turns,
     until,
 )
+
+
+def source_of(generation: Generation) -> HTTPSource:
+    source = generation._source
+    assert isinstance(source, HTTPSource)
+    return source
 
 
 async def test_a_stop_closes_the_connection() -> None:
@@ -97,7 +105,7 @@ async def test_a_reader_behind_holds_the_server() -> None:
 
     async with remote(Upstream(answer), lead_tokens=8) as client:
         generation = await client.generate(chat(reader_tokens=(0,)))
-        await until(lambda: not generation.has_room)
+        await until(lambda: not source_of(generation).has_room)
         await turns(2000)
         held = sum(isinstance(one, Token) for one in generation.ready())
         assert 8 <= held < 30
@@ -127,7 +135,7 @@ async def test_what_the_server_cannot_continue_is_held_instead() -> None:
     async with remote(upstream, lead_tokens=8, hold_seconds=0.01) as client:
         generation = await client.generate(chat(reader_tokens=(0,)))
         await until(lambda: client.stats().upstream["holds"])
-        await until(lambda: generation.is_ahead)
+        await until(lambda: source_of(generation).is_ahead)
         await turns(2000)
         assert (generation.is_open, generation.can_park) == (True, False)
         assert not upstream.gone[0].is_set()
@@ -181,11 +189,11 @@ async def test_a_full_queue_takes_back_what_was_accepted_once() -> None:
     """An answer whose connection was lost waits behind the others; a new one is refused."""
     async with remote(Upstream(never), max_concurrent=1, max_waiting=1) as client:
         asks = [asyncio.ensure_future(client.generate(chat())) for _ in range(2)]
-        await until(lambda: client._places.num_waiting == 1)
+        await until(lambda: client._server.places.num_waiting == 1)
         with pytest.raises(Overloaded, match="1 answers are waiting"):
             await client.generate(chat())
         asks.append(asyncio.ensure_future(client.generate(replace(chat(), was_admitted=True))))
-        await until(lambda: client._places.num_waiting == 2)
+        await until(lambda: client._server.places.num_waiting == 2)
         for one in asks:
             one.cancel()
         await asyncio.gather(*asks, return_exceptions=True)
@@ -257,7 +265,7 @@ async def test_a_client_that_closes_ends_its_answers() -> None:
     upstream = Upstream(begins(*PLAIN))
     async with remote(upstream) as client:
         generation = await client.generate(chat())
-        await until(lambda: generation.answer.has_begun)
+        await until(lambda: source_of(generation).answer.has_begun)
         await client.aclose()
         events: list[Event] = await collect(generation)  # type: ignore[arg-type]
         await until(lambda: upstream.num_open == 0)

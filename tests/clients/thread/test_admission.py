@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from streamserve.clients.thread.admission import AdmissionControl, RecentTimings
+from streamserve.clients.thread.admission import AdmissionControl
+from streamserve.clients.timings import RecentTimes
 from streamserve.engine.config import CLASSES, EngineConfig
 from streamserve.engine.output import SequenceUpdate
 from streamserve.protocol.engine import CoreStats
@@ -23,7 +24,7 @@ LONG = 2000
 
 def bounds_of(**config: Any) -> AdmissionControl:
     clock = FakeClock()
-    return AdmissionControl(EngineConfig(**config), RecentTimings(clock), clock)
+    return AdmissionControl(EngineConfig(**config), RecentTimes(clock), clock)
 
 
 def scheduled(seq_id: int, num_cached_tokens: int = 0, at: float = 100.0) -> SequenceUpdate:
@@ -124,9 +125,7 @@ def test_prompts_that_take_too_long_are_refused() -> None:
 def test_a_full_batch_is_waited_for() -> None:
     """Two seats, whose answers of 20 s have run for 12 and 4: the third that waits begins in 28 s, the fourth in 36."""
     bounds = bounds_of(max_num_seqs=2)
-    bounds._timings.note_finished(
-        {"prefill": 1.0, "decode": 19.0, "queue": 0.0, "ttft": 1.0, "itl_p50": 0, "itl_p95": 0}
-    )
+    bounds._times.note_finished({"prefill": 1.0, "decode": 19.0, "queue": 0.0, "ttft": 1.0, "itl_p50": 0, "itl_p95": 0})
     for seq_id, started_at in ((1, 88.0), (2, 96.0)):
         bounds.add(seq_id, 10)
         bounds.note(scheduled(seq_id, at=started_at))
@@ -142,9 +141,7 @@ def test_a_full_batch_is_waited_for() -> None:
 def test_one_seat_is_waited_for() -> None:
     """An answer of 40 s in the only seat keeps a chat from waiting for its first 10 s, and no longer."""
     bounds = bounds_of(max_num_seqs=1)
-    bounds._timings.note_finished(
-        {"prefill": 0.0, "decode": 40.0, "queue": 0.0, "ttft": 1.0, "itl_p50": 0, "itl_p95": 0}
-    )
+    bounds._times.note_finished({"prefill": 0.0, "decode": 40.0, "queue": 0.0, "ttft": 1.0, "itl_p50": 0, "itl_p95": 0})
     bounds.add(1, 10)
     bounds.note(scheduled(1, at=97.0))
     with pytest.raises(Overloaded) as caught:
@@ -160,9 +157,7 @@ def test_one_seat_is_waited_for() -> None:
 def test_memory_may_hold_fewer_than_there_are_seats() -> None:
     """Four answers of 40 s, one every 10 s, fill the blocks: the next begins when the first of them ends."""
     bounds = bounds_of(max_num_seqs=8)
-    bounds._timings.note_finished(
-        {"prefill": 0.0, "decode": 40.0, "queue": 0.0, "ttft": 1.0, "itl_p50": 0, "itl_p95": 0}
-    )
+    bounds._times.note_finished({"prefill": 0.0, "decode": 40.0, "queue": 0.0, "ttft": 1.0, "itl_p50": 0, "itl_p95": 0})
     for seq_id in range(4):
         bounds.add(seq_id, 10)
         bounds.note(scheduled(seq_id, at=65.0 + 10 * seq_id))
@@ -247,7 +242,7 @@ def test_prompts_that_are_cached_take_little() -> None:
 def test_a_refusal_counts_as_one_of_the_queue() -> None:
     """The engine refuses requests that waited too long: the queue is then empty, which is no burst."""
     clock = FakeClock(100.0)
-    bounds = AdmissionControl(EngineConfig(), RecentTimings(clock), clock)
+    bounds = AdmissionControl(EngineConfig(), RecentTimes(clock), clock)
     bounds.check_wait("chat", IDLE, num_tokens=LONG)
     bounds.add(1, 10)
     clock.advance(20.0)
@@ -271,9 +266,7 @@ def test_a_flood_of_one_tenant_is_no_wait_for_another() -> None:
 def test_many_more_answers_run_than_a_step_holds() -> None:
     """Readers are slow: eighty answers of 40 s run in eight seats, so one ends every half second."""
     bounds = bounds_of(max_num_seqs=8)
-    bounds._timings.note_finished(
-        {"prefill": 0.0, "decode": 40.0, "queue": 0.0, "ttft": 1.0, "itl_p50": 0, "itl_p95": 0}
-    )
+    bounds._times.note_finished({"prefill": 0.0, "decode": 40.0, "queue": 0.0, "ttft": 1.0, "itl_p50": 0, "itl_p95": 0})
     for seq_id in range(80):
         bounds.add(seq_id, 10)
         bounds.note(scheduled(seq_id, at=60.5 + seq_id / 2))
@@ -289,7 +282,7 @@ def test_many_more_answers_run_than_a_step_holds() -> None:
 def standing(*queued: tuple[float, str]) -> AdmissionControl:
     """Return a door in a standing overload, at second 200: chats wait since the times given, of the tenants given."""
     clock = FakeClock(100.0)
-    bounds = AdmissionControl(EngineConfig(), RecentTimings(clock), clock)
+    bounds = AdmissionControl(EngineConfig(), RecentTimes(clock), clock)
     for second in range(100):  # one request that is in time waits at any second
         clock.now = 100.0 + second
         bounds.predict("chat", IDLE, num_tokens=LONG)
@@ -353,7 +346,7 @@ def test_refusals_are_counted_by_class() -> None:
     with bounds.reserve(1, "document"), pytest.raises(Overloaded), bounds.reserve(2, "document"):
         pass
     bounds.note(SequenceUpdate(seq_id=2, at=140.0, error="queue_timeout"))
-    timings = bounds._timings
+    timings = bounds._times
     assert timings.num_refused == 3
     counted = {name: one["refused"] for name, one in timings.by_class(CLASSES).items()}
     assert counted == {"chat": 2, "completion": 1, "document": 1, "batch": 0, "warm": 0}
@@ -362,9 +355,7 @@ def test_refusals_are_counted_by_class() -> None:
 def test_rows_of_batches_keep_no_chat_waiting() -> None:
     """All seats have rows, and five hundred old ones wait with long prompts: a chat would begin at once, a row late."""
     bounds = bounds_of(max_num_seqs=2)
-    bounds._timings.note_finished(
-        {"prefill": 1.0, "decode": 99.0, "queue": 0.0, "ttft": 1.0, "itl_p50": 0, "itl_p95": 0}
-    )
+    bounds._times.note_finished({"prefill": 1.0, "decode": 99.0, "queue": 0.0, "ttft": 1.0, "itl_p50": 0, "itl_p95": 0})
     for seq_id in range(502):
         bounds.add(seq_id, 1000, "batch")
     for seq_id in range(2):

@@ -138,9 +138,9 @@ async def test_warm_is_no_answer() -> None:
     async with serving() as client:
         await client.warm(ask())
         await until(lambda: client._admission.is_empty)
-        assert client._timings.running_seconds() is None
+        assert client._times.running_seconds() is None
         await collect(await client.generate(ask()))
-        assert client._timings.running_seconds() is not None
+        assert client._times.running_seconds() is not None
 
 
 async def test_tokenize() -> None:

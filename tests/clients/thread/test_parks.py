@@ -139,5 +139,5 @@ async def test_reruns_do_not_count_as_answers() -> None:
     """Latencies are of whole answers; a run of one that parked counts only for its running time."""
     async with serving(config=LEAD_4) as client:
         await read_all(client)
-        assert len(client._timings._breakdowns) == 0
-        assert len(client._timings._running_seconds) == 3
+        assert len(client._times._breakdowns) == 0
+        assert len(client._times._running_seconds) == 3

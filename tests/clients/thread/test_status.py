@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+from streamserve.clients.base import Generation
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.clients.thread.generation import LocalGeneration
 from streamserve.protocol.events import Event, Status, Token
 from tests.support.engines.clients import CONFIG, ask, collect, echo_runner, ids, serving
 from tests.support.engines.runners import GatedRunner
@@ -24,9 +24,7 @@ def before_the_text(events: list[Event]) -> list[tuple[str, int | None]]:
     return [(event.status, event.step) for event in statuses if isinstance(event, Status)]
 
 
-async def waiting_behind(
-    client: ThreadClient, runner: GatedRunner, num: int, max_tokens: int = 2
-) -> list[LocalGeneration]:
+async def waiting_behind(client: ThreadClient, runner: GatedRunner, num: int, max_tokens: int = 2) -> list[Generation]:
     """Return answers of which the first runs, with its first step held, and the others wait."""
     answers = [await client.generate(ask(max_tokens=max_tokens))]
     await runner.held()

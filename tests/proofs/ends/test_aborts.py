@@ -154,7 +154,7 @@ async def process_bench(config: EngineConfig) -> AsyncIterator[Bench]:
                     session.connection.send(encode(Cancel(request_id)))
 
                 yield Bench(
-                    client, abort_unknown, lambda: not session.generations and not session._questions, stats, (pid,)
+                    client, abort_unknown, lambda: not session.sources and not session._questions, stats, (pid,)
                 )
                 await client.control("stop")
                 await until(lambda: not is_alive(pid))

@@ -71,7 +71,7 @@ class Chaos:
                     await asyncio.sleep(0)
 
     def _push(self, num_tokens: int) -> None:
-        number = len(self.client.generations) - 1
+        number = len(self.client.sources) - 1
         shown = self.client.requests[-1].output_token_ids or ((),)
         position = self.positions.setdefault(number, len(shown[0]))
         self.client.last.push(*(tok("x", position + offset) for offset in range(num_tokens)))

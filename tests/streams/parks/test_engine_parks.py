@@ -86,7 +86,7 @@ async def test_a_stream_that_made_room_resumes_after_a_while(streams: Streams, s
     stream = await read(streams, Attachment())
     scripted.last.push(tok("a"))
     scripted.last.park(Park(reason="ahead", resume_seconds=0.01))
-    await until(lambda: len(scripted.generations) == 2, "it goes on")
+    await until(lambda: len(scripted.sources) == 2, "it goes on")
     assert stream.summary().lead == 1
 
 
@@ -97,7 +97,7 @@ async def test_a_missing_engine_shows_a_status(streams: Streams, scripted: Scrip
     scripted.last.push(tok("a", 5), tok("b", 6))
     scripted.refusals.extend([EngineUnavailable("starting", retry_after=9)] * 2)
     scripted.last.park(Park(reason=reason))
-    await until(lambda: len(scripted.generations) == 2, "it goes on")
+    await until(lambda: len(scripted.sources) == 2, "it goes on")
     scripted.last.push(tok("c", 7), DONE)
     *before, waiting, resumed, token, end = await events_of(streams, stream)
     assert (before, token) == ([tok("a", 5), tok("b", 6)], tok("c", 7))
@@ -118,7 +118,7 @@ async def test_an_answer_that_kills_its_engine_ends_in_an_error(streams: Streams
     stream = await read(streams, Attachment())
     scripted.last.push(tok("a"))
     for number in range(1, 6):
-        await until(lambda: len(scripted.generations) == number, "it is asked for")  # noqa: B023
+        await until(lambda: len(scripted.sources) == number, "it is asked for")  # noqa: B023
         scripted.last.park(Park(reason="lost"))
     *_, end = await events_of(streams, stream)
     assert isinstance(end, Error)
@@ -244,12 +244,12 @@ async def test_usage_of_a_stopped_stream_has_its_cached_tokens(streams: Streams,
     """Cached tokens are those of the prompt that the first run found, not those that this answer cached itself."""
     stream = await read(streams, reader := Attachment())
     for num_cached, name in ((2, "a"), (9, "b")):
-        scripted.last.num_cached_tokens = num_cached
+        scripted.last.generation.num_cached_tokens = num_cached
         scripted.last.push(tok(name))
         await until(lambda: stream.last_seq == len(scripted.requests) + 1, "the token is committed")
         stream.moved(reader, stream.last_seq)
         scripted.last.park(LEAD)
-        await until(lambda: len(scripted.generations) > stream.transcript.num_tokens, "it goes on")
+        await until(lambda: len(scripted.sources) > stream.transcript.num_tokens, "it goes on")
     await stream.stop()
     assert isinstance(stream.terminal, Done)
     assert stream.terminal.usage == Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=2)

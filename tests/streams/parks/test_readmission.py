@@ -49,7 +49,7 @@ async def test_a_returning_reader_has_it_continued_as_accepted(streams: Streams,
     await until(lambda: stream.last_seq == 3, "the tokens are committed")
     stream.detach(reader)
     stream.attach(Attachment())
-    await until(lambda: len(scripted.generations) == 2, "it is admitted again")
+    await until(lambda: len(scripted.sources) == 2, "it is admitted again")
     first, second = scripted.requests
     assert second.output_token_ids == ((5, 6, 7),)
     assert (second.arrived_at, second.stream_id) == (first.arrived_at, stream.id)
@@ -85,7 +85,7 @@ async def test_finished_choices_are_not_repeated(streams: Streams, scripted: Scr
     await until(lambda: stream.last_seq == 4, "one choice is done")
     stream.detach(reader)
     stream.attach(reader)
-    await until(lambda: len(scripted.generations) == 2, "it is admitted again")
+    await until(lambda: len(scripted.sources) == 2, "it is admitted again")
     assert scripted.requests[1].output_token_ids == ((5,), (6,))
     again = ChoiceDone(choice=1, finish_reason="stop")
     scripted.last.push(again, tok("y", 9, choice=1), tok("b", 8), ChoiceDone(choice=0, finish_reason="stop"), DONE)
@@ -103,7 +103,7 @@ async def test_a_reader_that_leaves_during_readmission_frees_it(streams: Streams
     await until(lambda: len(scripted.requests) == 2, "the engine is asked again")
     stream.detach(reader)
     scripted.hold.set()
-    await until(lambda: len(scripted.generations) == 2, "the engine accepts")
+    await until(lambda: len(scripted.sources) == 2, "the engine accepts")
     await until(lambda: scripted.last.is_cancelled, "it is cancelled")
     assert stream.state == "parked"
 
@@ -119,7 +119,7 @@ async def test_a_refused_return_waits_and_asks_again(streams: Streams, scripted:
     await until(lambda: len(scripted.requests) == 3, "asked again")
     assert stream.state == "parked"
     stream.attach(Attachment())
-    await until(lambda: len(scripted.generations) == 2, "accepted")
+    await until(lambda: len(scripted.sources) == 2, "accepted")
     scripted.last.push(DONE)
     events = await events_of(streams, stream)
     assert events[1:3] == [Status(status="waiting", message="full"), Status(status="resumed")]
@@ -156,7 +156,7 @@ async def test_phases_of_a_parked_and_readmitted_answer_add_up(streams: Streams,
     stream.detach(reader)
     assert stream.summary().phases.keys() >= {"parked"}
     stream.attach(Attachment())
-    await until(lambda: len(scripted.generations) == 2, "it is admitted again")
+    await until(lambda: len(scripted.sources) == 2, "it is admitted again")
     usage = Usage(prompt_tokens=3, completion_tokens=2)
     parts = {"queue": 50.0, "prefill": 50.0, "decode": 50.0}
     scripted.last.push(tok("b", 6))

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
 from streamserve.protocol.engine import Accepted, Park
 from streamserve.protocol.errors import CannotContinue
 from streamserve.protocol.events import BlockStart, BlockStop, BlockText, Done, Error, Event, Meta, Token, Usage
-from streamserve.protocol.requests import ShownChoice
+from streamserve.protocol.requests import GenerateRequest, ShownChoice
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from streamserve.streams.transcript import Transcript
-from tests.support.streams.hand_made import ScriptedClient, ScriptedGeneration, ask, until
+from tests.support.streams.hand_made import ScriptedClient, ScriptedSource, ask, until
 
 WITHOUT_IDS = Accepted(num_prompt_tokens=0, max_tokens=9, seed=0, has_token_ids=False)
 LEAD = Park(reason="lead", resume_at_lead=2)
@@ -26,24 +25,13 @@ def part(text: str, index: int = 0) -> Token:
     return Token(text=text, token_ids=(), index=index)
 
 
-class IdlessGeneration(ScriptedGeneration):
-    """A scripted generation of a server that gives no ids."""
-
-    def __init__(self, request: object, *, can_park: bool = True) -> None:
-        super().__init__(request)  # type: ignore[arg-type]
-        self.accepted = replace(self.accepted, has_token_ids=False)
-        self.can_park = can_park
-
-
 class IdlessClient(ScriptedClient):
     """An engine whose generations have no ids, and can be parked while `can_park`."""
 
     can_park = True
 
-    async def generate(self, request: object) -> ScriptedGeneration:
-        await super().generate(request)  # type: ignore[arg-type]
-        self.generations[-1] = IdlessGeneration(request, can_park=self.can_park)
-        return self.generations[-1]
+    def _source(self, request: GenerateRequest) -> ScriptedSource:
+        return ScriptedSource(request, can_park=self.can_park, has_token_ids=False)
 
 
 @pytest.fixture

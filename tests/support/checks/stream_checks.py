@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve.clients.thread.generation import _ECHO_CHARS
+from streamserve.clients.thread.source import _ECHO_CHARS
 from streamserve.protocol.events import (
     TEXT,
     BlockStart,

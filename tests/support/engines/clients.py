@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from streamserve.clients.base import Generation
 from streamserve.clients.thread.acceptance import EngineFacts, LoadedEngine
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.clients.thread.engine_thread import Load
-from streamserve.clients.thread.generation import LocalGeneration
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.echo import EchoRunner, EchoTokenizer
 from streamserve.engine.plan import Progress, Runner
@@ -70,7 +70,7 @@ async def serving(
         await client.aclose()
 
 
-async def collect(generation: LocalGeneration) -> list[Event]:
+async def collect(generation: Generation) -> list[Event]:
     async with asyncio.timeout(DEADLINE_SECONDS):
         return [event async for event in generation]
 

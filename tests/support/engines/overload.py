@@ -10,7 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamserve.clients.thread.admission import AdmissionControl, RecentTimings
+from streamserve.clients.thread.admission import AdmissionControl
+from streamserve.clients.timings import RecentTimes
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.output import SequenceUpdate
@@ -79,8 +80,8 @@ class Overload:
     def __post_init__(self) -> None:
         self.clock = FakeClock(0.0)
         self.core = EngineCore(PricedRunner(self.clock, self.num_blocks), self.config, self.clock)
-        self.timings = RecentTimings(self.clock)
-        self.admission = AdmissionControl(self.config, self.timings, self.clock)
+        self.times = RecentTimes(self.clock)
+        self.admission = AdmissionControl(self.config, self.times, self.clock)
         self.outcomes: list[Outcome] = []
         self._rng = random.Random(self.seed)
         self._open: dict[int, Outcome] = {}
@@ -159,4 +160,4 @@ class Overload:
                 "queue": 0.0,
                 "ttft": 0.0,
             }
-            self.timings.note_finished({**breakdown, "itl_p50": 0.0, "itl_p95": 0.0})
+            self.times.note_finished({**breakdown, "itl_p50": 0.0, "itl_p95": 0.0})

@@ -42,7 +42,7 @@ async def _held() -> dict[str, Any]:
         "readers": sum(stream.readers.num_attached for stream in streams),
         "streams": len(streams),
         "live": sum(stream.is_live for stream in streams),
-        "generations": sum(len(session.generations) + len(session._questions) for session in sessions),
+        "generations": sum(len(session.sources) + len(session._questions) for session in sessions),
         "tasks": Counter(tasks),
         **held_by("self"),
     }

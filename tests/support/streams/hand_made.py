@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import cycle
 
-from streamserve.clients.base import EngineClient, Generation
+from streamserve.clients.base import EngineClient, Generation, Source
 from streamserve.clients.factory import echo_client
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig
@@ -51,69 +51,55 @@ async def until(claim: Callable[[], bool], what: str) -> None:
         raise AssertionError(f"not within {_DEADLINE_SECONDS:.0f} s: {what}") from None
 
 
-class ScriptedGeneration:
+class ScriptedSource(Source):
     """Yields what the test pushes, and ends where the test ends it."""
 
-    can_park = True
-
-    def __init__(self, request: GenerateRequest) -> None:
-        self.parked: Park | None = None
-        self.num_cached_tokens = 0
-        self.on_news: Callable[[], None] | None = None
+    def __init__(self, request: GenerateRequest, *, can_park: bool = True, has_token_ids: bool = True) -> None:
+        max_tokens = request.sampling.max_tokens or 99
+        super().__init__(Accepted(num_prompt_tokens=3, max_tokens=max_tokens, seed=11, has_token_ids=has_token_ids))
         self.positions: list[tuple[int, ...] | None] = []  # the arguments of `reader_at`
         self.are_away: list[bool] = []
-        self.accepted = Accepted(num_prompt_tokens=3, max_tokens=request.sampling.max_tokens or 99, seed=11)
         self.is_cancelled = False
+        self._can_park = can_park
+        self._park: Park | None = None
         self._script: deque[Event | BaseException | None] = deque()
-        self._news = asyncio.Event()
+
+    @property
+    def can_park(self) -> bool:
+        return self._can_park
 
     def push(self, *script: Event | BaseException | None) -> None:
         """Yield these next; an exception is raised, None ends the iteration."""
         self._script.extend(script)
-        self._news.set()
-        if self.on_news is not None:
-            self.on_news()
+        self.generation.announce()
 
     def park(self, park: Park) -> None:
         """End like an engine that parks the sequences, after what was pushed."""
-        self.parked = park
+        self._park = park
         self.push(None)
 
-    @property
-    def is_open(self) -> bool:
-        return not self._script or not isinstance(self._script[0], BaseException | None)
-
-    def ready(self, most: int | None = None) -> list[Event]:
+    def pull(self, most: int | None) -> list[Event]:
         events: list[Event] = []
-        if self._script and isinstance(self._script[0], BaseException):
-            raise self._script.popleft()
-        while self._script and not isinstance(self._script[0], BaseException | None) and len(events) != most:
-            events.append(self._script.popleft())
+        while self._script and len(events) != most and self.generation.is_open:
+            if isinstance(self._script[0], BaseException):
+                if events:  # it is raised by the next call
+                    asyncio.get_running_loop().call_soon(self.generation.announce)
+                    break
+                raise self._script.popleft()
+            item = self._script.popleft()
+            if item is None:
+                self.generation.close(parked=self._park)
+            else:
+                events.append(item)
         return events
 
-    def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool = False) -> None:
+    def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool) -> None:
         self.positions.append(None if num_tokens is None else tuple(num_tokens))
         self.are_away.append(is_away)
 
     def cancel(self) -> None:
         self.is_cancelled = True
-        self.on_news = None
         self._script.clear()
-        self.push(None)
-
-    def __aiter__(self) -> ScriptedGeneration:
-        return self
-
-    async def __anext__(self) -> Event:
-        while not self._script:
-            self._news.clear()
-            await self._news.wait()
-        item = self._script.popleft()
-        if item is None:
-            raise StopAsyncIteration
-        if isinstance(item, BaseException):
-            raise item
-        return item
 
 
 class ScriptedClient:
@@ -123,7 +109,7 @@ class ScriptedClient:
 
     def __init__(self) -> None:
         self.requests: list[GenerateRequest] = []
-        self.generations: list[ScriptedGeneration] = []
+        self.sources: list[ScriptedSource] = []
         self.refusals: deque[Exception] = deque()
         self.hold: asyncio.Event | None = None
         self.description = ModelDescription(alias=self.alias, state="ready")
@@ -134,72 +120,53 @@ class ScriptedClient:
     def describe(self) -> ModelDescription:
         return self.description
 
-    async def generate(self, request: GenerateRequest) -> ScriptedGeneration:
+    async def generate(self, request: GenerateRequest) -> Generation:
         self.requests.append(request)
         if self.hold is not None:
             await self.hold.wait()
         if self.refusals:
             raise self.refusals.popleft()
-        self.generations.append(ScriptedGeneration(request))
-        return self.generations[-1]
+        self.sources.append(self._source(request))
+        return self.last.generation
+
+    def _source(self, request: GenerateRequest) -> ScriptedSource:
+        return ScriptedSource(request)
 
     @property
-    def last(self) -> ScriptedGeneration:
-        return self.generations[-1]
+    def last(self) -> ScriptedSource:
+        return self.sources[-1]
 
 
-class ParkingGeneration:
-    """A real generation that is parked after a number of token events, as an engine may park it."""
-
-    can_park = True
+class ParkingSource(Source):
+    """The events of a real generation that is parked after a number of token events, as an engine may park it."""
 
     def __init__(self, inner: Generation, park: Park, num_tokens: int) -> None:
-        self.accepted = inner.accepted
-        self.parked: Park | None = None
+        super().__init__(inner.accepted)
+        inner.on_news = self.generation.announce
         self._inner, self._park = inner, park
         self._num_left = num_tokens
 
-    @property
-    def num_cached_tokens(self) -> int:
-        return self._inner.num_cached_tokens
-
-    def __aiter__(self) -> ParkingGeneration:
-        return self
-
-    async def __anext__(self) -> Event:
+    def pull(self, most: int | None) -> list[Event]:
+        out: list[Event] = []
+        while self._num_left and len(out) != most and (events := self._inner.ready(1)):
+            out += events
+            self._num_left -= self._counts(events[0])
         if not self._num_left:
             self._inner.cancel()
-            self.parked = self._park
-            raise StopAsyncIteration
-        event = await anext(self._inner)
-        self._num_left -= isinstance(event, Token)
-        return event
+            self.generation.close(parked=self._park)
+        elif not self._inner.is_open and len(out) != most:
+            self.generation.close(parked=self._inner.parked)
+        self.generation.num_cached_tokens = self._inner.num_cached_tokens
+        return out
 
-    @property
-    def on_news(self) -> Callable[[], None] | None:
-        return self._inner.on_news
-
-    @on_news.setter
-    def on_news(self, call: Callable[[], None] | None) -> None:
-        self._inner.on_news = call
-
-    @property
-    def is_open(self) -> bool:
-        return self.parked is None and self._inner.is_open
-
-    def ready(self, most: int | None = None) -> list[Event]:
-        if not self._num_left:
-            self._inner.cancel()
-            self.parked = self._park
-        events = self._inner.ready(1)
-        self._num_left -= sum(isinstance(event, Token) for event in events)
-        return events
-
-    def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool = False) -> None:
+    def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool) -> None:
         self._inner.reader_at(num_tokens, is_away)
 
     def cancel(self) -> None:
         self._inner.cancel()
+
+    def _counts(self, event: Event) -> bool:
+        return isinstance(event, Token)
 
 
 class ParkingClient:
@@ -212,9 +179,9 @@ class ParkingClient:
         self._inner, self._parks = inner, cycle(parks)
         self._num_tokens = num_tokens
 
-    async def generate(self, request: GenerateRequest) -> ParkingGeneration:
+    async def generate(self, request: GenerateRequest) -> Generation:
         self.num_requests += 1
-        return ParkingGeneration(await self._inner.generate(request), next(self._parks), self._num_tokens)
+        return ParkingSource(await self._inner.generate(request), next(self._parks), self._num_tokens).generation
 
 
 class StallingLog(MemoryLog):

@@ -171,7 +171,7 @@ async def test_a_newcomer_that_meets_the_outage_frees_what_it_took(log: Stalling
     log.go.set()
     with pytest.raises(LogUnavailable):
         await newcomer
-    assert scripted.generations[1].is_cancelled
+    assert scripted.sources[1].is_cancelled
     assert parked.terminal is None, "its end waits for the log"
     log.outage = None
     await parked.ended.wait()

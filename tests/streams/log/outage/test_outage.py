@@ -81,12 +81,12 @@ async def test_a_cut_answer_resumes_without_a_gap(outage: Outage, scripted: Scri
         scripted.last.push(*words(3, 5))
         seen = await reader.end()
         assert reader.was_let_go
-        assert scripted.generations[0].is_cancelled
+        assert scripted.sources[0].is_cancelled
         assert len(seen) == 4
         await outage.end()
         await until(lambda: stream.last_seq == 6, "the commit in doubt is settled")
         again = Follower(streams, stream, after=4)
-        await until(lambda: len(scripted.generations) == 2, "the engine is asked to continue")
+        await until(lambda: len(scripted.sources) == 2, "the engine is asked to continue")
         assert scripted.requests[1].output_token_ids == ((0, 1, 2, 3, 4),)
         scripted.last.push(*words(5, 9), DONE)
         seen += await again.end()
@@ -134,7 +134,7 @@ async def test_an_answer_that_waited_behind_the_outage_is_refused_too(
         await starting
     log.outage = None
     await until(lambda: running.last_seq == 2, "it is over")
-    scripted.generations[0].push(tok("b"))
+    scripted.sources[0].push(tok("b"))
     await until(lambda: running.last_seq == 3, "it continues")
     assert list(log._logs) == [running.log_id]
 

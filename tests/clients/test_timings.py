@@ -1,26 +1,20 @@
-"""Laws of the recent metrics."""
+"""Laws of the times that clients measure."""
 
 from __future__ import annotations
 
 import pytest
 
-from streamserve.clients.thread.admission import RecentTimings
-from streamserve.clients.thread.generation import Timings
+from streamserve.clients.timings import RecentTimes, RequestTimes
 from streamserve.engine.config import CLASSES
-from streamserve.engine.output import SequenceUpdate
 from tests.support.engines.runners import FakeClock
-
-
-def update(at: float, *token_ids: int, seq_id: int = 1, scheduled_at: float = 11.0) -> SequenceUpdate:
-    return SequenceUpdate(seq_id=seq_id, at=at, token_ids=token_ids, scheduled_at=scheduled_at)
 
 
 def test_rate_looks_back_five_seconds() -> None:
     """Tokens count for five seconds, and then no more."""
     clock = FakeClock(100.0)
-    figures = RecentTimings(clock)
+    figures = RecentTimes(clock)
     for at in (99.0, 99.0, 100.0):
-        figures.note(update(at, 1, 2))
+        figures.note(at, 2)
     assert figures.tokens_per_second() == pytest.approx(6 / 5)
     clock.advance(4.5)
     assert figures.tokens_per_second() == pytest.approx(2 / 5)
@@ -30,7 +24,7 @@ def test_rate_looks_back_five_seconds() -> None:
 
 def test_running_seconds_are_a_mean() -> None:
     """How long recent answers ran, whole or in parts; nothing before one has."""
-    figures = RecentTimings(FakeClock())
+    figures = RecentTimes(FakeClock())
     assert figures.running_seconds() is None
     figures.note_finished({"prefill": 1.0, "decode": 3.0, "queue": 0.0, "ttft": 1.0, "itl_p50": 0.1, "itl_p95": 0.2})
     assert figures.running_seconds() == 4.0
@@ -42,7 +36,7 @@ def test_running_seconds_are_a_mean() -> None:
 
 def test_classes_show_budgets_and_measurements() -> None:
     """Each class has its targets; classes with answers also have measurements, and how many were in time."""
-    figures = RecentTimings(FakeClock())
+    figures = RecentTimes(FakeClock())
     for ttft, decode, name in ((0.4, 2.0, "chat"), (0.4, 9.0, "chat"), (0.8, 2.0, "chat"), (1.0, 1.0, "batch")):
         breakdown = {"queue": 0.0, "prefill": ttft, "decode": decode, "ttft": ttft, "itl_p50": 0.0, "itl_p95": 0.0}
         figures.note_finished(breakdown, latency_class=name)
@@ -55,13 +49,21 @@ def test_classes_show_budgets_and_measurements() -> None:
     assert classes["batch"]["in_time"] == 1.0
 
 
-def test_timings_add_up() -> None:
+def test_times_add_up() -> None:
     """Queue, prefill and decode are the latency; gaps are between tokens of one choice, not between choices."""
-    timings = Timings(accepted_at=10.0, last_at=10.0)
-    assert set(timings.breakdown().values()) == {0.0}
-    for one in (update(12.0), update(13.0, 1), update(13.5, 1, seq_id=2), update(15.0, 1), update(15.5, 1, seq_id=2)):
-        timings.note(one)
-    figures = timings.breakdown()
+    times = RequestTimes(accepted_at=10.0)
+    assert set(times.breakdown().values()) == {0.0}
+    for at, num_tokens, choice in ((12.0, 0, 1), (13.0, 1, 1), (13.5, 1, 2), (15.0, 1, 1), (15.5, 1, 2)):
+        times.note(at, num_tokens, choice=choice, scheduled_at=11.0)
+    figures = times.breakdown()
     assert (figures["queue"], figures["prefill"], figures["decode"], figures["ttft"]) == (1.0, 2.0, 2.5, 3.0)
-    assert timings.latency == 5.5
-    assert timings.gaps == [2.0, 2.0]
+    assert times.latency == 5.5
+    assert (figures["first_decode"], figures["itl_p50"], figures["itl_p95"]) == (2.0, 2.0, 2.0)
+
+
+def test_tokens_that_come_together_have_no_gap() -> None:
+    """Three tokens of one read after one token are a gap and two of no length."""
+    times = RequestTimes(accepted_at=0.0)
+    times.note(1.0, 1)
+    times.note(3.0, 3)
+    assert (times.breakdown()["first_decode"], times.breakdown()["itl_p50"]) == (2.0, 0.0)

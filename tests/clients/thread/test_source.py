@@ -1,4 +1,4 @@
-"""Laws of `LocalGeneration`, fed with updates by hand: its events, its notifications, its parks."""
+"""Laws of `SequenceSource`, fed with updates by hand: its generation's events, notifications and parks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streamserve.clients.thread.generation import LocalGeneration
+from streamserve.clients.thread.source import SequenceSource
 from streamserve.engine.echo import EchoTokenizer
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.text.choice import Choice
@@ -19,7 +19,7 @@ LEAD = Park(reason="lead", resume_at_lead=128)
 
 
 class RecordingEngine:
-    """Takes the engine's place: records the generation's calls."""
+    """Takes the engine's place: records the source's calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -34,15 +34,15 @@ class RecordingEngine:
         self.calls.append(("reader_at", seq_id, num_tokens, is_away))
 
 
-def generation_of(engine: RecordingEngine, *, n: int = 1, shown: str = "", **sampling: Any) -> LocalGeneration:
-    """Return a generation whose sequences are 10, 11, ..."""
+def source_of(engine: RecordingEngine, *, n: int = 1, shown: str = "", **sampling: Any) -> SequenceSource:
+    """Return a source whose sequences are 10, 11, ..."""
     params = SamplingParams(max_tokens=99, seed=1, **sampling)
     tokenizer = EchoTokenizer()
     choices = {
         10 + index: Choice(tokenizer, params, index=index, shown_token_ids=tuple(shown.encode())) for index in range(n)
     }
     accepted = Accepted(num_prompt_tokens=3, max_tokens=99, seed=1)
-    return LocalGeneration(accepted, choices, accepted_at=0.0, engine=engine)
+    return SequenceSource(accepted, choices, accepted_at=0.0, engine=engine)
 
 
 def update(letters: str = "", *, seq_id: int = 10, **fields: Any) -> SequenceUpdate:
@@ -52,9 +52,10 @@ def update(letters: str = "", *, seq_id: int = 10, **fields: Any) -> SequenceUpd
 async def test_park_ends_the_iterator_after_what_was_queued() -> None:
     """The tokens come, no terminal event does, and `parked` has the reason."""
     engine = RecordingEngine()
-    generation = generation_of(engine)
-    generation.take(update("ab"))
-    generation.take(update("c", park=LEAD))
+    source = source_of(engine)
+    generation = source.generation
+    source.take(update("ab"))
+    source.take(update("c", park=LEAD))
     events = await collect(generation)
     assert text(events) == "abc"
     assert all(isinstance(event, Token) for event in events)
@@ -64,10 +65,11 @@ async def test_park_ends_the_iterator_after_what_was_queued() -> None:
 async def test_one_parked_choice_parks_all() -> None:
     """The other choices are aborted, and their later updates are not shown."""
     engine = RecordingEngine()
-    generation = generation_of(engine, n=3)
-    generation.take(update("a", seq_id=10))
-    generation.take(update("b", seq_id=11, park=LEAD))
-    generation.take(update("c", seq_id=12))
+    source = source_of(engine, n=3)
+    generation = source.generation
+    source.take(update("a", seq_id=10))
+    source.take(update("b", seq_id=11, park=LEAD))
+    source.take(update("c", seq_id=12))
     events = await collect(generation)
     assert [text(events, choice) for choice in range(3)] == ["a", "b", ""]
     assert engine.calls == [("abort", 10), ("abort", 12)]
@@ -77,8 +79,9 @@ async def test_one_parked_choice_parks_all() -> None:
 async def test_a_choice_that_is_over_does_not_park() -> None:
     """A stop string in the token that reached the lead limit is the end of the choice, not a park."""
     engine = RecordingEngine()
-    generation = generation_of(engine, stop=("!",))
-    generation.take(update("a!", park=LEAD))
+    source = source_of(engine, stop=("!",))
+    generation = source.generation
+    source.take(update("a!", park=LEAD))
     *_, done = await collect(generation)
     assert isinstance(done, Done)
     assert (done.finish_reason, generation.parked, engine.calls) == ("stop", None, [])
@@ -86,9 +89,10 @@ async def test_a_choice_that_is_over_does_not_park() -> None:
 
 async def test_finished_choices_do_not_keep_the_others_from_parking() -> None:
     """One choice has ended, the last one parks: the generation parks after the `choice_done` of the first."""
-    generation = generation_of(RecordingEngine(), n=2)
-    generation.take(update("a", finish_reason="length"))
-    generation.take(update("b", seq_id=11, park=LEAD))
+    source = source_of(RecordingEngine(), n=2)
+    generation = source.generation
+    source.take(update("a", finish_reason="length"))
+    source.take(update("b", seq_id=11, park=LEAD))
     events = await collect(generation)
     assert [event.choice for event in events if isinstance(event, ChoiceDone)] == [0]
     assert generation.parked == LEAD
@@ -96,78 +100,82 @@ async def test_finished_choices_do_not_keep_the_others_from_parking() -> None:
 
 async def test_held_back_text_stays_held_across_a_park() -> None:
     """A park releases no held text: the resumed choice holds it back as before, and the whole text is equal."""
-    first = generation_of(RecordingEngine(), stop=("bcd",))
+    first = source_of(RecordingEngine(), stop=("bcd",))
     first.take(update("ab", park=LEAD))
-    before = await collect(first)
-    second = generation_of(RecordingEngine(), shown="ab", stop=("bcd",))
+    before = await collect(first.generation)
+    second = source_of(RecordingEngine(), shown="ab", stop=("bcd",))
     second.take(update("cx", finish_reason="length"))
-    after = await collect(second)
+    after = await collect(second.generation)
     assert (text(before), text(after)) == ("a", "bcx")
 
 
 async def test_nothing_follows_an_end() -> None:
     """A park after an error, and an error after a park, change nothing."""
-    failed, parked = generation_of(RecordingEngine()), generation_of(RecordingEngine())
+    failed, parked = source_of(RecordingEngine()), source_of(RecordingEngine())
     failed.take(update(error="numerical_error"))
     failed.take(update(park=LEAD))
     parked.take(update(park=LEAD))
     parked.fail(Error(code="engine_died", message="late"))
-    assert failed.parked is None
-    assert [type(event) for event in await collect(failed)] == [Error]
-    assert await collect(parked) == []
+    assert failed.generation.parked is None
+    assert [type(event) for event in await collect(failed.generation)] == [Error]
+    assert await collect(parked.generation) == []
 
 
 async def test_an_ended_sequence_is_not_aborted() -> None:
     """An ended sequence needs no abort: unknown ids remain a sign of a fault."""
     engine = RecordingEngine()
-    generation_of(engine).take(update(error="numerical_error"))
-    generation_of(engine).take(update("a", finish_reason="length"))
+    source_of(engine).take(update(error="numerical_error"))
+    source_of(engine).take(update("a", finish_reason="length"))
     assert engine.calls == []
 
 
 async def test_a_failed_choice_aborts_the_others() -> None:
     """One choice fails: the request ends, and the engine aborts the rest, once."""
     engine = RecordingEngine()
-    generation = generation_of(engine, n=3)
-    generation.take(update(seq_id=11, error="numerical_error"))
+    source = source_of(engine, n=3)
+    generation = source.generation
+    source.take(update(seq_id=11, error="numerical_error"))
     generation.cancel()
     assert engine.calls == [("abort", 10), ("abort", 12)]
 
 
 async def test_ready_takes_what_is_there() -> None:
     """`ready` gives all queued events at once and never waits; the iterator continues after them."""
-    generation = generation_of(RecordingEngine())
+    source = source_of(RecordingEngine())
+    generation = source.generation
     assert generation.ready() == []
-    generation.take(update("a"))
-    generation.take(update("b"))
+    source.take(update("a"))
+    source.take(update("b"))
     assert text(generation.ready()) == "ab"
     assert generation.ready() == []
-    generation.take(update("c", finish_reason="length"))
+    source.take(update("c", finish_reason="length"))
     assert [type(event) for event in await collect(generation)] == [Token, Done]
 
 
 async def test_ready_takes_no_more_than_it_is_asked_for() -> None:
     """The rest stays for the next call of `ready` or the iterator, and is not announced again."""
-    generation = generation_of(RecordingEngine())
+    source = source_of(RecordingEngine())
+    generation = source.generation
     calls: list[bool] = []
     generation.on_news = lambda: calls.append(generation.is_open)
     for letter in "abcd":
-        generation.take(update(letter))
+        source.take(update(letter))
     assert text(generation.ready(2)) == "ab"
     assert text([await anext(generation)]) == "c"
-    generation.take(update("e"))
+    source.take(update("e"))
     assert calls == [True]
     assert text(generation.ready(9)) == "de"
-    generation.take(update("f"))
+    source.take(update("f"))
     assert calls == [True, True]
 
 
 async def test_a_waiting_reader_continues_after_ready() -> None:
     """A waiting `anext` is woken by the next event, also after a `ready`."""
-    generation = generation_of(RecordingEngine())
-    generation.take(update("a"))
+    source = source_of(RecordingEngine())
+    generation = source.generation
+    source.take(update("a"))
     generation.ready()
-    generation.take(update("b"))
+    source.take(update("b"))
     first = await anext(generation)
     assert isinstance(first, Token)
     assert first.text == "b"
@@ -175,16 +183,17 @@ async def test_a_waiting_reader_continues_after_ready() -> None:
 
 async def test_news_is_announced_once_until_taken() -> None:
     """Any number of events are one call; after `ready` the next is a call again; the end is always one."""
-    generation = generation_of(RecordingEngine())
+    source = source_of(RecordingEngine())
+    generation = source.generation
     calls: list[bool] = []
     generation.on_news = lambda: calls.append(generation.is_open)
     for letter in "abc":
-        generation.take(update(letter))
+        source.take(update(letter))
     assert calls == [True]
     generation.ready()
-    generation.take(update("d"))
+    source.take(update("d"))
     assert calls == [True, True]
-    generation.take(update("e", park=LEAD))
+    source.take(update("e", park=LEAD))
     assert calls == [True, True, False]
     assert text(generation.ready()) == "de"
     assert calls == [True, True, False]
@@ -192,17 +201,19 @@ async def test_news_is_announced_once_until_taken() -> None:
 
 async def test_an_update_without_text_is_no_news() -> None:
     """An update that a sequence was scheduled is not announced."""
-    generation = generation_of(RecordingEngine())
+    source = source_of(RecordingEngine())
+    generation = source.generation
     calls: list[None] = []
     generation.on_news = lambda: calls.append(None)
-    generation.take(update(num_cached_tokens=2))
+    source.take(update(num_cached_tokens=2))
     assert calls == []
     assert generation.num_cached_tokens == 2
 
 
 async def test_cancel_is_no_news() -> None:
     """`cancel` does not call `on_news`."""
-    generation = generation_of(RecordingEngine())
+    source = source_of(RecordingEngine())
+    generation = source.generation
     calls: list[None] = []
     generation.on_news = lambda: calls.append(None)
     generation.cancel()
@@ -212,8 +223,9 @@ async def test_cancel_is_no_news() -> None:
 async def test_reader_positions_reach_what_still_runs() -> None:
     """Each choice has its own position; finished ones need none; None frees all. Whether it looks goes along."""
     engine = RecordingEngine()
-    generation = generation_of(engine, n=3)
-    generation.take(update(seq_id=11, finish_reason="length"))
+    source = source_of(engine, n=3)
+    generation = source.generation
+    source.take(update(seq_id=11, finish_reason="length"))
     generation.reader_at((5, 6, 7), is_away=True)
     generation.reader_at(None)
     generation.cancel()
@@ -230,6 +242,6 @@ async def test_reader_positions_reach_what_still_runs() -> None:
 @pytest.mark.parametrize(("shown", "park", "is_whole"), [("", None, True), ("", LEAD, False), ("a", None, False)])
 async def test_only_whole_runs_count_as_answers(shown: str, park: Park | None, is_whole: bool) -> None:
     """A run before or after a park does not measure a whole answer."""
-    generation = generation_of(RecordingEngine(), shown=shown)
-    generation.take(update("b", park=park, finish_reason=None if park else "length"))
-    assert generation.is_whole is is_whole
+    source = source_of(RecordingEngine(), shown=shown)
+    source.take(update("b", park=park, finish_reason=None if park else "length"))
+    assert source.is_whole is is_whole

@@ -1,4 +1,4 @@
-"""Laws of `Answer`: chunks of a completion become events that keep the grammar, and anything else is refused."""
+"""Laws of `ChunkParser`: chunks of a completion become events that keep the grammar, and anything else is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.clients.remote.answer import Answer
+from streamserve.clients.remote.chunks import ChunkParser
 from streamserve.clients.remote.errors import UpstreamBroken, UpstreamError
 from streamserve.protocol.events import (
     BlockStart,
@@ -39,7 +39,7 @@ def call(name: str | None = None, arguments: str | None = None, *, index: int = 
 
 def events_of(*chunks: str, n: int = 1, shown: tuple[ShownChoice, ...] = ()) -> list[Event]:
     """Return the events of the chunks; they keep the grammar."""
-    answer = Answer(n, shown)
+    answer = ChunkParser(n, shown)
     events = [event for one in chunks for event in answer.feed(one)]
     if not shown:
         check_events([META, *events, Done(finish_reason=answer.finish_reason)])
@@ -115,7 +115,7 @@ def test_choices_end_one_by_one() -> None:
 def test_a_continued_answer_goes_on_in_its_block() -> None:
     """The implied text block does not begin again; tokens are counted on."""
     shown = (ShownChoice(blocks=(BlockText(index=0, kind="text", text="So ", is_open=True),), num_tokens=2),)
-    answer = Answer(1, shown)
+    answer = ChunkParser(1, shown)
     assert answer.feed(chunk(content="it goes")) == [token("it goes")]
     assert answer.feed(STOP) == []
     assert (answer.num_tokens, answer.has_begun, answer.is_text_only) == (3, True, True)
@@ -133,7 +133,7 @@ def calls_in(events: list[Event]) -> list[tuple[str | None, str]]:
 
 def test_an_empty_finish_reason_ends_nothing() -> None:
     """Some servers send "" in every delta until the last one."""
-    answer = Answer(1)
+    answer = ChunkParser(1)
     events = [
         event for word in ("One", " two", " three") for event in answer.feed(chunk(finish_reason="", content=word))
     ]
@@ -155,7 +155,7 @@ def test_an_empty_finish_reason_ends_nothing() -> None:
 )
 def test_finish_reasons_of_other_apis(given: str, ours: str) -> None:
     """Gemini's are in capitals, Mistral and Anthropic have names of their own."""
-    answer = Answer(1)
+    answer = ChunkParser(1)
     answer.feed(chunk(finish_reason=given, content="a"))
     assert answer.finish_reason == ours
 
@@ -182,7 +182,7 @@ def test_a_refusal_is_text() -> None:
 def test_the_text_null_is_text() -> None:
     """Numbers may be strings; words that look like another value stay text."""
     assert events_of(chunk(content="null"), chunk(content="true"), STOP) == [token("null"), token("true")]
-    assert Answer(1).feed('{"choices": [{"text": "null"}]}') == [token("null")]
+    assert ChunkParser(1).feed('{"choices": [{"text": "null"}]}') == [token("null")]
     assert calls_in(events_of(call("null", "null", id="null"), STOP)) == [("null", "null")]
 
 
@@ -208,7 +208,7 @@ def test_whole_calls_without_number_and_id_are_told_apart() -> None:
 def test_numbers_as_strings_and_nulls_are_read() -> None:
     """Missing, null and textual numbers mean what they say."""
     value = {"choices": [{"index": "1", "delta": {"content": "b"}}, {"index": None, "delta": {"content": "a"}}]}
-    assert Answer(2).feed(json.dumps(value)) == [token("b", choice=1), token("a")]
+    assert ChunkParser(2).feed(json.dumps(value)) == [token("b", choice=1), token("a")]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_numbers_as_strings_and_nulls_are_read() -> None:
 @pytest.mark.parametrize("is_in_choice", [False, True])
 def test_usage_in_other_forms(usage: dict[str, Any], expected: tuple[int, ...], is_in_choice: bool) -> None:
     """Null details, strings, other APIs' names, and a usage within the choice are read; what is no count is 0."""
-    answer = Answer(1)
+    answer = ChunkParser(1)
     answer.feed(json.dumps({"choices": [{"usage": usage}]} if is_in_choice else {"usage": usage}))
     total = answer.total()
     assert (total.prompt_tokens, total.completion_tokens, total.cached_tokens, total.reasoning_tokens) == expected
@@ -236,7 +236,7 @@ def test_usage_in_other_forms(usage: dict[str, Any], expected: tuple[int, ...], 
 
 def test_a_usage_that_is_none_leaves_the_count() -> None:
     """An empty text or list where the usage should be says nothing."""
-    answer = Answer(1)
+    answer = ChunkParser(1)
     answer.feed(chunk(content="a"))
     for nothing in ("", [], None):
         answer.feed(json.dumps({"choices": [], "usage": nothing}))
@@ -247,14 +247,14 @@ def test_log_probabilities_that_are_no_numbers_are_none() -> None:
     """A null, and what JSON has no number for."""
     content = [{"token": "a", "logprob": None}, {"token": "b", "logprob": "nan"}]
     value = {"choices": [{"delta": {"content": "ab"}, "logprobs": {"content": content}}]}
-    [event] = Answer(1).feed(json.dumps(value))
+    [event] = ChunkParser(1).feed(json.dumps(value))
     assert isinstance(event, Token)
     assert [one.chosen.logprob for one in event.logprobs or ()] == [None, None]
 
 
 def test_usage_is_the_servers() -> None:
     """Counts come from the server, in any chunk, the last one counts; without any the tokens are counted."""
-    answer = Answer(1)
+    answer = ChunkParser(1)
     answer.feed(chunk(content="a"))
     assert answer.total() == Usage(completion_tokens=1)
     details = {"prompt_tokens_details": {"cached_tokens": 4}, "completion_tokens_details": {"reasoning_tokens": 2}}
@@ -268,7 +268,7 @@ def test_log_probabilities_come_through() -> None:
     top = [{"token": "b", "logprob": -2.0, "bytes": [98]}]
     logprobs = {"content": [{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": top}]}
     value = {"choices": [{"index": 0, "delta": {"content": "a"}, "logprobs": logprobs}]}
-    [event] = Answer(1).feed(json.dumps(value))
+    [event] = ChunkParser(1).feed(json.dumps(value))
     assert isinstance(event, Token)
     assert event.logprobs is not None
     assert event.logprobs[0].as_json() == {
@@ -297,12 +297,12 @@ def test_log_probabilities_of_tokens_without_text_wait_for_text() -> None:
 def test_text_completions() -> None:
     """`text` of a completion is a delta of text."""
     value = {"choices": [{"index": 0, "text": "abc", "finish_reason": None}]}
-    assert Answer(1).feed(json.dumps(value)) == [token("abc")]
+    assert ChunkParser(1).feed(json.dumps(value)) == [token("abc")]
 
 
 def test_the_stop_string_is_named() -> None:
     """vLLM's `stop_reason` names it; the id of an end token there is none."""
-    answer = Answer(1)
+    answer = ChunkParser(1)
     value: dict[str, Any] = {"index": 0, "delta": {}, "finish_reason": "stop", "stop_reason": "###"}
     answer.feed(json.dumps({"choices": [value]}))
     assert (answer.finish_reason, answer.stop_string) == ("stop", "###")
@@ -330,12 +330,12 @@ def test_the_stop_string_is_named() -> None:
 def test_what_is_no_chunk_is_refused(data: str) -> None:
     """Whatever the server sends, the outcome is one named error."""
     with pytest.raises(UpstreamBroken):
-        Answer(1).feed(data)
+        ChunkParser(1).feed(data)
 
 
 def test_blocks_without_end_are_refused() -> None:
     """An answer has a bounded number of blocks."""
-    answer = Answer(1)
+    answer = ChunkParser(1)
     for number in range(256):
         answer.feed(call("f", "{}", index=number, id=str(number)))
     with pytest.raises(UpstreamBroken, match="256 blocks"):
@@ -355,7 +355,7 @@ CHOICES = st.fixed_dictionaries({"index": st.integers(0, 1), "delta": st.none() 
 @given(chunks=st.lists(st.fixed_dictionaries({"choices": st.lists(CHOICES, max_size=2)}), max_size=12))
 def test_any_chunks_keep_the_grammar_or_are_refused(chunks: list[dict[str, Any]]) -> None:
     """Blocks open, close and are numbered as the law says, whatever a server sends in which order."""
-    answer, events = Answer(2), [META]
+    answer, events = ChunkParser(2), [META]
     try:
         for one in chunks:
             events += answer.feed(json.dumps(one))
@@ -381,18 +381,18 @@ def test_any_chunks_keep_the_grammar_or_are_refused(chunks: list[dict[str, Any]]
 def test_an_error_of_the_server_is_no_chunk(data: str) -> None:
     """In OpenAI's shape, in vLLM's older one, as a text, a list or FastAPI's `detail`; its message is for the log."""
     with pytest.raises(UpstreamError, match="out of memory"):
-        Answer(1).feed(data)
+        ChunkParser(1).feed(data)
 
 
 @pytest.mark.parametrize("reason", ["abort", "ERROR"])
 def test_an_error_may_be_a_finish_reason(reason: str) -> None:
     """SGLang's, and others', for an answer that the server has given up."""
     with pytest.raises(UpstreamError, match=reason.lower()):
-        Answer(1).feed(chunk(finish_reason=reason))
+        ChunkParser(1).feed(chunk(finish_reason=reason))
 
 
 @pytest.mark.parametrize("nothing", [None, "", {}, False])
 def test_an_error_that_says_nothing_is_none(nothing: Any) -> None:
     """Some servers have the field in every chunk."""
     value = {"choices": [{"index": 0, "delta": {"content": "a"}}], "error": nothing}
-    assert Answer(1).feed(json.dumps(value)) == [token("a")]
+    assert ChunkParser(1).feed(json.dumps(value)) == [token("a")]

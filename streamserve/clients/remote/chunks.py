@@ -1,4 +1,4 @@
-"""`Answer`: the chunks of a chat or text completion → events: text, thoughts and tool calls as blocks, and the usage.
+"""`ChunkParser`: chunks of a chat or text completion → events: text, thoughts and tool calls as blocks, and usage.
 
     delta.content, text              → tokens of a text block (block 0 without a `block_start`, where it is the first)
     delta.reasoning_content          → tokens of a thinking block (also under vLLM's newer name `reasoning`)
@@ -101,7 +101,7 @@ class _Chunk(msgspec.Struct):
 _CHUNK = msgspec.json.Decoder(_Chunk, strict=False)  # numbers as strings are numbers
 
 
-class _ChoiceAnswer:
+class _ChoiceParser:
     """One choice: its open block, how many tokens it has, and how it ended."""
 
     def __init__(self, number: int, shown: ShownChoice) -> None:
@@ -200,12 +200,12 @@ class _ChoiceAnswer:
         return self._num_blocks == 0 or (self._num_blocks == 1 and self._is_implied)
 
 
-class Answer:
-    """Fed the data of each event, it returns our events. `usage` is the server's last one, None before one came."""
+class ChunkParser:
+    """Takes the data of each of the server's events, and returns ours. `usage` is the last that the server sent."""
 
     def __init__(self, n: int, shown: tuple[ShownChoice, ...] = ()) -> None:
         self._choices = [
-            _ChoiceAnswer(index, shown[index] if index < len(shown) else ShownChoice()) for index in range(n)
+            _ChoiceParser(index, shown[index] if index < len(shown) else ShownChoice()) for index in range(n)
         ]
         self._num_shown = self.num_tokens
         self.usage: Usage | None = None
@@ -279,7 +279,7 @@ class Answer:
             reasoning_tokens=usage.reasoning_tokens,
         )
 
-    def _take(self, choice: _Choice, ours: _ChoiceAnswer, out: list[Event]) -> None:
+    def _take(self, choice: _Choice, ours: _ChoiceParser, out: list[Event]) -> None:
         if ours.finish_reason is not None:
             return  # nothing follows it; some servers repeat the empty delta
         delta = choice.delta or _Delta(content=choice.text)

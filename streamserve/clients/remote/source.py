@@ -1,0 +1,256 @@
+"""`HTTPSource`: the events of one request to a server elsewhere, read no faster than the answer's reader reads.
+
+    wait for a place ─► Exchange.open ─► read ─► SSEDecoder ─► ChunkParser ─► put ─► wait for room ─► read ─► …
+
+Not reading is the back-pressure: the server's socket fills, and TCP holds the server. It is not read while the queue is
+full, or the reader is `lead_tokens` behind. Lives on the event loop, in a task of its own; to cancel that closes the
+connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextvars import Context
+from typing import Any
+
+from streamserve.clients.base import Source
+from streamserve.clients.remote.body import CUT
+from streamserve.clients.remote.chunks import ChunkParser
+from streamserve.clients.remote.errors import UpstreamBroken, UpstreamError, UpstreamLost, unavailable
+from streamserve.clients.remote.exchange import Exchange
+from streamserve.clients.remote.server import FAILED_RETRY_SECONDS, RemoteServer
+from streamserve.clients.timings import RequestTimes
+from streamserve.protocol.engine import Accepted, Park
+from streamserve.protocol.errors import EngineUnavailable, Overloaded, Refused, StreamserveError
+from streamserve.protocol.events import Done, Error, Event, Status, Token
+from streamserve.protocol.sse import SSEDecoder, SSEError
+
+logger = logging.getLogger("streamserve.remote")
+
+MAX_QUEUED = 64  # events, and those of one read more
+# A server that has not answered by then may be computing the prompt: the answer begins, and waits where it is seen.
+_ACCEPT_SECONDS = 1.0
+
+
+class HTTPSource(Source):
+    """See above. `continues`: the server takes up an answer that has only text so far. `tenant` waits for the place."""
+
+    def __init__(
+        self,
+        accepted: Accepted,
+        answer: ChunkParser,
+        server: RemoteServer,
+        *,
+        tenant: str,
+        continues: bool,
+        reader_tokens: tuple[int, ...] | None,
+    ) -> None:
+        super().__init__(accepted, max_queued=MAX_QUEUED)
+        self.answer = answer
+        self._task: asyncio.Task[None] | None = None
+        self._server, self._tenant, self._continues = server, tenant, continues
+        self._times = RequestTimes(server.clock())
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._was_queued = False
+        self._reader_tokens = reader_tokens
+        self._has_moved = asyncio.Event()  # the reader
+
+    def start(self, route: str, body: dict[str, Any]) -> asyncio.Task[None]:
+        """Begin to send the request, and return the task that does; the client awaits it in the end."""
+        self._was_queued = not self._server.places.num_free
+        self._task = asyncio.get_running_loop().create_task(self._run(route, body), context=Context())
+        return self._task
+
+    async def opened(self) -> None:
+        """Return when the server has accepted the request, or may take longer. Raises its refusal."""
+        try:
+            if not self._was_queued:
+                await asyncio.wait([self._opened], timeout=_ACCEPT_SECONDS)
+        except asyncio.CancelledError:
+            self.generation.cancel()
+            raise
+        if not self._opened.done():
+            self._opened.cancel()  # what happens from now on is an event
+        elif (error := self._opened.exception()) is not None:
+            raise error
+
+    @property
+    def can_park(self) -> bool:
+        """Whether the server would continue the answer as it is now."""
+        return self.answer.num_tokens == 0 or (self._continues and self.answer.is_text_only)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a choice is as far ahead of its reader as it may be."""
+        read = self._reader_tokens
+        if read is None:
+            return False
+        pairs = zip(self.answer.tokens_of_choices, read, strict=False)
+        return any(made - seen >= self._server.config.lead_tokens for made, seen in pairs)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more is to be read from the server."""
+        return not self.generation.is_full and not self.is_ahead
+
+    def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool) -> None:
+        """Note how far the furthest reader is; one that has read enough lets the server be read from again."""
+        self._reader_tokens = None if num_tokens is None else tuple(num_tokens)
+        self._has_moved.set()
+
+    def cancel(self) -> None:
+        """Close the connection, in the loop's next turn."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def fail(self, code: str, message: str, *, retryable: bool = True) -> None:
+        """End with an error, unless the answer has ended already."""
+        self.generation.put([Error(code=code, message=message, retryable=retryable)])
+
+    # The task
+
+    async def _run(self, route: str, body: dict[str, Any]) -> None:
+        """Wait for a place, exchange, and turn whatever goes wrong into an end."""
+        alias, places = self._server.config.alias, self._server.places
+        self._was_queued = not places.num_free  # since `start` other requests may have taken the last
+        try:
+            if self._was_queued:
+                self.generation.put([Status(status="queued", step=places.num_ahead(self._tenant) + 1)])
+            await self._take_place()
+            try:
+                await self._exchange(route, body)
+            finally:
+                places.release()
+        except UpstreamLost as reason:
+            self._lose(str(reason))
+        except StreamserveError as error:
+            self._refuse(error)
+        except (UpstreamBroken, UpstreamError) as reason:
+            logger.error("model %s: its server sent %s", alias, reason)
+            message = "the model's server could not finish this answer. Try again."
+            self._refuse(EngineUnavailable(message, code="upstream_error"))
+        except Exception:  # the edge of the task
+            logger.exception("model %s: a request failed", alias)
+            self._refuse(StreamserveError("the server failed while answering. It has been logged."))
+
+    async def _take_place(self) -> None:
+        """Wait for one of the `max_concurrent` places."""
+        config = self._server.config
+        try:
+            await self._server.places.take(self._tenant, config.queue_seconds)
+        except TimeoutError as late:
+            raise Overloaded(
+                f"model {config.alias} was too busy to begin this request in time. Try again later.",
+                code="queue_timeout",
+                retry_after=5,
+            ) from late
+
+    async def _exchange(self, route: str, body: dict[str, Any]) -> None:
+        """Send the request and put its events. Raises StreamserveError, UpstreamLost, UpstreamBroken, UpstreamError."""
+        self._times.scheduled_at = self._server.clock()
+        exchange = Exchange(self._server)
+        try:
+            await exchange.open(route, body)
+            if not self._opened.done():
+                self._opened.set_result(None)
+            if await self._read(exchange):
+                self._finish()
+                await exchange.finish()
+        finally:
+            await exchange.aclose()
+
+    async def _read(self, exchange: Exchange) -> bool:
+        """Put the events of the response; return False where the answer was parked in the middle of it."""
+        decoder = SSEDecoder(self._server.config.max_line_bytes)
+        while not self.answer.is_done:
+            if not self.has_room and not await self._wait_for_room():
+                return False
+            try:
+                part = await exchange.read()
+            except UpstreamLost:
+                if self.answer.is_finished:
+                    break  # only the end mark is missing
+                raise
+            if part is None:
+                break
+            self._put(self._events_of(decoder, part))
+            if self.answer.has_begun:
+                exchange.note_token()
+        if not self.answer.is_finished:
+            raise UpstreamLost("the response ended in the middle of the answer")
+        return True
+
+    def _events_of(self, decoder: SSEDecoder, part: bytes) -> list[Event]:
+        try:
+            return [event for data in decoder.feed(part) for event in self.answer.feed(data)]
+        except SSEError as error:
+            raise UpstreamBroken(str(error)) from error
+
+    def _put(self, events: list[Event]) -> None:
+        num_tokens, now = sum(isinstance(event, Token) for event in events), self._server.clock()
+        if num_tokens:
+            if self._was_queued and self._times.first_token_at is None:
+                events.insert(0, Status(status="generating"))
+            self._times.note(now, num_tokens)
+            self._server.metrics.note_tokens(now, num_tokens)
+        if self.answer.usage is not None:
+            self.generation.num_cached_tokens = self.answer.usage.cached_tokens
+        self.generation.put(events)
+
+    async def _wait_for_room(self) -> bool:
+        """Wait until more is to be read; return False where the answer was parked instead, and the connection ends."""
+        metrics, config = self._server.metrics, self._server.config
+        metrics.counts.holds += 1
+        while not self.has_room:
+            try:
+                async with asyncio.timeout(config.hold_seconds):
+                    await self._room()
+            except TimeoutError:
+                if self.can_park and self.is_ahead:
+                    metrics.num_parks += 1
+                    self.generation.end(parked=Park(reason="lead", resume_at_lead=config.lead_tokens // 2))
+                    return False
+        return True
+
+    async def _room(self) -> None:
+        while not self.has_room:
+            if self.is_ahead:
+                self._has_moved.clear()
+                await self._has_moved.wait()
+            else:
+                await self.generation.room()
+
+    def _finish(self) -> None:
+        breakdown, usage = self._times.breakdown(), self.answer.total()
+        self._server.metrics.note_finished(breakdown, usage.prompt_tokens)
+        self.generation.put(
+            [
+                Done(
+                    finish_reason=self.answer.finish_reason,
+                    usage=usage,
+                    latency=self._times.latency,
+                    breakdown=breakdown,
+                    stop_string=self.answer.stop_string,
+                )
+            ]
+        )
+
+    def _lose(self, reason: str) -> None:
+        """End after the connection was lost: as parked, where the server can continue the answer."""
+        self._server.metrics.counts.lost += 1
+        self._server.note_loss(reason)
+        if not self._opened.done():
+            self._opened.set_exception(unavailable(self._server.config.alias, retry_after=FAILED_RETRY_SECONDS))
+        elif self.can_park:
+            self.generation.end(parked=Park(reason="lost"))
+        else:
+            self.fail("cannot_continue", CUT)
+
+    def _refuse(self, error: StreamserveError) -> None:
+        """Raise the error where the request was sent from, or end the answer with it."""
+        if not self._opened.done():
+            self._opened.set_exception(error)
+        else:
+            self.fail(error.code, error.message, retryable=isinstance(error, Refused))
