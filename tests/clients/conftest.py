@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from streamserve.clients.process.client import spawn
 from streamserve.clients.process.config import LaunchConfig
+from streamserve.clients.process.link import spawn
 from tests.support.engines.engine_processes import end_engine, spec_in
 
 

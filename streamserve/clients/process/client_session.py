@@ -101,7 +101,9 @@ class ClientSession:
     def __init__(self, connection: Connection, on_state: Callable[[State], None]) -> None:
         self.connection = connection
         self.sources: dict[int, SocketSource] = {}
-        self.goodbye: str | None = None  # the reason, once the engine has sent one
+        self.goodbye: str | None = None  # the engine's reason, once it has sent that
+        self.is_open = True
+        self.has_state = self.was_ready = False  # the engine has sent its state; was loaded in one of its states
         self._on_state = on_state
         self._ids = itertools.count(1)
         self._questions: dict[int, asyncio.Future[Generation | tuple[int, ...]]] = {}
@@ -143,6 +145,8 @@ class ClientSession:
                             del self.sources[news.id]
                         source.take(news)
             case State():
+                self.has_state = True
+                self.was_ready = self.was_ready or message.description.state not in ("loading", "failed")
                 self._on_state(message)
             case Goodbye():
                 self.goodbye = message.reason
@@ -156,7 +160,7 @@ class ClientSession:
 
         `flight`: what the engine has left in flight.
         """
-        flight = flight or LastFlight()
+        flight, self.is_open = flight or LastFlight(), False
         for request_id, question in self._questions.items():
             if not question.done():
                 refused = EngineUnavailable("the engine is being replaced. Try again.", retry_after=2)

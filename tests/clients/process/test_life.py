@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.clients.process.client import ProcessClient, SpawnFailed, spawn
+from streamserve.clients.process.client import ProcessClient
+from streamserve.clients.process.link import SpawnFailed, spawn
 from streamserve.engine.config import ModelConfig
 from streamserve.protocol.engine import Park
 from streamserve.protocol.errors import BadRequest, EngineUnavailable

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.clients.process.client import ProcessClient, spawn
+from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import engine_paths, is_locked
+from streamserve.clients.process.link import spawn
 from streamserve.protocol.engine import Park
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.events import Done

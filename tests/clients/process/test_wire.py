@@ -15,9 +15,10 @@ import msgspec
 import pytest
 
 from streamserve.clients.process import messages
-from streamserve.clients.process.client import ProcessClient, spawn
+from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig, config_hash, engine_paths, listening, prepare_folder
 from streamserve.clients.process.frame_socket import MAX_UNSENT_BYTES, Connection
+from streamserve.clients.process.link import spawn
 from streamserve.clients.process.messages import (
     PROTOCOL,
     Cancel,

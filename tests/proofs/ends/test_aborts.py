@@ -141,7 +141,7 @@ async def process_bench(config: EngineConfig) -> AsyncIterator[Bench]:
         spec = spec_in(folder, engine=engine, echo_step_seconds=0.002, drain_seconds=1e6, hang_seconds=2.0)
         try:
             async with connected(spec) as client:
-                session, pid = client._session, client.engine_pid
+                session, pid = client._link.session, client.engine_pid
                 assert session is not None
                 assert pid is not None
 

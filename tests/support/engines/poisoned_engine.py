@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from streamserve.clients import factory
-from streamserve.clients.process import client, server
+from streamserve.clients.process import link, server
 from streamserve.engine.echo import EchoRunner
 from streamserve.engine.plan import StepPlan
 
@@ -36,7 +36,7 @@ class PoisonedRunner(EchoRunner):
 
 def planted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this process start poisoned engines."""
-    monkeypatch.setattr(client, "_PROGRAM", _PROGRAM)
+    monkeypatch.setattr(link, "_PROGRAM", _PROGRAM)
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 from project.asgi import application
 from streamserve.asgi.types import Receive, Scope, Send
+from streamserve.clients.process.client import ProcessClient
 from streamserve.web import site
 from tests.proofs.support.gated_engine import held_by
 from tests.support.streams.log_threads import begun
@@ -36,7 +37,8 @@ async def _held() -> dict[str, Any]:
         await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.01) for _ in range(_POOL_THREADS)))
     await begun()
     streams = site.get_site().streams.all()
-    sessions = [found for client in site.get_site().clients.values() if (found := getattr(client, "_session", None))]
+    links = [client._link for client in site.get_site().clients.values() if isinstance(client, ProcessClient)]
+    sessions = [link.session for link in links if link.session is not None]
     tasks = (task.get_name().split(" ")[0].rstrip("0123456789") for task in asyncio.all_tasks())
     return {
         "readers": sum(stream.readers.num_attached for stream in streams),
