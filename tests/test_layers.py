@@ -13,7 +13,7 @@ ROOT = PACKAGE.parent
 
 # From the lowest up. A layer may import itself and those before it.
 LAYERS = ("protocol", "dialects", "engine", "clients", "streams", "api", "asgi", "base", "work", "web", "top")
-BASE = ("conf.py", "conf_reader.py", "models.py", "managers.py", "keys.py")
+BASE = ("conf.py", "conf_reader.py", "models.py", "keys.py")
 FOLDERS = {"rows": "base", "migrations": "base", "management": "top", "templatetags": "top"}
 WITHOUT_DJANGO = LAYERS[: LAYERS.index("base")]
 DJANGO = {"django", "channels", "daphne", "asgiref"}

@@ -20,8 +20,7 @@ from streamserve.api.logs import get_logger
 from streamserve.dialects.fold import Answer
 from streamserve.dialects.openai import chat as openai_chat
 from streamserve.dialects.openai.stored_chat import ListQuery, StoredChat, no_completion, stream_id_of
-from streamserve.managers import marks_of
-from streamserve.models import StoredCompletion
+from streamserve.models import StoredCompletion, marks_of
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import NotFinished, StreamserveError
 from streamserve.protocol.events import LoggedEvent, is_terminal

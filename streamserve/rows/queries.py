@@ -1,4 +1,4 @@
-"""What queries of several tables share: idempotency keys, pages, limits, and deletes of many rows. All of it blocks.
+"""What several tables share: idempotency keys, pages of lists, limits, and deletes of many rows. Queries block.
 
 `hold_limit` is a lock under which rows are counted and one more is inserted, so that no limit is passed. PostgreSQL: an
 advisory lock of the transaction (its manual, 13.3.5). SQLite: its write lock, taken before the count. On other
@@ -8,20 +8,53 @@ databases two requests at the same moment may pass a limit by one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from django.db import connections, models
+from django.db import IntegrityError, connections, models
 from django.db.models import F, Q
+from django.utils.translation import gettext_lazy as _
 
 from streamserve.dialects.batches import Page
-from streamserve.protocol.errors import KeyReused, NotFound
+from streamserve.protocol.errors import KeyReused, NotFound, Overloaded, QuotaExceeded
 from streamserve.streams.store import Once
 
+T = TypeVar("T")
 RowT = TypeVar("RowT", bound=models.Model)
 
 _OTHER_BODY = "This Idempotency-Key was sent with another body. Send a new key with a new request."
 _ROWS_AT_ONCE = 1000  # a transaction that deletes, so that it holds no lock for long
+
+
+class Keyed(models.Model):
+    """The columns of a row that a request with an Idempotency-Key has made: abstract."""
+
+    request_key = models.CharField(
+        max_length=64, null=True, unique=True, editable=False, help_text=_("SHA-256 of the caller and Idempotency-Key.")
+    )
+    request_digest = models.CharField(
+        max_length=64, null=True, editable=False, help_text=_("SHA-256 of what came with the key.")
+    )
+
+    class Meta:
+        abstract = True
+
+
+async def made_once(find: Callable[[], Awaitable[T | None]], make: Callable[[], Awaitable[T]]) -> T:
+    """Return what the request's Idempotency-Key has made before, as `find` finds it; else `make` it.
+
+    Of two equal requests at the same moment one makes it, and the other finds it.
+    """
+    earlier = await find()
+    if earlier is not None:
+        return earlier
+    try:
+        return await make()
+    except (IntegrityError, Overloaded, QuotaExceeded):
+        earlier = await find()  # the other was faster, and may have taken the last place
+        if earlier is None:
+            raise
+        return earlier
 
 
 def sent_before(rows: models.QuerySet[RowT], once: Once, refusal: str = _OTHER_BODY) -> RowT | None:

@@ -25,6 +25,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from streamserve.rows.leases import UNFINISHED, Work, WorkQuerySet
+from streamserve.rows.queries import Keyed
 
 # A worker of another host, which only its row can tell about, is dead after so long without a beat.
 LEASE_SECONDS = 30.0
@@ -87,7 +88,7 @@ class JobQuerySet(WorkQuerySet["Job"]):
         return num_ended
 
 
-class Job(Work):
+class Job(Work, Keyed):
     """A run of a pipeline that a worker makes. `id` is the job id of the API; its stream has its events and request."""
 
     id = models.CharField(primary_key=True, max_length=32, editable=False)
@@ -99,12 +100,6 @@ class Job(Work):
     speaking = models.TextField(blank=True, editable=False, help_text=_("JSON of the key of the answer shown last."))
     result = models.TextField(blank=True, editable=False, help_text=_("JSON of the whole answer of one that is done."))
     webhook = models.CharField(_("webhook"), max_length=64, blank=True, editable=False)
-    request_key = models.CharField(
-        max_length=64, null=True, unique=True, editable=False, help_text=_("SHA-256 of the caller and Idempotency-Key.")
-    )
-    request_digest = models.CharField(
-        max_length=64, null=True, editable=False, help_text=_("SHA-256 of the body that came with the key.")
-    )
 
     objects = JobQuerySet.as_manager()
 
@@ -197,7 +192,7 @@ class StoredFileQuerySet(models.QuerySet["StoredFile"]):
         return self.filter(Q(expires_at__lte=now) | Q(is_ready=False, created_at__lt=unfinished_before))
 
 
-class StoredFile(models.Model):
+class StoredFile(Keyed):
     """One file. `id` is that of the API; `name` is where the storage has it, which no client is shown."""
 
     id = models.CharField(primary_key=True, max_length=64, editable=False)
@@ -210,12 +205,6 @@ class StoredFile(models.Model):
     is_ready = models.BooleanField(default=False, editable=False, help_text=_("Its content is stored."))
     created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
     expires_at = models.DateTimeField(_("expires"), null=True, editable=False, db_index=True)
-    request_key = models.CharField(
-        max_length=64, null=True, unique=True, editable=False, help_text=_("SHA-256 of the caller and Idempotency-Key.")
-    )
-    request_digest = models.CharField(
-        max_length=64, null=True, editable=False, help_text=_("SHA-256 of the upload that came with the key.")
-    )
 
     objects = StoredFileQuerySet.as_manager()
 
@@ -267,7 +256,7 @@ class BatchQuerySet(WorkQuerySet["Batch"]):
         return num_held
 
 
-class Batch(Work):
+class Batch(Work, Keyed):
     """One batch. `id` is that of the API."""
 
     STATUSES = tuple((name, _(name)) for name in (*RUNNING, "completed", "failed", "expired", "cancelled"))
@@ -288,12 +277,6 @@ class Batch(Work):
     errors = models.JSONField(null=True, editable=False, help_text=_("What is wrong with the input file."))
     output_expires_seconds = models.PositiveIntegerField(null=True, editable=False)
     expires_at = models.DateTimeField(_("expires"), editable=False, help_text=_("Rows that have not run by then end."))
-    request_key = models.CharField(
-        max_length=64, null=True, unique=True, editable=False, help_text=_("SHA-256 of the caller and Idempotency-Key.")
-    )
-    request_digest = models.CharField(
-        max_length=64, null=True, editable=False, help_text=_("SHA-256 of the body that came with the key.")
-    )
     in_progress_at = models.DateTimeField(null=True, editable=False)
     finalizing_at = models.DateTimeField(null=True, editable=False)
     completed_at = models.DateTimeField(null=True, editable=False)

@@ -27,8 +27,7 @@ from streamserve.asgi.guard import limited_client
 from streamserve.asgi.handover import MORE_HEADERS
 from streamserve.conf import get_settings
 from streamserve.keys import digest_of, secret_digest
-from streamserve.managers import LAST_USED_EVERY, keys_revoked
-from streamserve.models import SCOPES, ApiKey
+from streamserve.models import LAST_USED_EVERY, SCOPES, ApiKey, keys_revoked
 from streamserve.protocol.errors import QuotaExceeded, Unauthorized
 from streamserve.rows import orm
 from streamserve.streams.store import counted_at

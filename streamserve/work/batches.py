@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.utils import timezone
 
 from streamserve.api.batch.batches import no_batch
@@ -28,7 +28,7 @@ from streamserve.dialects.openai.batches import OPENAI
 from streamserve.models import Batch, StoredFile
 from streamserve.protocol.errors import BadRequest, QuotaExceeded
 from streamserve.rows import orm
-from streamserve.rows.queries import hold_limit, last_of, part_of, sent_before
+from streamserve.rows.queries import hold_limit, last_of, made_once, part_of, sent_before
 from streamserve.streams.store import Once
 from streamserve.work.files import seconds_of
 
@@ -51,9 +51,6 @@ class Batches:
         once: Once | None = None,
     ) -> BatchRecord:
         """Queue a batch; with `once`, return the batch that its key has queued before."""
-        earlier = await self.sent_before(once)
-        if earlier is not None:
-            return earlier
         now = timezone.now()
         row = Batch(
             id=f"{dialect.id_prefix}{secrets.token_hex(16)}",
@@ -71,15 +68,13 @@ class Batches:
             request_key=None if once is None else once.key,
             request_digest=None if once is None else once.digest,
         )
-        try:
+
+        async def make() -> BatchRecord:
             await orm.call(self._insert, row)
-        except (IntegrityError, QuotaExceeded):
-            earlier = await self.sent_before(once)  # the same request was faster, and may have taken the last place
-            if earlier is None:
-                raise
-            return earlier
-        self._wake()
-        return record_of(row)
+            self._wake()
+            return record_of(row)
+
+        return await made_once(lambda: self.sent_before(once), make)
 
     async def sent_before(self, once: Once | None) -> BatchRecord | None:
         """Return the batch that this key has queued before, if there is one."""

@@ -19,7 +19,7 @@ from django.core.exceptions import SuspiciousOperation
 from django.core.files.base import File
 from django.core.files.storage import FileSystemStorage, Storage, storages
 from django.core.files.uploadhandler import TemporaryFileUploadHandler
-from django.db import IntegrityError, models, transaction
+from django.db import models, transaction
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.utils import timezone
 
@@ -36,7 +36,7 @@ from streamserve.protocol.errors import (
 )
 from streamserve.protocol.json_body import file_too_large
 from streamserve.rows import orm
-from streamserve.rows.queries import delete_in_parts, hold_limit, last_of, part_of, sent_before
+from streamserve.rows.queries import delete_in_parts, hold_limit, last_of, made_once, part_of, sent_before
 from streamserve.streams.store import Once
 from streamserve.work.uploads import Uploads
 
@@ -91,13 +91,12 @@ class Files:
         self, caller: Caller, form: Form, expires_seconds: int | None, once: Once | None = None
     ) -> FileRecord:
         """Store the form's file; with `once`, return the one that its key has stored before."""
-        assert form.file is not None
-        earlier = await orm.call(_sent_before, once)
-        if earlier is not None:
-            return earlier
-        try:
+        file = form.file
+        assert file is not None
+
+        async def make() -> FileRecord:
             return await self.store(
-                form.file,
+                file,
                 caller,
                 filename=form.filename or "file",
                 purpose=PURPOSE,
@@ -105,11 +104,8 @@ class Files:
                 expires_seconds=expires_seconds,
                 once=once,
             )
-        except IntegrityError:
-            earlier = await orm.call(_sent_before, once)  # the same request was faster
-            if earlier is None:
-                raise
-            return earlier
+
+        return await made_once(lambda: orm.call(_sent_before, once), make)
 
     async def store(
         self,

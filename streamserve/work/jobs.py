@@ -28,7 +28,7 @@ from streamserve.protocol.events import Done, Meta
 from streamserve.protocol.ids import is_stream_id
 from streamserve.protocol.requests import GenerateRequest, check_needs, check_sampling
 from streamserve.rows import orm
-from streamserve.rows.queries import hold_limit, part_of, sent_before
+from streamserve.rows.queries import hold_limit, made_once, part_of, sent_before
 from streamserve.rows.store import row_of
 from streamserve.streams.config import JOB
 from streamserve.streams.log.base import append, new_log_id
@@ -52,23 +52,18 @@ class Jobs:
 
         Raises NotFound for an unknown pipeline, BadRequest, QuotaExceeded, Overloaded, LogUnavailable, KeyReused.
         """
-        earlier = await self._earlier(once)
-        if earlier is not None:
-            return earlier
-        self._check(request, webhook)
-        record = self._record(caller, request)
-        job = _row_of(record, webhook, once)
-        try:
+
+        async def make() -> JobView:
+            self._check(request, webhook)
+            record = self._record(caller, request)
+            job = _row_of(record, webhook, once)
             await self._queue(caller, job, record)
-        except (IntegrityError, Overloaded, QuotaExceeded):
-            earlier = await self._earlier(once)  # another worker was faster, and may have taken the last place
-            if earlier is None:
-                raise
-            return earlier
-        if not self._streams.store.is_shared:
-            await self._streams.adopt(record)
-        self._wake()
-        return await self._view(job)
+            if not self._streams.store.is_shared:
+                await self._streams.adopt(record)
+            self._wake()
+            return await self._view(job)
+
+        return await made_once(lambda: self._earlier(once), make)
 
     async def _queue(self, caller: Caller, job: Job, record: Record) -> None:
         """Write the first event of the job's stream, and insert both."""
