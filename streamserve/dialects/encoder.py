@@ -75,10 +75,11 @@ class FrameIds:
         num_left_out = 0
         if self._num_seen and seq > self._after:
             num_left_out, self._num_seen = min(self._num_seen, len(frames) - 1), 0
-        ids: list[str | None] = [
-            frame_id(self._log_id, before, self._dialect, number) for number in range(1, len(frames))
-        ]
-        return list(zip(frames, [*ids, event_id(self._log_id, seq)], strict=True))[num_left_out:]
+        out: list[tuple[Frame, str | None]] = [(frames[-1], event_id(self._log_id, seq))]
+        if len(frames) > 1:
+            ids = [frame_id(self._log_id, before, self._dialect, number) for number in range(1, len(frames))]
+            out = [*zip(frames, ids, strict=False), *out]
+        return out[num_left_out:] if num_left_out else out
 
 
 class PieceEncoder:
@@ -103,7 +104,7 @@ class PieceEncoder:
     def encode(self, logged: LoggedEvent) -> bytes:
         """Return the event's frames, each with its id."""
         frames = [one for piece in self.fold.feed(logged.event) for one in self.show(piece)]
-        return b"".join(frame(one.data, event=one.event, id=id) for one, id in self._ids.of(logged.seq, frames))
+        return b"".join([frame(data, event=name, id=id) for (data, name), id in self._ids.of(logged.seq, frames)])
 
     def going_away(self, notice: GoingAway) -> bytes:
         """Return an error: clients take a clean end for a whole answer. The ids before it resume."""

@@ -224,11 +224,12 @@ class Fold:
     def _token(self, token: Token) -> Piece:
         if token.logprobs and not token.token_ids and self._has_token_ids:  # of no sampled token
             return PromptScored(token.logprobs)
-        block = self._block(token.choice, token.index)
+        choice = self._choice(token.choice)
+        block = choice.blocks.get(token.index) or self._block(token.choice, token.index)
         num_tokens = len(token.token_ids) if self._has_token_ids else bool(token.text)
         self._num_completion += num_tokens
         if block.kind == TEXT:
-            self._choices[token.choice].num_chars += len(token.text)
+            choice.num_chars += len(token.text)
         elif block.kind == THINKING:
             self._num_reasoning += num_tokens
         return Delta(block, token)
@@ -291,8 +292,8 @@ class AnswerBlock:
             self.logprobs = self.logprobs or []
             self.logprobs += token.logprobs
 
-    def as_text(self, *, is_open: bool) -> BlockText:
-        """Return the block as a snapshot has it."""
+    def as_text(self) -> BlockText:
+        """Return the block as a snapshot has it, open where it has not ended."""
         block = self.block
         return BlockText(
             index=block.index,
@@ -301,7 +302,7 @@ class AnswerBlock:
             id=block.id,
             name=block.name,
             signature=self.signature,
-            is_open=is_open,
+            is_open=not self.is_ended,
         )
 
 
@@ -334,19 +335,32 @@ class AnswerChoice:
         """Return the block, which this adds if it is new."""
         found = self._blocks.get(block.index)
         if found is None:
+            self._end_block()
             found = self._blocks[block.index] = AnswerBlock(block, has_start=has_start)
             self.parts.append(found)
         return found
 
+    def end(self, ended: ChoiceEnded) -> None:
+        """Note that the choice is whole."""
+        self.ended = ended
+        self._end_block()
+
+    def _end_block(self) -> None:
+        """End the newest block: the implied block of a plain choice has no end of its own."""
+        if self._blocks:
+            next(reversed(self._blocks.values())).is_ended = True
+
+    def block_texts(self) -> tuple[BlockText, ...]:
+        """Return the blocks as a snapshot has them, the implied text block of a plain choice too."""
+        return tuple(block.as_text() for block in self.blocks)
+
     def as_text(self) -> ChoiceText:
         """Return the choice as a snapshot has it."""
-        blocks, is_over = list(self.blocks), self.ended is not None
-        is_plain = not any(block.has_start for block in blocks)
-        last = blocks[-1] if blocks and not is_over else None
+        is_plain = not any(block.has_start for block in self.blocks)
         return ChoiceText(
             text=self.text,
             finish_reason=self.finish_reason,
-            blocks=() if is_plain else tuple(one.as_text(is_open=one is last and not one.is_ended) for one in blocks),
+            blocks=() if is_plain else self.block_texts(),
             stop_string=None if self.ended is None else self.ended.stop_string,
         )
 
@@ -391,25 +405,25 @@ class Answer:
     def add(self, piece: Piece) -> None:
         """Add a piece."""
         if isinstance(piece, Delta):
-            choice = self._choice(piece.block.choice)
+            choice = self.choice(piece.block.choice)
             choice.token_ids.extend(piece.token.token_ids)
             choice.block(piece.block).add(piece.token)
         elif isinstance(piece, BlockBegun):
-            self._choice(piece.block.choice).block(piece.block, has_start=True)
+            self.choice(piece.block.choice).block(piece.block, has_start=True)
         elif isinstance(piece, BlockEnded):
-            block = self._choice(piece.block.choice).block(piece.block)
+            block = self.choice(piece.block.choice).block(piece.block)
             block.signature, block.is_ended = piece.signature, True
         elif isinstance(piece, Cited):
             self.citations.append(piece.citation)
             for number in piece.places:
-                self._choice(number).parts.append(piece)
+                self.choice(number).parts.append(piece)
         elif isinstance(piece, Status):
             if is_outline(piece):
                 self.steps.append(piece)
         elif isinstance(piece, PromptScored):
             self.prompt += piece.positions
         elif isinstance(piece, ChoiceEnded):
-            self._choice(piece.choice).ended = piece
+            self.choice(piece.choice).end(piece)
         elif not isinstance(piece, Meta):
             self.end = piece
 
@@ -418,7 +432,8 @@ class Answer:
         choices = tuple(choice.as_text() for choice in self.choices)
         return Snapshot(seq=seq, choices=choices, citations=tuple(self.citations))
 
-    def _choice(self, number: int) -> AnswerChoice:
+    def choice(self, number: int) -> AnswerChoice:
+        """Return a choice, which this adds if it is new."""
         while len(self.choices) <= number:
             self.choices.append(AnswerChoice(len(self.choices)))
         return self.choices[number]

@@ -11,11 +11,11 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, Protocol
 
+from streamserve.dialects.fold import TOOL_USE, Answer, AnswerBlock
 from streamserve.protocol.errors import Refused
-from streamserve.protocol.events import TEXT, BlockStart, Done, Token
+from streamserve.protocol.events import Done, LoggedEvent
 from streamserve.protocol.requests import GenerateRequest, Message
 from streamserve.streams.log.base import EventLog
 from streamserve.streams.transcript import StreamSummary
@@ -212,32 +212,22 @@ async def answer_turn(log: EventLog, log_id: str, choice: int = 0) -> Message:
 
     A chat template is shown no thoughts of earlier turns.
     """
-    blocks, pieces = dict[int, BlockStart](), list[tuple[int, Token]]()
-    after, kept_seq = 0, None
-    while page := await log.read(log_id, after):
-        after = page[-1].seq
-        for seq, event in page:
-            if isinstance(event, BlockStart) and event.choice == choice:
-                blocks[event.index] = event
-            elif isinstance(event, Token) and event.choice == choice:
-                pieces.append((seq, event))
-            elif isinstance(event, Done):
-                kept_seq = event.kept_seq
-    texts: dict[int, list[str]] = {}
-    for seq, token in pieces:
-        if kept_seq is None or seq <= kept_seq:
-            texts.setdefault(token.index, []).append(token.text)
-    content = [text for index, text in texts.items() if index not in blocks or blocks[index].kind == TEXT]
-    starts = (blocks[index] for index in texts if index in blocks and blocks[index].kind == "tool_use")
-    calls = [call for start in starts if (call := _call_json(start, "".join(texts[start.index]))) is not None]
-    extra = {"tool_calls": calls} if calls else {}
-    return Message(role="assistant", content="".join(chain.from_iterable(content)), extra=extra)
+    events: list[LoggedEvent] = []
+    while page := await log.read(log_id, events[-1].seq if events else 0):
+        events += page
+    end = events[-1].event if events else None
+    kept_seq = end.kept_seq if isinstance(end, Done) else None
+    kept = (logged for logged in events if kept_seq is None or logged.seq <= kept_seq)
+    told = Answer.of(kept, choice + 1).choices[choice]
+    calls = [call for block in told.blocks if block.kind == TOOL_USE and (call := _call_json(block)) is not None]
+    return Message(role="assistant", content=told.text, extra={"tool_calls": calls} if calls else {})
 
 
-def _call_json(start: BlockStart, arguments: str) -> dict[str, Any] | None:
-    """Return a call in OpenAI's shape; None for one that was not whole."""
+def _call_json(call: AnswerBlock) -> dict[str, Any] | None:
+    """Return a call in OpenAI's shape; None for a call that was not whole."""
+    arguments = call.text
     try:
         json.loads(arguments)
     except (ValueError, RecursionError):
         return None
-    return {"id": start.id, "type": "function", "function": {"name": start.name, "arguments": arguments}}
+    return {"id": call.block.id, "type": "function", "function": {"name": call.block.name, "arguments": arguments}}

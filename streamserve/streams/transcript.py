@@ -15,13 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from streamserve.dialects.fold import is_outline
+from streamserve.dialects.fold import Answer, is_outline
 from streamserve.protocol.engine import Accepted
 from streamserve.protocol.events import (
-    TEXT,
     BlockStart,
     BlockStop,
-    BlockText,
     ChoiceDone,
     Citation,
     Done,
@@ -120,29 +118,6 @@ class _ChoiceTokens:
         return min(self._counts[index - 1] + seq - self._seqs[index - 1], most)
 
 
-class _ChoiceBlocks:
-    """One choice's blocks with their text, which a stream without token ids is continued by."""
-
-    def __init__(self) -> None:
-        self._blocks: list[tuple[BlockText, list[str]]] = []
-
-    def note(self, event: Token | BlockStart | BlockStop) -> None:
-        if isinstance(event, BlockStart):
-            begun = BlockText(index=event.index, kind=event.kind, text="", id=event.id, name=event.name, is_open=True)
-            self._blocks.append((begun, []))
-        elif isinstance(event, BlockStop):
-            block, pieces = self._blocks[-1]
-            self._blocks[-1] = (replace(block, is_open=False), pieces)
-        else:
-            if not self._blocks:  # the implied one
-                self._blocks.append((BlockText(index=0, kind=TEXT, text="", is_open=True), []))
-            self._blocks[-1][1].append(event.text)
-
-    @property
-    def blocks(self) -> tuple[BlockText, ...]:
-        return tuple(replace(block, text="".join(pieces)) for block, pieces in self._blocks)
-
-
 class Transcript:
     """The state of one stream's log. `note` takes every committed event, in order.
 
@@ -161,7 +136,7 @@ class Transcript:
         self._num_prompt_tokens = accepted.num_prompt_tokens
         self._num_cached_tokens: int | None = None
         self._choices = [_ChoiceTokens() for _ in range(n)]
-        self._blocks: dict[int, _ChoiceBlocks] | None = None if accepted.has_token_ids else {}
+        self._shown = None if accepted.has_token_ids else Answer(n)  # its blocks, of a stream without token ids
 
     def accept(self, accepted: Accepted) -> None:
         """Take the prompt's length from the first acceptance, if the answer began without."""
@@ -176,7 +151,7 @@ class Transcript:
         if not self.may_repeat or not isinstance(event, _OF_A_CHOICE):
             return False
         choice = self._choice(event.choice)
-        if choice.is_finished or self._blocks is not None:  # without ids it goes on from the text, and repeats none
+        if choice.is_finished or self._shown is not None:  # without ids it goes on from the text, and repeats none
             return choice.is_finished
         if isinstance(event, BlockStart):
             return event.index <= choice.started
@@ -191,11 +166,11 @@ class Transcript:
         self.last_seq = seq
         if self.shown_prompt is not None and self.shown_prompt.takes(event):
             return
-        if self._blocks is not None and isinstance(event, Token | BlockStart | BlockStop):
-            self._note_text(event)
+        if self._shown is not None and isinstance(event, Token | BlockStart | BlockStop):
+            self._shown.feed(event)
         if isinstance(event, Token):
             choices, index, token_ids = self._choices, event.choice, event.token_ids
-            if self._blocks is not None:
+            if self._shown is not None:
                 token_ids = _ONE_WITHOUT_ID if event.text else ()
             choice = choices[index] if index < len(choices) else self._choice(index)
             choice.note(token_ids, seq)
@@ -223,15 +198,13 @@ class Transcript:
                 self.outline.append(event)
         elif isinstance(event, Meta):
             self._num_prompt_tokens = event.prompt_tokens
-            self._blocks = None if event.has_token_ids else {}
+            self._shown = None if event.has_token_ids else Answer(len(self._choices))
+            if self._shown is not None:
+                self._shown.feed(event)
         elif isinstance(event, Done | Error):
             self.terminal = event
         if not is_ours and self.num_tokens:
             self._num_cached_tokens = self._num_cached_tokens or 0  # later cache hits may be this answer's own blocks
-
-    def _note_text(self, event: Token | BlockStart | BlockStop) -> None:
-        assert self._blocks is not None
-        self._blocks.setdefault(event.choice, _ChoiceBlocks()).note(event)
 
     @staticmethod
     def _note_in_block(choice: _ChoiceTokens, token: Token) -> None:
@@ -255,16 +228,15 @@ class Transcript:
     @property
     def token_ids(self) -> tuple[tuple[int, ...], ...]:
         """The output tokens of each choice; () where there are no ids."""
-        return tuple(tuple(choice.token_ids) for choice in self._choices) if self._blocks is None else ()
+        return tuple(tuple(choice.token_ids) for choice in self._choices) if self._shown is None else ()
 
     @property
     def shown(self) -> tuple[ShownChoice, ...]:
         """What was shown of each choice of a stream without token ids; () of any other."""
-        if self._blocks is None:
+        if self._shown is None:
             return ()
-        empty = _ChoiceBlocks()
         return tuple(
-            ShownChoice(blocks=self._blocks.get(index, empty).blocks, num_tokens=len(choice.token_ids))
+            ShownChoice(blocks=self._shown.choice(index).block_texts(), num_tokens=len(choice.token_ids))
             for index, choice in enumerate(self._choices)
         )
 
@@ -283,7 +255,7 @@ class Transcript:
     @property
     def has_token_ids(self) -> bool:
         """Whether the stream's tokens have ids."""
-        return self._blocks is None
+        return self._shown is None
 
     @property
     def num_output_tokens(self) -> tuple[int, ...]:

@@ -14,26 +14,12 @@ import contextlib
 import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from io import StringIO
+from dataclasses import dataclass
 
 from streamserve.dialects.encoder import Encoder
+from streamserve.dialects.fold import Answer
 from streamserve.protocol.errors import Gone
-from streamserve.protocol.events import (
-    TEXT,
-    BlockStart,
-    BlockStop,
-    BlockText,
-    ChoiceDone,
-    ChoiceText,
-    Citation,
-    Done,
-    Event,
-    LoggedEvent,
-    Meta,
-    Snapshot,
-    Token,
-)
+from streamserve.protocol.events import BlockStart, BlockStop, ChoiceDone, Citation, Done, LoggedEvent, Meta, Token
 from streamserve.streams.log.base import EventLog, LogUnavailable
 from streamserve.streams.stream import Stream
 
@@ -110,6 +96,8 @@ def _weight(logged: LoggedEvent) -> int:
     return 1 + sum(1 + len(position.top) for position in event.logprobs)
 
 
+# The events that a snapshot holds.
+_OF_ANSWER = (Token, BlockStart, BlockStop, ChoiceDone, Citation)
 # (after, limit) -> some of the events that follow `after`, at least one while there are any.
 ReadPage = Callable[[int, int], Awaitable[list[LoggedEvent]]]
 
@@ -121,7 +109,7 @@ async def take_snapshot(read_page: ReadPage, after: int, until: int) -> list[Log
     one: a status that holds, the terminal event. [] if the reader lacks nothing of the answer, or if there are
     logprobs, which no snapshot has.
     """
-    answer, head, behind, seq, answer_seq = _Answer(), list[LoggedEvent](), list[LoggedEvent](), 0, 0
+    answer, head, behind, seq, answer_seq = Answer(), list[LoggedEvent](), list[LoggedEvent](), 0, 0
     while seq < until:
         page = await read_page(seq, until - seq)
         if not page:
@@ -130,7 +118,8 @@ async def take_snapshot(read_page: ReadPage, after: int, until: int) -> list[Log
             seq, event = logged.seq, logged.event
             if isinstance(event, Token) and event.logprobs is not None:
                 return []
-            if answer.add(event):
+            if isinstance(event, _OF_ANSWER):
+                answer.feed(event)
                 answer_seq = seq
                 behind.clear()
             elif seq > after:
@@ -139,85 +128,3 @@ async def take_snapshot(read_page: ReadPage, after: int, until: int) -> list[Log
     if answer_seq <= after:
         return []
     return [*head, LoggedEvent(seq=answer_seq, event=answer.snapshot(answer_seq)), *behind]
-
-
-@dataclass(slots=True)
-class _Block:
-    """One block so far. `start` is None for text block 0 of a choice that had no `block_start`."""
-
-    index: int
-    start: BlockStart | None = None
-    stop: BlockStop | None = None
-    text: StringIO = field(default_factory=StringIO)
-
-    @property
-    def kind(self) -> str:
-        return TEXT if self.start is None else self.start.kind
-
-    def result(self, *, is_last: bool) -> BlockText:
-        return BlockText(
-            index=self.index,
-            kind=self.kind,
-            text=self.text.getvalue(),
-            id=None if self.start is None else self.start.id,
-            name=None if self.start is None else self.start.name,
-            signature=None if self.stop is None else self.stop.signature,
-            is_open=self.stop is None and is_last,
-        )
-
-
-@dataclass(slots=True)
-class _Choice:
-    """One choice so far."""
-
-    blocks: dict[int, _Block] = field(default_factory=dict)
-    done: ChoiceDone | None = None
-
-    def block(self, index: int) -> _Block:
-        if index not in self.blocks:
-            self.blocks[index] = _Block(index)
-        return self.blocks[index]
-
-    def result(self) -> ChoiceText:
-        blocks = list(self.blocks.values())
-        is_plain = all(block.start is None for block in blocks)
-        is_over = self.done is not None
-        return ChoiceText(
-            text="".join(block.text.getvalue() for block in blocks if block.kind == TEXT),
-            finish_reason=None if self.done is None else self.done.finish_reason,
-            blocks=() if is_plain else tuple(one.result(is_last=one is blocks[-1] and not is_over) for one in blocks),
-            stop_string=None if self.done is None else self.done.stop_string,
-        )
-
-
-class _Answer:
-    """The fold: all choices so far. It is fed every event, in order."""
-
-    def __init__(self) -> None:
-        self._choices: dict[int, _Choice] = {}
-        self._citations: list[Citation] = []
-
-    def add(self, event: Event) -> bool:
-        """Add what `event` holds; return whether a snapshot holds it."""
-        if isinstance(event, Token):
-            self._choice(event.choice).block(event.index).text.write(event.text)
-        elif isinstance(event, BlockStart):
-            self._choice(event.choice).block(event.index).start = event
-        elif isinstance(event, BlockStop):
-            self._choice(event.choice).block(event.index).stop = event
-        elif isinstance(event, ChoiceDone):
-            self._choice(event.choice).done = event
-        elif isinstance(event, Citation):
-            self._citations.append(event)
-        else:
-            return False
-        return True
-
-    def _choice(self, number: int) -> _Choice:
-        if number not in self._choices:
-            self._choices[number] = _Choice()
-        return self._choices[number]
-
-    def snapshot(self, seq: int) -> Snapshot:
-        choices = [self._choice(number).result() for number in range(max(self._choices, default=0) + 1)]
-        return Snapshot(seq=seq, choices=tuple(choices), citations=tuple(self._citations))
