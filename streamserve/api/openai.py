@@ -29,7 +29,6 @@ from streamserve.api.resume import (
 )
 from streamserve.clients.filtered import FilteredClient
 from streamserve.clients.pipeline.client import PipelineClient
-from streamserve.dialects import native
 from streamserve.dialects.anthropic import message as anthropic_message
 from streamserve.dialects.fold import Answer
 from streamserve.dialects.openai import chat as openai_chat
@@ -40,6 +39,7 @@ from streamserve.dialects.openai.completions import CompletionEncoder, Completio
 from streamserve.dialects.openai.plain_tokens import PlainRequest
 from streamserve.dialects.openai.stored_chat import ListQuery, StoredChat
 from streamserve.dialects.pace import Pace, pace_of_query
+from streamserve.dialects.query import query_values
 from streamserve.protocol.errors import BadRequest, Forbidden, NotFinished, NotFound, StreamserveError
 from streamserve.protocol.events import SUCCESS_REASONS, Done, LoggedEvent, Token, Usage
 from streamserve.protocol.measures import RESPONSES
@@ -379,7 +379,7 @@ async def _get_plain(call: Call, answers: Answers) -> Reply:
         return Reply(status=204)
     if call.is_head:
         return Reply(body=HeadOnly(plain_tokens.PlainEncoder.content_type, stream.id))
-    return Reply(body=_plain_delivery(answers, stream, pace_of_query(native.query_values(query)), after))
+    return Reply(body=_plain_delivery(answers, stream, pace_of_query(query_values(query)), after))
 
 
 async def _start_plain(call: Call, answers: Answers, asked: PlainRequest, once: Once | None = None) -> Reply:

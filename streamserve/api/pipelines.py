@@ -24,6 +24,7 @@ from streamserve.dialects import native
 from streamserve.dialects.batches import Page
 from streamserve.dialects.fold import Answer
 from streamserve.dialects.pace import PACE
+from streamserve.dialects.query import query_values
 from streamserve.protocol.errors import BadRequest, Forbidden, NotFound
 from streamserve.protocol.ids import parse_event_id
 from streamserve.protocol.requests import GenerateRequest
@@ -73,7 +74,7 @@ async def get_run(call: Call, answers: Answers) -> Reply:
     if not answers.config.takes_prompt_in_url:
         raise Forbidden(PROMPT_IN_URL.replace("/streams,", f"/pipelines/{name},"), code="prompt_in_url_off")
     wants_stream = _EVENT_STREAM in call.headers.get("accept", "")
-    body = {**native.query_values(pace), "model": name, "input": query}
+    body = {**query_values(pace), "model": name, "input": query}
     return await _start(call, answers, body, None, wants_stream=wants_stream)
 
 

@@ -10,12 +10,13 @@ from streamserve.api.answers import Answers
 from streamserve.api.call import Call, Reply
 from streamserve.dialects.anthropic import message
 from streamserve.dialects.encoder import Encoder
-from streamserve.dialects.native import FORMATS, NativeEncoder, query_values
+from streamserve.dialects.native import FORMATS, NativeEncoder
 from streamserve.dialects.openai import chat as openai_chat
 from streamserve.dialects.openai import completions
 from streamserve.dialects.openai.completions import CompletionEncoder
 from streamserve.dialects.pace import Pace, pace_of_query, refuse_silent
 from streamserve.dialects.plain import TextEncoder, TokensEncoder
+from streamserve.dialects.query import query_values
 from streamserve.protocol.errors import BadRequest, Gone, NotFound
 from streamserve.protocol.ids import num_frames_seen, parse_event_id
 from streamserve.streams.reader.delivery import NO_FLOW, Closing, Delivery, Flow, stream_headers

@@ -9,19 +9,20 @@ Pure.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
+from streamserve.dialects.asked import ASKED, Asked, asked_of
 from streamserve.dialects.fields import Reader, Table, boolean, conflict, integer, one_of, read, required, text
 from streamserve.dialects.fold import TRIMMED, Answer
 from streamserve.dialects.generate import build, prompt_logprobs, request_fields, sampling_fields
 from streamserve.dialects.named import NamedStream
-from streamserve.dialects.pace import PACE, SITES_OWN, Pace, pace_of, refuse_silent
+from streamserve.dialects.pace import refuse_silent
+from streamserve.dialects.query import query_values
 from streamserve.dialects.tools import tool_fields, with_tools
-from streamserve.protocol.errors import BadRequest, ErrorBody
+from streamserve.protocol.errors import ErrorBody
 from streamserve.protocol.events import Citation, Done, GoingAway, LoggedEvent, Meta, Status, Token
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.requests import SYSTEM_ROLES, GenerateRequest, Limits, Message
@@ -36,33 +37,21 @@ from streamserve.protocol.sse import (
 )
 
 FORMATS = ("native", "tokens", "text")
-ON_DISCONNECT = ("park", "abort")
 MAX_SEQ = 2**53  # what JavaScript counts exactly
 _MAX_SEALED_CHARS = 100_000
 _STOP_FIELDS = {"seen_seq": integer(0, MAX_SEQ)}
 _ACK_FIELDS = {"reader": text(1, 32), "seq": integer(0, MAX_SEQ), "away": boolean}
 
-on_disconnect = one_of(*ON_DISCONNECT)
-_OWN_FIELDS: Table = {"format": one_of(*FORMATS), "on_disconnect": on_disconnect, **PACE}
-
-_INTEGER = re.compile(r"-?[0-9]{1,20}")
-_DECIMAL = re.compile(r"-?[0-9]{1,20}\.[0-9]{1,20}")
-# Fields of a query that are text whatever they look like: `?prompt=42` asks "42".
-_TEXT_FIELDS = frozenset({"prompt", "model", "stop", "bad_words", "format", "on_disconnect", "keepalive"})
+_OWN_FIELDS: Table = {"format": one_of(*FORMATS), **ASKED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NativeRequest:
-    """A checked body: what to generate, how to show it, and what becomes of the answer when its reader disconnects.
-
-    `latency_class` is what the body names; None leaves it to the defaults of key, route and model.
-    """
+class NativeRequest(Asked):
+    """A checked body: what to generate, and how to show it. An answer without a reader is parked by default."""
 
     generate: GenerateRequest
-    latency_class: str | None = None
     format: str = "native"
     on_disconnect: str = "park"
-    pace: Pace = SITES_OWN
 
 
 def parse(
@@ -89,10 +78,8 @@ def parse(
         generate = _with_page_system(generate, unseal(values["sealed_system"]))
     return NativeRequest(
         generate=generate,
-        latency_class=values.get("latency_class"),
         format=format,
-        on_disconnect=values.get("on_disconnect", "park"),
-        pace=pace_of(values),
+        **asked_of(values),
     )
 
 
@@ -127,11 +114,6 @@ def parse_query(query: Mapping[str, str], limits: Limits, *, default_model: str)
     return parse(query_values(query), limits, default_model=default_model)
 
 
-def query_values(query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a query as the JSON values that they spell."""
-    return {name: _scalar(name, query[name]) for name in query}
-
-
 def parse_stop(body: Mapping[str, Any]) -> int | None:
     """Check a stop's body; return its `seen_seq`, the last event that was seen."""
     seen_seq: int | None = read(body, _STOP_FIELDS).get("seen_seq")
@@ -150,21 +132,6 @@ def parse_ack(body: Mapping[str, Any]) -> Ack:
     """Check an acknowledgement's body."""
     fields = read(body, _ACK_FIELDS)
     return Ack(required(fields, "reader"), required(fields, "seq"), fields.get("away", False))
-
-
-def _scalar(name: str, text: str) -> Any:
-    """Return a query value as the JSON value it spells; any other stays text, which its field's reader refuses."""
-    try:
-        (name + text).encode()
-    except UnicodeEncodeError:
-        raise BadRequest("The query holds half of a surrogate pair.", code="invalid_value") from None
-    if name in _TEXT_FIELDS:
-        return text
-    if _INTEGER.fullmatch(text):
-        return int(text)
-    if _DECIMAL.fullmatch(text):
-        return float(text)
-    return {"true": True, "false": False}.get(text, text)
 
 
 def meta_of(stream: NamedStream) -> Meta:

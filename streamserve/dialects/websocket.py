@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 from streamserve.dialects import native
+from streamserve.dialects.asked import ON_DISCONNECT, on_disconnect
 from streamserve.dialects.fields import (
     Table,
     any_list,
@@ -28,7 +29,7 @@ from streamserve.dialects.fields import (
 )
 from streamserve.dialects.generate import build, request_fields, sampling_fields
 from streamserve.dialects.messages import messages, refuse_too_long
-from streamserve.dialects.native import ON_DISCONNECT, NativeRequest, on_disconnect
+from streamserve.dialects.native import NativeRequest
 from streamserve.dialects.pace import EVENT, PACE, Pace, pace_of
 from streamserve.protocol.errors import BadRequest, Gone, StreamserveError, no_stream, to_body
 from streamserve.protocol.ids import event_id, is_stream_id

@@ -17,8 +17,9 @@ from django.contrib.auth import get_user_model
 from streamserve.api.answers import Found
 from streamserve.api.call import Call, Caller
 from streamserve.api.logs import get_logger
-from streamserve.dialects.native import NativeEncoder, query_values
+from streamserve.dialects.native import NativeEncoder
 from streamserve.dialects.pace import Pace, pace_of_query
+from streamserve.dialects.query import query_values
 from streamserve.models import ApiKey, Watch
 from streamserve.protocol.errors import DatabaseUnavailable, no_stream
 from streamserve.rows import orm

@@ -9,8 +9,9 @@ import pytest
 import streamserve
 from streamserve.clients.thread.client import _REFUSALS
 from streamserve.clients.thread.source import ERRORS
+from streamserve.dialects.asked import ON_DISCONNECT
 from streamserve.dialects.messages import _message_table
-from streamserve.dialects.native import FORMATS, ON_DISCONNECT
+from streamserve.dialects.native import FORMATS
 from streamserve.dialects.openai.request import _table
 from streamserve.protocol import errors, events
 from streamserve.protocol.errors import StreamserveError

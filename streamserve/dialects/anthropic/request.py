@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from streamserve.dialects.anthropic import conversation
+from streamserve.dialects.asked import ASKED, Asked, asked_of, take_tier
 from streamserve.dialects.fields import (
     Reader,
     Table,
@@ -33,8 +34,6 @@ from streamserve.dialects.fields import (
 from streamserve.dialects.generate import build, most_tokens, request_fields, sampling_fields, stop_strings
 from streamserve.dialects.grammar_fields import schema_grammar
 from streamserve.dialects.messages import refuse_too_long
-from streamserve.dialects.native import ON_DISCONNECT
-from streamserve.dialects.pace import PACE, SITES_OWN, Pace, pace_of
 from streamserve.dialects.tools import schema_of_arguments, several_tools, tool_name, with_tools
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import GenerateRequest, Grammar, Limits, Message, Tool, ToolChoice
@@ -64,8 +63,8 @@ _MODES = {"auto": "auto", "any": "required", "none": "none", "tool": "required"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessagesRequest:
-    """A checked body. `on_disconnect` is "" and `latency_class` None where the caller left them open.
+class MessagesRequest(Asked):
+    """A checked body.
 
     `asks_for_thinking`: the caller has set what the chat template's variables come from; else the request has some of
     ours beside the caller's own `template_kwargs`, which a template may lack. `shows_thinking` False leaves the text of
@@ -73,10 +72,7 @@ class MessagesRequest:
     """
 
     generate: GenerateRequest
-    latency_class: str | None = None
     stream: bool = False
-    on_disconnect: str = ""
-    pace: Pace = SITES_OWN
     asks_for_thinking: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     shows_thinking: bool = True
@@ -110,15 +106,14 @@ def parse(
     choice, is_parallel = values.get("tool_choice", (ToolChoice(), True))
     about_tools = {"tools": values.get("tools", ()), "tool_choice": choice, "parallel_tool_calls": is_parallel}
     request = with_tools(build(fields, limits, default_model=default_model), about_tools)
+    take_tier(values, _TIERS)
     return MessagesRequest(
         generate=replace(request, grammar=config.get("format")),
-        latency_class=_latency_class(values),
         stream=values.get("stream", False),
-        on_disconnect=values.get("on_disconnect", ""),
-        pace=pace_of(values),
         template_kwargs=named,
         asks_for_thinking=asks_for_thinking,
         shows_thinking=values.get("thinking", {}).get("display") != "omitted",
+        **asked_of(values),
     )
 
 
@@ -139,8 +134,7 @@ def _table(limits: Limits) -> Table:
         "stop_sequences": stop_strings(limits),
         "chat_template_kwargs": shared["chat_template_kwargs"],
         "stream": boolean,
-        "on_disconnect": one_of(*ON_DISCONNECT),
-        **PACE,
+        **ASKED,
         "thinking": _thinking,
         "tools": several_tools(lambda value, param: _tool(value, param, limits), limits),
         "tool_choice": _tool_choice,
@@ -169,13 +163,6 @@ def _conversation(turns: tuple[Message, ...], system: str, limits: Limits) -> di
         turns = (Message(role=conversation.SYSTEM, content=system, param="system"), *turns)
         refuse_too_long(turns, "system and messages", limits)
     return {"messages": turns, "continue_final_message": is_prefill}
-
-
-def _latency_class(values: Mapping[str, Any]) -> str | None:
-    named, tier = values.get("latency_class"), _TIERS[values.get("service_tier", "auto")]
-    if named is not None and tier is not None and named != tier:
-        raise conflict("service_tier and latency_class differ; send one of them.", "service_tier")
-    return named or tier
 
 
 def _thinking(value: Any, param: str) -> dict[str, Any]:

@@ -15,11 +15,8 @@ from typing import Any
 from streamserve.dialects.encoder import Frame, FrameIds, PieceEncoder
 from streamserve.dialects.fields import (
     Reader,
-    boolean,
     conflict,
     integer,
-    object_of,
-    one_of,
     read,
     required,
 )
@@ -36,26 +33,18 @@ from streamserve.dialects.fold import (
 )
 from streamserve.dialects.generate import (
     Prompt,
-    alias_fields,
     build,
     most_tokens,
-    prompt_logprobs,
     prompts,
-    request_fields,
-    sampling_fields,
 )
-from streamserve.dialects.grammar_fields import format_fields, take_format
 from streamserve.dialects.named import NamedStream
-from streamserve.dialects.native import ON_DISCONNECT
-from streamserve.dialects.openai.request import IGNORED, elsewhere_fields, usage_options
+from streamserve.dialects.openai.body import BodyRequest, shared_fields, shared_values
 from streamserve.dialects.openai.shapes import (
     PROMPT_LOGPROBS,
     error_json,
     head_json,
     prompt_logprobs_json,
-    refuse_streamed,
 )
-from streamserve.dialects.pace import PACE, SITES_OWN, Pace, pace_of
 from streamserve.protocol.errors import BadRequest, to_body
 from streamserve.protocol.events import TEXT, Meta, PositionLogprobs, Token, TokenLogprob, Usage
 from streamserve.protocol.requests import GenerateRequest, Limits
@@ -64,29 +53,21 @@ from streamserve.protocol.sse import frame, one_line_json
 DIALECT = "t"  # in the ids of frames
 DEFAULT_MAX_TOKENS = 16  # of this API, whose callers rely on it
 _MAX_BEST_OF = 20
-_STREAM_OPTIONS = {"include_usage": boolean, "include_obfuscation": boolean, "continuous_usage_stats": boolean}
+# Fields of requests that a bare prompt does not have.
+_OF_CHATS = ("messages", "chat_template_kwargs", "continue_final_message")
 # Fields of the other APIs that have no meaning here, beside what the request should do.
 _ELSEWHERE = {"messages": "Send them to /v1/chat/completions.", "suffix": "Text is continued, not filled in."}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionRequest:
-    """A checked body: a request for each prompt. See `ChatRequest` for the other fields.
+class CompletionRequest(BodyRequest):
+    """A checked body: a request for each prompt.
 
     `shows_prompt`: the response has the prompts' log-probabilities in vLLM's field, whatever `echo` shows.
-    `grammar_field` is where the grammar stood.
     """
 
     generates: tuple[GenerateRequest, ...]
-    latency_class: str | None = None
-    stream: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False
-    return_token_ids: bool = False
-    on_disconnect: str = ""
-    pace: Pace = SITES_OWN
     shows_prompt: bool = False
-    grammar_field: str = "grammar"
 
 
 def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> CompletionRequest:
@@ -104,26 +85,12 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Com
             "max_tokens 0 generates nothing; raise it, or add echo or prompt_logprobs for the prompt alone.",
             "max_tokens",
         )
-    refuse_streamed(values)
-    grammar_field = take_format(values)
+    shared = shared_values(values)
     if values.get("echo") and "logprobs" in values:
         values.setdefault(PROMPT_LOGPROBS, values["logprobs"])
-    if "stream_options" in values and not values.get("stream", False):
-        raise conflict("stream_options is for streams; set stream to true or leave it out.", "stream_options")
-    if "seed" in values:
-        values["seed"] &= 2**63 - 1  # negative seeds are legal here
     asked = build({**values, "prompt": " "}, limits, default_model=default_model)
-    return CompletionRequest(
-        generates=tuple(_with_prompt(asked, prompt) for prompt in given),
-        latency_class=values.get("latency_class"),
-        stream=values.get("stream", False),
-        **usage_options(values.get("stream_options", {})),
-        return_token_ids=values.get("return_token_ids", False),
-        on_disconnect=values.get("on_disconnect", ""),
-        pace=pace_of(values),
-        shows_prompt=shows_prompt,
-        grammar_field=grammar_field,
-    )
+    generates = tuple(_with_prompt(asked, prompt) for prompt in given)
+    return CompletionRequest(generates=generates, shows_prompt=shows_prompt, **shared)
 
 
 def _with_prompt(request: GenerateRequest, prompt: Prompt) -> GenerateRequest:
@@ -133,25 +100,11 @@ def _with_prompt(request: GenerateRequest, prompt: Prompt) -> GenerateRequest:
 
 
 def _table(limits: Limits) -> Mapping[str, Reader]:
-    without = ("messages", "prompt", "chat_template_kwargs", "continue_final_message")
-    shared = {name: reader for name, reader in request_fields(limits).items() if name not in without}
     return {
-        **sampling_fields(limits),
-        **alias_fields(limits),
-        **shared,
-        **IGNORED,
-        **elsewhere_fields(),
+        **{name: reader for name, reader in shared_fields(limits).items() if name not in _OF_CHATS},
         "prompt": prompts(limits),
         "max_tokens": most_tokens(limits, 0),
-        "seed": integer(-(2**63), 2**63 - 1),
-        PROMPT_LOGPROBS: prompt_logprobs(limits),
-        **format_fields(limits),
         "best_of": integer(1, _MAX_BEST_OF),
-        "stream": boolean,
-        "stream_options": object_of(_STREAM_OPTIONS),
-        "on_disconnect": one_of(*ON_DISCONNECT),
-        **PACE,
-        "return_token_ids": boolean,
         **{name: _refused(way_out) for name, way_out in _ELSEWHERE.items()},
     }
 

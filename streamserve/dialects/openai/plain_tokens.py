@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from streamserve.dialects.asked import ASKED, Asked, asked_of
 from streamserve.dialects.encoder import Frame
 from streamserve.dialects.fields import conflict, read
 from streamserve.dialects.fold import Failed
 from streamserve.dialects.generate import alias_fields, build, request_fields, sampling_fields
-from streamserve.dialects.native import on_disconnect, query_values
 from streamserve.dialects.openai.shapes import error_json
-from streamserve.dialects.pace import PACE, Pace, pace_of
 from streamserve.dialects.plain import NO_TEXT, TokensEncoder
+from streamserve.dialects.query import query_values
 from streamserve.protocol.errors import StreamserveError, to_body
 from streamserve.protocol.requests import GenerateRequest, Limits
 from streamserve.protocol.sse import frame, one_line_json
@@ -42,29 +42,21 @@ def refusal(error: StreamserveError) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlainRequest:
-    """A checked body or query. `latency_class` None leaves it to the defaults."""
+class PlainRequest(Asked):
+    """A checked body or query. An answer without a reader is parked by default."""
 
     generate: GenerateRequest
-    pace: Pace
-    latency_class: str | None = None
     on_disconnect: str = "park"
 
 
 def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> PlainRequest:
     """Check every field; raise `BadRequest` naming the first wrong one."""
-    table = {**sampling_fields(limits), **alias_fields(limits), **request_fields(limits), **PACE}
-    values = read(body, {**table, "on_disconnect": on_disconnect})
+    values = read(body, {**sampling_fields(limits), **alias_fields(limits), **request_fields(limits), **ASKED})
     if values.get("n", 1) > 1:
         raise conflict("This stream shows one choice; use /v1/completions or /streams for n above 1.", "n")
     if "logprobs" in values:
         raise conflict("This stream shows no logprobs; use /v1/completions or /streams.", "logprobs")
-    return PlainRequest(
-        generate=build(values, limits, default_model=default_model),
-        pace=pace_of(values),
-        latency_class=values.get("latency_class"),
-        on_disconnect=values.get("on_disconnect", "park"),
-    )
+    return PlainRequest(generate=build(values, limits, default_model=default_model), **asked_of(values))
 
 
 def parse_query(query: Mapping[str, str], limits: Limits, *, default_model: str) -> PlainRequest:

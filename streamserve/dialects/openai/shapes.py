@@ -9,12 +9,11 @@ place. (Source: vLLM, `CompletionResponseChoice` and `Logprob`.)
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
 from streamserve import __version__
-from streamserve.dialects.fields import conflict
 from streamserve.dialects.named import DescribedModel
 from streamserve.protocol.errors import ErrorBody
 from streamserve.protocol.events import PositionLogprobs
@@ -55,16 +54,6 @@ def model_json(model: DescribedModel) -> dict[str, Any]:
         "owned_by": "streamserve",
     }
     return out if not model.max_model_len else {**out, "max_model_len": model.max_model_len}
-
-
-def refuse_streamed(values: Mapping[str, Any]) -> None:
-    """Raise BadRequest for `prompt_logprobs` of a stream: the field belongs to a whole answer, as in vLLM."""
-    if PROMPT_LOGPROBS in values and values.get("stream", False):
-        raise conflict(
-            f"{PROMPT_LOGPROBS} are not available in streams here; leave stream out, or ask POST /streams, which shows "
-            "them.",
-            PROMPT_LOGPROBS,
-        )
 
 
 def prompt_logprobs_json(positions: Iterable[PositionLogprobs]) -> list[dict[str, Any] | None]:

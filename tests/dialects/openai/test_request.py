@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from streamserve.dialects.openai import request as openai_request
-from streamserve.dialects.openai.request import _ELSEWHERE, _REFUSED, IGNORED, ChatRequest
+from streamserve.dialects.openai.body import _ELSEWHERE, IGNORED
+from streamserve.dialects.openai.request import _REFUSED, ChatRequest
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import (
     MODEL_DEFAULTS,
