@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from streamserve.clients.base import EngineClient, until_loaded
+from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.protocol.engine import HOPELESS, Losses, ModelDescription
 from streamserve.protocol.errors import EngineUnavailable, StreamserveError, no_model
 from streamserve.protocol.events import Error
@@ -31,6 +32,7 @@ from streamserve.streams.lease.lease import Lease
 from streamserve.streams.lease.restore import record_of, restore
 from streamserve.streams.log.base import EventLog, LogUnavailable
 from streamserve.streams.quota import Places, StreamQuota
+from streamserve.streams.run_memo import RunMemo, run_log
 from streamserve.streams.store import Admission, Group, NullStore, Record, StreamStore, answer_text, groups_of
 from streamserve.streams.stream import Stream
 from streamserve.streams.transcript import StreamSummary
@@ -72,6 +74,7 @@ class Streams:
         self._quota, self._patience = StreamQuota(limits, self), patience
         self._streams: dict[str, Stream] = {}
         self._by_log: dict[str, Stream] = {}
+        self._starting: set[str] = set()  # ids of the streams that are being accepted
         # The streams whose tasks run, by group and id, oldest first; some may just have ended.
         self.unfinished: dict[Group, dict[str, Stream]] = {}
         self._kept: OrderedDict[str, asyncio.Event] = OrderedDict()  # finished streams; setting the event drops one
@@ -107,7 +110,11 @@ class Streams:
                 waited_seconds=now - asked_at,
                 reader_tokens=None if admission.on_disconnect == "finish" else (0,) * request.n,
             )
-            stream = await self._accepted(client, request, admission)
+            self._starting.add(request.stream_id)
+            try:
+                stream = await self._accepted(client, request, admission)
+            finally:
+                self._starting.discard(request.stream_id)
             try:
                 await make_room()
             except BaseException:
@@ -185,6 +192,15 @@ class Streams:
     def all(self) -> list[Stream]:
         """Return every stream, oldest first, with the finished ones that are kept."""
         return list(self._streams.values())
+
+    def memo_of(self, stream_id: str) -> RunMemo | None:
+        """Return what the run of a stream keeps for another process; None where no other process could continue it."""
+        stream = self._streams.get(stream_id)
+        if not self.store.is_shared or (stream is None and stream_id not in self._starting):
+            return None
+        if stream is None:
+            return RunMemo(self.log, stream_id)
+        return RunMemo(self.log, stream_id, log_id=stream.log_id, fence=stream.lease.fence)
 
     @property
     def num_waiting(self) -> int:
@@ -309,6 +325,7 @@ class Streams:
             if (stream.lease.is_held or is_ended) and not is_recorded:
                 self._measure(stream)
                 await self._write_end(stream.summary(), stream.last_seq, await self._text_of(stream))
+                await self._drop_run(stream)
             if not (self._is_closing or stream.has_left or stream.is_lost):
                 await self._keep(stream)
             if not self._is_closing:
@@ -387,6 +404,14 @@ class Streams:
         in_log = 0 if self.store.is_shared else _OBJECT_FACTOR * stream.outbox.num_bytes
         num_bytes = _STREAM_BYTES + size_of(stream.request) + stream.recent.num_bytes
         return num_bytes + _TOKEN_BYTES * stream.transcript.num_tokens + in_log
+
+    async def _drop_run(self, stream: Stream) -> None:
+        """Drop what the run of a stream has kept: it is over."""
+        if self.store.is_shared and isinstance(self.clients.get(stream.model), PipelineClient):
+            try:
+                await self.log.drop(run_log(stream.id))
+            except Exception:
+                logger.warning("stream %s: what its run has kept is left to the purge", stream.id)
 
     async def _drop(self, stream: Stream) -> None:
         self._remove(stream)

@@ -25,7 +25,7 @@ def find_pipelines() -> None:
 
 
 def pipeline_clients(
-    settings: SiteConfig, models: Mapping[str, EngineClient], jobs: Mapping[str, Memo]
+    settings: SiteConfig, models: Mapping[str, EngineClient], memo_of: Callable[[str], Memo | None]
 ) -> dict[str, EngineClient]:
     """Return a client for each registered pipeline. Raises ImproperlyConfigured for one that no request could reach."""
     clients: dict[str, EngineClient] = {}
@@ -41,7 +41,7 @@ def pipeline_clients(
             default_model=settings.default_model,
             limits=settings.limits,
             call=_call_elsewhere,
-            jobs=jobs,
+            memo_of=memo_of,
             window_seconds=settings.streams.resume_window_seconds,
         )
     return clients

@@ -159,7 +159,7 @@ class DjangoSite:
             self._closing.push_async_callback(_cancelled, self.checking)
         models = {alias: filtered(settings.models[alias], client_for(settings, alias)) for alias in settings.models}
         self.memos: dict[str, Memo] = {}  # of the jobs that run here, by their streams' ids
-        self.clients = {**models, **pipeline_clients(settings, models, self.memos)}
+        self.clients = {**models, **pipeline_clients(settings, models, self._memo_of)}
         for client in self.clients.values():
             self._closing.push_async_callback(client.aclose)
 
@@ -203,6 +203,10 @@ class DjangoSite:
         self.jobs = Jobs(self.streams, settings, self.wake_worker)
         self.batches = Batches(settings, self.wake_worker)
         self.worker: Worker | None = None  # embedded
+
+    def _memo_of(self, stream_id: str) -> Memo | None:
+        """Return what is kept of a run: of a job that runs here, or of a stream."""
+        return self.memos.get(stream_id) or self.streams.memo_of(stream_id)
 
     @property
     def services(self) -> Mapping[str, object]:

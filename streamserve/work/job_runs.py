@@ -39,6 +39,7 @@ class JobMemo:
 
     def __init__(self, claim: Claim[Job], stream: Stream, *, is_last: bool) -> None:
         self._claim, self._stream, self._is_last = claim, stream, is_last
+        self.converts = True
         self.kept: dict[Key, Mapping[str, Any]] = {}
         self.shown: list[Event] = []
         self.begun: Key | None = None
@@ -76,11 +77,11 @@ class JobMemo:
         text = json.dumps(status.payload())
         orm.post(lambda: self._claim.held().update(progress=text))
 
-    def retry(self, error: Error) -> bool:
+    def end_of(self, error: Error) -> Error | None:
         if self._is_last or not (error.retryable or error.code == _AUTHORS):
-            return False
+            return error
         self._stream.fail_attempt(error)
-        return True
+        return None
 
 
 _LOG_LOST = "The events of this job are gone, and it cannot be continued. Send it again."

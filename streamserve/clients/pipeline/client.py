@@ -28,7 +28,7 @@ from typing import Any
 
 from streamserve.clients.base import EngineClient, Generation
 from streamserve.clients.pipeline.filters import OutputFilter, Stopped
-from streamserve.clients.pipeline.journal import Journal, Memo, Shown
+from streamserve.clients.pipeline.journal import LOST, Journal, Memo, Shown
 from streamserve.clients.pipeline.run import Run
 from streamserve.clients.pipeline.speech import RunSource, Speech
 from streamserve.clients.pipeline.static import IS_IN_RUN
@@ -106,14 +106,13 @@ def forget(name: str) -> None:
 logger = logging.getLogger("streamserve.pipelines")
 
 Call = Callable[..., Awaitable[Any]]
-_LOST = "This run has lost the process that it ran in, and cannot be continued. Ask again."
 
 
 class PipelineClient:
     """See `EngineClient` in clients/base.py. `clients` are the site's, `call` runs a synchronous function elsewhere.
 
-    `jobs` are the memos of the jobs that run in this process, by their streams' ids. An answer that has begun waits for
-    an engine that refuses to continue it for `window_seconds`.
+    `memo_of` is given the id of a run's stream, and returns what is kept of the run; without a memo no other process
+    continues it. An answer that has begun waits for an engine that refuses to continue it for `window_seconds`.
     """
 
     def __init__(
@@ -124,24 +123,27 @@ class PipelineClient:
         default_model: str,
         limits: Limits | None = None,
         call: Call = asyncio.to_thread,
-        jobs: Mapping[str, Memo] = {},
+        memo_of: Callable[[str], Memo | None] = lambda stream_id: None,
         window_seconds: float = math.inf,
     ) -> None:
         self.alias = pipeline.name
         self._pipeline, self._clients = pipeline, clients
         self._model = pipeline.model or default_model
-        self._limits, self._call, self._jobs = limits or Limits(), call, jobs
+        self._limits, self._call, self._memo_of = limits or Limits(), call, memo_of
         self._window_seconds = window_seconds
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Start a run. Raises what a model that cannot answer raises, and ProducerLost for a run that had begun."""
+        """Start a run, or continue it. Raises what a model that cannot answer raises.
+
+        Raises ProducerLost for a run that had begun and kept nothing, LogUnavailable while that cannot be read.
+        """
         check_needs(request.needs)
         check_sampling(request.sampling)
-        memo = self._jobs.get(request.stream_id)
+        memo = self._memo_of(request.stream_id)
         if request.output_token_ids and memo is None:
-            raise ProducerLost(_LOST)
+            raise ProducerLost(LOST)
         if request.n != 1:
             raise BadRequest("A pipeline gives one answer: leave n out.", code="invalid_value", param="n")
         if request.sampling.prompt_logprobs is not None:  # its models' prompts are the pipeline's own
@@ -153,8 +155,7 @@ class PipelineClient:
         seed = secrets.randbits(63) if seed is None else seed
         most = request.sampling.max_tokens or self._limits.max_tokens
         source = RunSource(Accepted(num_prompt_tokens=0, max_tokens=most, seed=seed, may_repeat=False))
-        if request.reader_tokens is None:
-            source.num_read = None
+        source.num_read = None if request.reader_tokens is None else request.reader_tokens[0]
         request = replace(request, sampling=replace(request.sampling, seed=seed))
         journal = None
         if memo is not None:
@@ -240,7 +241,7 @@ class PipelineClient:
         """Run the author's function to its end; the events end with `done` or `error`."""
         IS_IN_RUN.set(True)
         started_at = time.monotonic()
-        ending: Event
+        ending: Event | None
         try:
             result = await self._pipeline.function(run)
             await run.finish(result)
@@ -263,7 +264,9 @@ class PipelineClient:
             ending = Error(code="pipeline_failed", message=message, phases=run.phases.seconds())
         finally:
             await run.aclose()
-        if memo is None or not (isinstance(ending, Error) and memo.retry(ending)):
+        if memo is not None and isinstance(ending, Error):
+            ending = memo.end_of(ending)
+        if ending is not None:
             speech.source.put(ending)
 
 

@@ -1,13 +1,15 @@
-"""`Journal`: what a run keeps in a job, so that another attempt repeats no finished step and shows nothing twice.
+"""`Journal`: what a run keeps, so that another attempt repeats no finished step and shows nothing twice.
+
+An attempt is another try of a job, or another web process that continues a stream.
 
     step    the JSON of its result, and what it has shown     by its name and how often that name came before
     answer  its events as the model gave them                 the same, under the step that it is in
     turn    which answer is being shown: it may be cut off
 
-A `Memo` (the job's rows, work/job_runs.py) keeps them. An attempt calls the author's function from the start: a
-finished step returns what was kept. A plain answer that was cut off continues from its tokens; one with blocks, or
-behind filters, is made anew with the same seed, and compared. An answer's name has a digest of its request, since those
-side by side may be called in any order.
+A `Memo` keeps them: the job's rows (work/job_runs.py), or a log beside the stream's (streams/run_memo.py). An attempt
+calls the author's function from the start: a finished step returns what was kept. A plain answer that was cut off
+continues from its tokens; one with blocks, or behind filters, is made anew with the same seed, and compared. An
+answer's name has a digest of its request, since those side by side may be called in any order.
 
 `Shown` is what earlier attempts have shown. A run that is tried again gives the same events from the start. Those that
 the log has are taken off there, in order: texts character by character, token ids by their number, since a whole answer
@@ -37,6 +39,9 @@ from streamserve.protocol.requests import GenerateRequest
 KEPT_STATUSES = ("step", "trimmed")
 
 
+LOST = "This run has lost the process that it ran in, and cannot be continued. Ask again."
+
+
 class NotRepeatable(StreamserveError):
     """A run that was tried again did something else than before."""
 
@@ -44,7 +49,7 @@ class NotRepeatable(StreamserveError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"The job was tried again and did something else than before ({reason}), so it cannot go on. Put what may "
+            f"The run was begun again and did something else than before ({reason}), so it cannot go on. Put what may "
             "change (times, random choices, searches) into steps: their results are kept."
         )
 
@@ -131,7 +136,13 @@ _DIGEST_CHARS = 16
 
 
 class Memo(Protocol):
-    """What is kept of one job, for the attempt that runs. Its writes raise when the job was taken from this process."""
+    """What is kept of one run, for the attempt that runs. Its writes raise when the run was taken from this process.
+
+    `converts`: a step gives what JSON makes of its result, in every attempt. Else a result that JSON changes is given
+    as it is and not kept, so that another attempt calls the function again.
+    """
+
+    converts: bool
 
     @property
     def kept(self) -> Mapping[Key, Mapping[str, Any]]:
@@ -157,8 +168,8 @@ class Memo(Protocol):
     def note_step(self, status: Status) -> None:
         """Note how far the job is."""
 
-    def retry(self, error: Error) -> bool:
-        """Take the end of a failed attempt, and return True, if the job is tried again."""
+    def end_of(self, error: Error) -> Error | None:
+        """Return how a failed attempt ends the run; None if another attempt follows."""
 
 
 class Turns:
@@ -285,13 +296,15 @@ class Journal:
         for of, event in scope.shown:
             self.note(event, of)
         try:
-            text = json.dumps(encode(result), ensure_ascii=True, allow_nan=False)
+            kept_result = json.loads(json.dumps(encode(result), ensure_ascii=True, allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
-            logger.warning("the result of the step %s is no JSON, and another attempt repeats it: %s", key[0], error)
+            level = logging.WARNING if self.memo.converts else logging.DEBUG
+            logger.log(level, "the result of the step %s is no JSON, and another attempt repeats it: %s", key[0], error)
             return result
-        kept_result = json.loads(text)
+        if not self.memo.converts and not _is_same(decode(kept_result), result):
+            return result
         await self.memo.keep(key, {"result": kept_result, "shown": _grouped(scope.shown)}, time.monotonic() - began)
-        return decode(kept_result)
+        return decode(kept_result) if self.memo.converts else result
 
     def answer(self, key: Key) -> list[Event] | None:
         """Return the events of a finished answer."""
@@ -301,6 +314,17 @@ class Journal:
     async def keep_answer(self, key: Key, events: list[Event], seconds: float, *, is_shown: bool) -> None:
         """Keep a finished answer, `done` last. Before its turn ends."""
         await self.memo.keep(key, {"events": [_encoded(one) for one in events], "is_shown": is_shown}, seconds)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether JSON has changed nothing of a result: 1 is not 1.0, and a tuple is no list."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return bool(one == other)
 
 
 def _digest(text: str) -> str:

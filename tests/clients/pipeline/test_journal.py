@@ -31,6 +31,8 @@ SHORT = {"max_tokens": 6, "ignore_eos": True}
 class Kept:
     """A `Memo` in memory: what an attempt begins with, and what it leaves."""
 
+    converts = True
+
     def __init__(
         self, shown: list[Event], kept: Mapping[Key, Mapping[str, Any]], begun: Key | None, *, retries: bool = False
     ) -> None:
@@ -49,9 +51,9 @@ class Kept:
     def note_step(self, status: Status) -> None:
         pass
 
-    def retry(self, error: Error) -> bool:
+    def end_of(self, error: Error) -> Error | None:
         self.error.set()
-        return self.retries
+        return None if self.retries else error
 
 
 @pytest.fixture
@@ -99,7 +101,7 @@ async def attempt(
 ) -> AsyncIterator[Event]:
     """Yield what one attempt shows."""
     one = Pipeline(name="p", function=function, filters=filters)
-    client = PipelineClient(one, {"echo": echo}, default_model="echo", jobs={"s": memo})
+    client = PipelineClient(one, {"echo": echo}, default_model="echo", memo_of={"s": memo}.get)
     generation = await client.generate(replace(ASKED, output_token_ids=((),)))
     try:
         async for event in generation:
@@ -242,3 +244,33 @@ async def test_a_failed_attempt_shows_no_end_while_it_is_tried_again(echo: Threa
     (end,) = [event async for event in attempt(echo, function, Kept([], {}, None))]
     assert isinstance(end, Error)
     assert end.code == "pipeline_failed"
+
+
+@pytest.mark.parametrize(
+    ("result", "is_kept"),
+    [
+        ({"ids": [1, 2.5, None, True], "name": "é"}, True),
+        ("text", True),
+        ((1, 2), False),
+        ([(1,)], False),
+        ({1: "one"}, False),
+        ([1.0], True),
+        ({"at": float("nan")}, False),
+        (object(), False),
+    ],
+    ids=repr,
+)
+async def test_a_stream_keeps_what_json_does_not_change(echo: ThreadClient, result: Any, is_kept: bool) -> None:
+    """A run outside jobs gets each result as its function gave it; one that JSON would change is not kept."""
+    got: list[Any] = []
+
+    async def author(run: Run) -> None:
+        got.append(await run.step("found", lambda: result))
+
+    memo = Kept([], {}, None)
+    memo.converts = False
+    async for _ in attempt(echo, author, memo):
+        pass
+    assert got == [result]
+    assert got[0] is result
+    assert bool(memo.kept) is is_kept
