@@ -5,8 +5,9 @@ still, a timer of CPU time ends it, or the workers do, which miss the heartbeat.
 is noticed by the event loop, an event loop that hangs by the workers. An engine that ends itself prints the stack of
 every thread, and a worker starts the next one.
 
-All of them count progress and not wall time: a machine on which no process runs (SIGSTOP, a paused VM, swap) costs the
-engine nothing, and one that computes, or waits for a core or the disk, gets `BUSY_FACTOR` times the patience.
+All of them count progress and not wall time: a machine on which no process runs (SIGSTOP, a paused VM) costs the engine
+nothing, and an engine that computes gets `BUSY_FACTOR` times the patience. A worker sees in /proc that the engine waits
+for a core or for the disk; then it has that patience, too.
 
 `FlightRecord` has the engine's steps in flight and outlives its process: whose step was it that ended it?
 
@@ -22,7 +23,6 @@ import faulthandler
 import logging
 import mmap
 import os
-import resource
 import signal
 import struct
 import time
@@ -65,34 +65,33 @@ class StallClock:
 
 
 class ProcessActivity:
-    """How busy another process is, by its files in /proc (proc(5)). `is_known`: whether there are any."""
+    """How busy another process is, by its files in /proc (proc(5)). `is_known`: whether the system has them."""
 
     def __init__(self, pid: int) -> None:
         self._folder = Path(f"/proc/{pid}")
-        self._seen = self._read()
+        self._cpu_seconds = self._read()
 
     @property
     def is_known(self) -> bool:
         """Whether the system shows what the process does."""
-        return self._seen is not None
+        return self._cpu_seconds is not None
 
     def busy_seconds(self, seconds: float) -> float:
         """Return for how many of the last `seconds` it computed, or waited for a core or for a disk.
 
-        A stopped process is not busy, nor is one whose threads all sleep.
+        A stopped process is not busy, nor is a process whose threads all sleep.
         """
-        before, self._seen = self._seen, self._read()
-        if before is None or self._seen is None or self._seen.state in "tT":
+        before, self._cpu_seconds = self._cpu_seconds, self._read()
+        if before is None or self._cpu_seconds is None:
             return 0.0
-        if self._seen.num_page_reads > before.num_page_reads or any(state in "RD" for state in self._thread_states()):
+        if any(state in "RD" for state in self._thread_states()):
             return seconds
-        return min(seconds, self._seen.cpu_seconds - before.cpu_seconds)
+        return min(seconds, self._cpu_seconds - before)
 
-    def _read(self) -> _Stat | None:
+    def _read(self) -> float | None:
         with suppress(OSError):
-            state, *fields = (self._folder / "stat").read_text().rpartition(")")[2].split()
-            ticks = int(fields[10]) + int(fields[11])  # utime, stime
-            return _Stat(state, int(fields[8]), ticks / os.sysconf("SC_CLK_TCK"))
+            fields = (self._folder / "stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime, stime
         return None
 
     def _thread_states(self) -> str:
@@ -101,15 +100,6 @@ class ProcessActivity:
             for thread in (self._folder / "task").iterdir():
                 states += (thread / "stat").read_text().rpartition(")")[2].split()[0]
         return states
-
-
-@dataclass(frozen=True, slots=True)
-class _Stat:
-    """What /proc/<pid>/stat says of a process. `num_page_reads`: major faults."""
-
-    state: str
-    num_page_reads: int
-    cpu_seconds: float
 
 
 class CircuitBreaker:
@@ -149,16 +139,6 @@ def _exit_with_stacks() -> None:
     os._exit(HUNG)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Call:
-    """A call of the runner, and how long it may go without progress; None: the engine is between two calls.
-
-    Each report makes a new one: an engine whose sequences all wait for their readers still looks around, and lives.
-    """
-
-    seconds_allowed: float | None
-
-
 class Watchdog:
     """Ends the process of an engine that hangs.
 
@@ -171,21 +151,22 @@ class Watchdog:
         self._give_up = give_up
         self._num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._stall = StallClock(2 * tick_seconds)
-        self._call = _Call(None)
-        self._seen: tuple[int, _Call] = (-1, self._call)  # the number of steps, and the last report
-        self._checked_at = 0.0
-        self._usage = _own_usage()
+        # How many reports there were, and how long the reported call may take; None: the engine is between two calls.
+        # An engine whose sequences all wait for their readers still reports: it looks around, and lives.
+        self._report: tuple[int, float | None] = (0, None)
+        self._seen: tuple[int, tuple[int, float | None]] = (-1, self._report)  # the number of steps, the last report
+        self._cpu_seconds = time.process_time()
         # In C, without the GIL: the stacks, and then the end that SIGPROF has by default.
         faulthandler.register(signal.SIGPROF, file=_STDERR, all_threads=True, chain=True)
 
     def on_step(self, flight: Flight) -> None:
-        """A call of the runner begins, and may take so long; None: none is under way. Engine thread.
+        """A call of the runner begins, and may take so long; None: no call is under way. Engine thread.
 
         CPU time beyond that of all cores in the time of a busy step ends the process, even while the step holds the
         GIL.
         """
         seconds = flight.seconds_allowed
-        self._call = _Call(seconds)
+        self._report = self._report[0] + 1, seconds
         signal.setitimer(signal.ITIMER_PROF, (seconds or 0.0) * BUSY_FACTOR * self._num_cores)
 
     def check(self, stats: EngineStats, now: float, busy_seconds: float | None = None) -> None:
@@ -194,27 +175,20 @@ class Watchdog:
         `busy_seconds`: of the time since the last check; None: by this process's own clock.
         """
         if busy_seconds is None:
-            usage, self._usage = self._usage, _own_usage()
-            has_read_pages = self._usage[1] > usage[1]
-            busy_seconds = now - self._checked_at if has_read_pages else self._usage[0] - usage[0]
-        self._checked_at = now
-        call = self._call
-        is_between = call.seconds_allowed is None
-        if (stats.steps, call) != self._seen or (is_between and stats.running == 0):
+            before, self._cpu_seconds = self._cpu_seconds, time.process_time()
+            busy_seconds = self._cpu_seconds - before
+        report = self._report
+        allowed = report[1]
+        if (stats.steps, report) != self._seen or (allowed is None and stats.running == 0):
             self._stall.look(now)
             self._stall.seconds = 0.0
-            self._seen = (stats.steps, call)
+            self._seen = (stats.steps, report)
             return
-        allowed = self._seconds if call.seconds_allowed is None else call.seconds_allowed
-        if self._stall.look(now, busy_seconds) > allowed:
-            what = "between two steps" if is_between else f"in step {stats.steps}"
-            logger.critical("no progress for %.1f s %s, with %d running sequences", allowed, what, stats.running)
+        what = "between two steps" if allowed is None else f"in step {stats.steps}"
+        seconds = self._seconds if allowed is None else allowed
+        if self._stall.look(now, busy_seconds) > seconds:
+            logger.critical("no progress for %.1f s %s, with %d running sequences", seconds, what, stats.running)
             self._give_up()
-
-
-def _own_usage() -> tuple[float, int]:
-    """Return the CPU seconds and the major page faults of this process so far."""
-    return time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
 _HEADER = struct.Struct("IIi")
@@ -261,7 +235,7 @@ def flight_record(path: Path) -> Iterator[FlightRecord]:
 
 
 def last_flight(path: Path, pid: int) -> LastFlight:
-    """Return what was in flight when the engine of that process id ended; nothing if the record is of another one."""
+    """Return what was in flight when the engine of that process id ended; nothing if another engine wrote it."""
     try:
         with path.open("rb") as file:
             writer, is_trial, length = _HEADER.unpack(file.read(_HEADER.size))
