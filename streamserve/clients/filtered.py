@@ -5,7 +5,7 @@
 Each token keeps its ids, so that an answer which was parked continues after what the model said, in any process. The
 filters' state is not kept: the engine repeats the events of the shown ids first (`GenerateRequest.replay`), and they go
 through new filters unseen. A server elsewhere gives no ids, and readers have only what the filters let through: such an
-answer is not continued once it has begun. The filters are those of pipelines (clients/pipeline/filters.py).
+answer is not continued once it has begun. Pipelines have the same filters (clients/pipeline/filters.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FilteredClient:
         self._client, self._filters = client, tuple(filters)
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Accept the request, as the client does. Raises BadRequest for one that asks for log-probabilities too."""
+        """Accept the request, as the client does. Raises BadRequest for a request with log-probabilities too."""
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(request.sampling, name) is not None:
                 raise BadRequest(_LOGPROBS, code="invalid_value", param=name)
@@ -185,7 +185,7 @@ class _Choice:
         self._block_index = 0
 
     def take(self, event: Token | BlockStart | BlockStop) -> list[Event]:
-        """Return what is shown of an event: nothing of one that was shown before, or after a stop."""
+        """Return what is shown of an event: nothing of an event that was shown before, or after a stop."""
         out = self._take(event)
         self._num_pieces += sum(isinstance(one, Token) and bool(one.text) for one in out)
         return out
@@ -196,7 +196,7 @@ class _Choice:
         return not self._has_ids and self._num_pieces < self.num_made
 
     def made_by(self, read: int) -> int:
-        """Return how many of the engine's tokens a reader has that has read so many of the shown ones."""
+        """Return how many of the engine's tokens a reader has that has read so many of the shown tokens."""
         if self.reason == _STOPPED:
             return self.num_made
         return read if self._has_ids else max(0, self.num_made - max(0, self._num_pieces - read))

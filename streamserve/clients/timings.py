@@ -92,7 +92,7 @@ class RecentTimes:
         (self._expired if has_waited else self._refused)[latency_class] += 1
 
     def note(self, at: float, num_tokens: int) -> None:
-        """Count tokens that came at that time; those of one step are one entry."""
+        """Count tokens that came at that time; the tokens of a step are one entry."""
         if not num_tokens:
             return
         if self._tokens and self._tokens[-1][0] == at:
@@ -155,6 +155,6 @@ class RecentTimes:
         return out
 
     def running_seconds(self) -> float | None:
-        """Return how long a recent answer ran, on average; None before one has finished."""
+        """Return how long a recent answer ran, on average; None before any has finished."""
         recent = self._running_seconds.copy()
         return sum(recent) / len(recent) if recent else None

@@ -7,8 +7,8 @@
 
 Registered by import, as Django's admin is: the site imports `<app>/pipelines.py` of each app once, at its start.
 
-A client is a pipeline in the place of a model, so that every delivery serves it as one. A request to it starts a run;
-the run asks the site's models. It has no engine of its own: it is ready when its model is. asyncio.
+A client is a pipeline in the place of a model, so that every delivery serves it as a model. A request to it starts a
+run; the run asks the site's models. It has no engine of its own: it is ready when its model is. asyncio.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class PipelineClient:
 
     @property
     def latency_class(self) -> str:
-        """The class of requests that name none; "" for none of its own."""
+        """The class of requests that name none; "" where it has no class of its own."""
         return self._pipeline.latency_class
 
     @property

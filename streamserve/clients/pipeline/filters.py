@@ -115,7 +115,7 @@ class Redaction(PatternFilter):
 
 
 class Chain:
-    """Several filters, each fed with what the one before shows."""
+    """Several filters, each fed with what the filter before it shows."""
 
     def __init__(self, filters: Iterable[OutputFilter]) -> None:
         self._filters = tuple(filters)

@@ -66,7 +66,7 @@ class RunSource(Source):
     # For the run
 
     def put(self, event: Event) -> None:
-        """Show an event without waiting. Nothing follows a terminal one. Raises NotRepeatable."""
+        """Show an event without waiting. Nothing follows a terminal event. Raises NotRepeatable."""
         if not self.generation.is_open:
             return
         rest = event if self.shown is None else self.shown.rest_of(event)
@@ -161,7 +161,7 @@ class Speech:
         await self.take(Token(text=text, token_ids=()))
 
     async def show_result(self, call_id: str, text: str) -> None:
-        """Show what a function has returned to the model, as far as the filters let it: one that stops ends it."""
+        """Show what a function has returned to the model, as far as the filters let it: a filter that stops ends it."""
         async with self.turn:
             await self._start(TOOL_RESULT, BlockStart(choice=0, index=0, kind=TOOL_RESULT, id=call_id))
             for begin in range(0, len(text), _RESULT_CHARS):

@@ -7,7 +7,7 @@
 The prefix cache keeps tenants apart by a salt, or the speed of an answer would show what others have asked. Messages
 that are `Static`, before the first that is not, need none: they were there before any request. That is a property of
 the object and not of its text, so a caller who sends the same words shares nothing, and a text made of a `Static` and
-something else is an ordinary one.
+something else is an ordinary text.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Static(str):
 def num_static(messages: Iterable[Mapping[str, Any]]) -> int:
     """Return how many messages are static, before the first that is not.
 
-    One that has more than a role and a content may hold a caller's text there.
+    A message that has more than a role and a content may hold a caller's text there.
     """
     return sum(1 for _ in takewhile(_is_static, messages))
 

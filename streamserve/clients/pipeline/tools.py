@@ -3,8 +3,8 @@
     def weather(city: str, unit: Literal["C", "F"] = "C") -> str:
         '''Return the weather of a city.'''
 
-The arguments that a model writes are checked against the signature; the model gets an error for wrong ones, and may try
-again. Pure but for the call.
+The arguments that a model writes are checked against the signature; the model gets an error for wrong arguments, and
+may try again. Pure but for the call.
 """
 
 from __future__ import annotations

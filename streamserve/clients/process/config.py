@@ -67,7 +67,7 @@ class LaunchConfig(ProcessConfig):
     `site` names the site (its BASE_DIR), so that two sites of one user stay apart. `state_dir` holds the engine's
     output file. `autostart`: the first worker that needs the engine starts it; otherwise it is started by
     `manage.py streamserve_engine`. `made_at` is `time.monotonic()` when the settings were read (None: when the config
-    is first used): where two configs differ, the more recent one's engine replaces the other's.
+    is first used): where two configs differ, the engine of the more recent config replaces the other.
     """
 
     model: ModelConfig
@@ -105,7 +105,7 @@ def _to_json(value: object) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Return a mapping as a dict, the only one that msgspec encodes (CLASSES is a read-only mapping)."""
+    """Return a mapping as a dict, the only mapping that msgspec encodes (CLASSES is a read-only mapping)."""
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"no JSON for {type(value).__name__}")
@@ -195,7 +195,7 @@ def listening(paths: EnginePaths) -> Iterator[socket.socket]:
 
 
 def open_log(paths: EnginePaths) -> BinaryIO:
-    """Open the output file for appending; a long one is renamed first."""
+    """Open the output file for appending; a long file is renamed first."""
     paths.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with suppress(FileNotFoundError):
         if paths.log.stat().st_size > _MAX_LOG_BYTES:

@@ -197,7 +197,7 @@ class EngineLink:
             raise NoEngine("The engine closed the connection.")
         welcome = decode_welcome(payload)
         if is_replaced(welcome, self._hello):
-            # `was_ready` promises an engine: requests wait for the next one instead of being refused.
+            # `was_ready` promises an engine: requests wait for the next engine instead of being refused.
             self.description = replace(self.description, was_ready=True)
             self._describe("loading", "replacing")
             await connection.lost()
@@ -287,7 +287,7 @@ _POLL_SECONDS = 0.02
 
 
 async def spawn(config: LaunchConfig) -> None:
-    """Start the config's engine; returns when it or another one listens. Raises SpawnFailed, OSError."""
+    """Start the config's engine; returns when it or another engine listens. Raises SpawnFailed, OSError."""
     starter = _start(config)
     try:
         async with asyncio.timeout(config.failure_seconds):

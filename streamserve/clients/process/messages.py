@@ -36,7 +36,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's first frame. `made_at`: that of the config it was started with."""
+    """The engine's first frame. `made_at`: the age of the config that it was started with."""
 
     protocol: int
     config_hash: str
@@ -71,7 +71,7 @@ class Tokenize(Message, frozen=True):
 
 
 class Control(Message, frozen=True):
-    """Carry out an operator's action: those of EngineClient.control, and "stop": drain, then end."""
+    """Carry out an operator's action: an action of EngineClient.control, or "stop": drain, then end."""
 
     id: int
     action: str
@@ -143,7 +143,7 @@ class State(Message, frozen=True):
 
 
 class Goodbye(Message, frozen=True):
-    """The engine ends in good order: "idle", "stopped", or "replaced" by one of another config."""
+    """The engine ends in good order: "idle", "stopped", or "replaced" by an engine of another config."""
 
     reason: str
 

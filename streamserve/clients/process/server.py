@@ -149,7 +149,7 @@ class EngineServer:
     # Reasons to end
 
     async def control(self, action: str) -> None:
-        """Carry out an operator's action: those of EngineClient.control, or "stop"."""
+        """Carry out an operator's action: an action of EngineClient.control, or "stop"."""
         if action == "stop":
             self.stop("stopped")
             return

@@ -46,7 +46,7 @@ BUSY_FACTOR = 6
 class StallClock:
     """Sums the seconds in which a process could have shown progress and did not. Pure.
 
-    Between two looks at most `longest_gap` seconds count: a longer gap is one in which the looking process did not run
+    Between two looks at most `longest_gap` seconds count: in a longer gap the looking process did not run
     either. A second in which the process was busy counts `1 / BUSY_FACTOR`. Progress sets `seconds` to 0.
     """
 

@@ -47,7 +47,7 @@ def refuse_grammar(grammar: Grammar, server: str, dialect: Dialect, *, is_chat: 
     if grammar.kind not in dialect.grammars:
         raise BadRequest(
             f"grammar of the type {grammar.kind} is not supported by this model's server ({server}). "
-            f"It takes: {', '.join(sorted(dialect.grammars))}. Send one of these, or leave it out.",
+            f"It takes: {', '.join(sorted(dialect.grammars))}. Send a grammar of these types, or leave it out.",
             code="unsupported_parameter",
             param="grammar",
         )
@@ -103,7 +103,7 @@ _STANDARD = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 _BY_HAND = ("seed", "max_tokens", "stop", "logprobs", "prompt_logprobs")
 # Of these a server takes what its `Dialect` names.
 _EXTRA = tuple(one.name for one in fields(SamplingParams) if one.name not in (*_STANDARD, *_BY_HAND))
-# Of these a server has defaults of the model's own, as we do: a caller who switches one off says so there, too.
+# Of these a server has defaults of the model's own, as we do: a caller who switches a default off says so there, too.
 _WITH_DEFAULTS = tuple(name for name in MODEL_DEFAULTS if name in _EXTRA)
 
 CUT = "the connection to the model's server was lost in the middle of this answer. Ask again."
@@ -153,7 +153,7 @@ def refuse_unsupported(request: GenerateRequest, server: str, dialect: Dialect) 
 
 
 def can_continue(request: GenerateRequest, shown: ShownChoice, dialect: Dialect) -> bool:
-    """Return whether this server would continue the one choice of which this was shown.
+    """Return whether this server would continue the only choice, of which this was shown.
 
     Nothing shown: the request is sent again. Else only text is continued: of a thought or a tool call the server's
     parser would not know that it has begun, and a grammar would begin anew.

@@ -125,7 +125,7 @@ class RemoteConfig:
     phases of a request. `lead_tokens`: what is not read from the server beyond what the reader has received; after
     `hold_seconds` of that the connection is closed, where the answer can be continued. `max_line_bytes` bounds a line
     of the response. `warm_connections` are kept open while there are requests, and the server is asked for its state
-    every `poll_seconds`. `ca_file`: the certificates that an https server's is checked by ("": those of certifi).
+    every `poll_seconds`. `ca_file`: the certificates that an https server's is checked by ("": certifi's).
     """
 
     alias: str

@@ -120,7 +120,7 @@ _MAX_MESSAGES, _MAX_DEPTH = 5, 8
 def message_of(value: Any) -> tuple[str, str | None]:
     """Return message and param of an error body in any form that servers give it: a text, a list, an object of them.
 
-    OpenAI's {"error": {"message", "param"}}, vLLM's older flat one, FastAPI's {"detail": [{"loc", "msg"}]}.
+    OpenAI's {"error": {"message", "param"}}, vLLM's older flat object, FastAPI's {"detail": [{"loc", "msg"}]}.
     """
     messages: list[str] = []
     params: list[str] = []

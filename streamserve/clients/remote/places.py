@@ -1,7 +1,7 @@
-"""`Places`: the requests that may run at a server elsewhere at once, and the order of those that wait for one.
+"""`Places`: the requests that may run at a server elsewhere at once, and the order of those that wait for a place.
 
-Tenants take turns, and each tenant's requests go in the order of arrival: a flood of one delays its own requests. Knows
-tenants by name, no requests. Event loop only.
+Tenants take turns, and each tenant's requests go in the order of arrival: a tenant's flood delays its own requests.
+Knows tenants by name, no requests. Event loop only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from streamserve.protocol.errors import Overloaded
 
 
 class Places:
-    """`num_free` of the places; `max_waiting` bounds the requests that wait for one."""
+    """`num_free` of the places; `max_waiting` bounds the requests that wait for a place."""
 
     def __init__(self, num_places: int, max_waiting: int) -> None:
         self.num_free = num_places
@@ -39,7 +39,7 @@ class Places:
         return num_own + sum(min(number, num_own + 1) for number in others)
 
     def check_room(self, tenant: str) -> None:
-        """Raise Overloaded if a new request would be one too many that wait.
+        """Raise Overloaded if too many requests wait already.
 
         A full queue still takes a request of a tenant with less than its share of it, which no other can fill: with n
         tenants at most 1 + ln n times `max_waiting` wait.

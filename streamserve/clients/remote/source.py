@@ -29,7 +29,7 @@ from streamserve.protocol.sse import SSEDecoder, SSEError
 
 logger = logging.getLogger("streamserve.remote")
 
-MAX_QUEUED = 64  # events, and those of one read more
+MAX_QUEUED = 64  # events; the events of one more read may come on top
 # A server that has not answered by then may be computing the prompt: the answer begins, and waits where it is seen.
 _ACCEPT_SECONDS = 1.0
 
@@ -96,7 +96,7 @@ class HTTPSource(Source):
         return not self.generation.is_full and not self.is_ahead
 
     def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool) -> None:
-        """Note how far the furthest reader is; one that has read enough lets the server be read from again."""
+        """Note how far the furthest reader is: when it has read enough, the server is read from again."""
         self._reader_tokens = None if num_tokens is None else tuple(num_tokens)
         self._has_moved.set()
 

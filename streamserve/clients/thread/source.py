@@ -144,7 +144,7 @@ class SequenceSource(Source):
         self.cancel()
 
     def _progress(self, update: SequenceUpdate) -> Iterator[Status]:
-        """Yield what the answer waits for; one that gets its first token from the next step waits for nothing."""
+        """Yield what the answer waits for; an answer that gets its first token from the next step waits for nothing."""
         if update.place is not None and self.times.scheduled_at is None:
             if self._place is None or 2 * update.place <= self._place:  # of several choices the first in line counts
                 self._place = update.place
