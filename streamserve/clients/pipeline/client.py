@@ -105,8 +105,6 @@ def forget(name: str) -> None:
 
 logger = logging.getLogger("streamserve.pipelines")
 
-Call = Callable[..., Awaitable[Any]]
-
 
 class PipelineClient:
     """See `EngineClient` in clients/base.py. `clients` are the site's, `call` runs a synchronous function elsewhere.
@@ -122,7 +120,7 @@ class PipelineClient:
         *,
         default_model: str,
         limits: Limits | None = None,
-        call: Call = asyncio.to_thread,
+        call: Callable[..., Awaitable[Any]] = asyncio.to_thread,
         memo_of: Callable[[str], Memo | None] = lambda stream_id: None,
         window_seconds: float = math.inf,
     ) -> None:

@@ -1,4 +1,4 @@
-"""Laws of `SequenceSource`, fed with updates by hand: its generation's events, notifications and parks."""
+"""Laws of `SequenceSource`, fed with updates by hand: its events, its parks, and what it asks of the engine."""
 
 from __future__ import annotations
 
@@ -139,66 +139,6 @@ async def test_a_failed_choice_aborts_the_others() -> None:
     assert engine.calls == [("abort", 10), ("abort", 12)]
 
 
-async def test_ready_takes_what_is_there() -> None:
-    """`ready` gives all queued events at once and never waits; the iterator continues after them."""
-    source = source_of(RecordingEngine())
-    generation = source.generation
-    assert generation.ready() == []
-    source.take(update("a"))
-    source.take(update("b"))
-    assert text(generation.ready()) == "ab"
-    assert generation.ready() == []
-    source.take(update("c", finish_reason="length"))
-    assert [type(event) for event in await collect(generation)] == [Token, Done]
-
-
-async def test_ready_takes_no_more_than_it_is_asked_for() -> None:
-    """The rest stays for the next call of `ready` or the iterator, and is not announced again."""
-    source = source_of(RecordingEngine())
-    generation = source.generation
-    calls: list[bool] = []
-    generation.on_news = lambda: calls.append(generation.is_open)
-    for letter in "abcd":
-        source.take(update(letter))
-    assert text(generation.ready(2)) == "ab"
-    assert text([await anext(generation)]) == "c"
-    source.take(update("e"))
-    assert calls == [True]
-    assert text(generation.ready(9)) == "de"
-    source.take(update("f"))
-    assert calls == [True, True]
-
-
-async def test_a_waiting_reader_continues_after_ready() -> None:
-    """A waiting `anext` is woken by the next event, also after a `ready`."""
-    source = source_of(RecordingEngine())
-    generation = source.generation
-    source.take(update("a"))
-    generation.ready()
-    source.take(update("b"))
-    first = await anext(generation)
-    assert isinstance(first, Token)
-    assert first.text == "b"
-
-
-async def test_news_is_announced_once_until_taken() -> None:
-    """Any number of events are one call; after `ready` the next is a call again; the end is always one."""
-    source = source_of(RecordingEngine())
-    generation = source.generation
-    calls: list[bool] = []
-    generation.on_news = lambda: calls.append(generation.is_open)
-    for letter in "abc":
-        source.take(update(letter))
-    assert calls == [True]
-    generation.ready()
-    source.take(update("d"))
-    assert calls == [True, True]
-    source.take(update("e", park=LEAD))
-    assert calls == [True, True, False]
-    assert text(generation.ready()) == "de"
-    assert calls == [True, True, False]
-
-
 async def test_an_update_without_text_is_no_news() -> None:
     """An update that a sequence was scheduled is not announced."""
     source = source_of(RecordingEngine())
@@ -208,16 +148,6 @@ async def test_an_update_without_text_is_no_news() -> None:
     source.take(update(num_cached_tokens=2))
     assert calls == []
     assert generation.num_cached_tokens == 2
-
-
-async def test_cancel_is_no_news() -> None:
-    """`cancel` does not call `on_news`."""
-    source = source_of(RecordingEngine())
-    generation = source.generation
-    calls: list[None] = []
-    generation.on_news = lambda: calls.append(None)
-    generation.cancel()
-    assert calls == []
 
 
 async def test_reader_positions_reach_what_still_runs() -> None:
