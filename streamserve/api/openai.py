@@ -131,10 +131,8 @@ async def _prompt_ids(call: Call, answers: Answers, stream: Stream, request: Gen
             raise BadRequest(message, code="unsupported_parameter", param=_IDS)
         asked = answers.with_own_system(request)
         if asked.has_public_system:
-            message = (
-                f"{_IDS} would show this server's own system prompt. Send messages with one of yours, or a prompt."
-            )
-            raise BadRequest(message, code="conflicting_fields", param=_IDS)
+            message = f"{_IDS} would show this server's own system prompt. Send a prompt, or messages with"
+            raise BadRequest(f"{message} a system prompt of yours.", code="conflicting_fields", param=_IDS)
         return await call.wait(answers.clients[stream.model].tokenize(asked))
     except BaseException:
         stream.abandon()

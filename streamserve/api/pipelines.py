@@ -241,7 +241,7 @@ async def cancel_job(call: Call, jobs: JobQueue, answers: Answers) -> Reply:
 
 def no_job() -> NotFound:
     """Return the error for an id that names no job of the caller's."""
-    message = "There is no job of that id. `job_id` of the answer to POST /jobs has it: 32 hex digits."
+    message = "No job has that id. It is the `job_id` in the answer to POST /jobs: 32 hex digits."
     return NotFound(message, code="job_not_found", param="job_id")
 
 

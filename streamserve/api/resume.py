@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from streamserve.api.answers import Answers
 from streamserve.api.call import Call, Reply
 from streamserve.dialects.anthropic import message
 from streamserve.dialects.encoder import Encoder
-from streamserve.dialects.native import FORMATS, NativeEncoder
+from streamserve.dialects.native import NativeEncoder
 from streamserve.dialects.openai import chat as openai_chat
-from streamserve.dialects.openai import completions
 from streamserve.dialects.openai.completions import CompletionEncoder
 from streamserve.dialects.pace import Pace, pace_of_query, refuse_silent
 from streamserve.dialects.plain import TextEncoder, TokensEncoder
 from streamserve.dialects.query import query_values
 from streamserve.protocol.errors import BadRequest, Gone, NotFound
-from streamserve.protocol.ids import num_frames_seen, parse_event_id
+from streamserve.protocol.ids import parse_event_id
 from streamserve.streams.reader.delivery import NO_FLOW, Closing, Delivery, Flow, stream_headers
 from streamserve.streams.stream import Stream
 
 OPENAI, COMPLETIONS, ANTHROPIC = "openai", "completions", "anthropic"
-RESUME_FORMATS = (*FORMATS, OPENAI, COMPLETIONS, ANTHROPIC)
 _MAX_SEQ_CHARS = 16  # the digits of 2**53, the largest exact integer in JavaScript
-
-
-_CONTENT_TYPES = {
-    "native": NativeEncoder.content_type,
-    "text": TextEncoder.content_type,
-    "tokens": TokensEncoder.content_type,
-}
 
 
 class HeadOnly(Closing):
@@ -55,14 +45,66 @@ class HeadOnly(Closing):
 
 def head_of_new(format_: str) -> Reply:
     """Return what a HEAD gets where a GET would start an answer in one of FORMATS. It has no id yet."""
-    return Reply(body=HeadOnly(_CONTENT_TYPES[format_]))
+    types = {"text": TextEncoder.content_type, "tokens": TokensEncoder.content_type}
+    return Reply(body=HeadOnly(types.get(format_, NativeEncoder.content_type)))
 
 
 def encoder_for(format_: str, stream: Stream) -> Encoder:
-    """Return the native dialect's encoder of one of FORMATS."""
-    if format_ == "tokens":
-        return TokensEncoder(stream.log_id)
-    return TextEncoder() if format_ == "text" else NativeEncoder(stream.log_id, stream)
+    """Return the encoder of one of FORMATS."""
+    return _ENCODERS[format_](stream, _Shown())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """What a reader wants of the chunks: the query of a resume repeats the options of the request.
+
+    `last_id` is the id of the last frame that it has.
+    """
+
+    include_usage: bool = False
+    continuous_usage: bool = False
+    return_token_ids: bool = False
+    include_reasoning: bool = True
+    show_thinking: bool = True
+    reasoning_field: str = openai_chat.REASONING_FIELDS[0]
+    last_id: str = ""
+
+
+def _chat(stream: Stream, shown: _Shown) -> Encoder:
+    return openai_chat.encoder_for(
+        stream,
+        include_usage=shown.include_usage,
+        continuous_usage=shown.continuous_usage,
+        return_token_ids=shown.return_token_ids,
+        include_reasoning=shown.include_reasoning,
+        reasoning_field=shown.reasoning_field,
+        last_id=shown.last_id,
+    )
+
+
+def _completion(stream: Stream, shown: _Shown) -> Encoder:
+    return CompletionEncoder(
+        stream,
+        include_usage=shown.include_usage,
+        continuous_usage=shown.continuous_usage,
+        return_token_ids=shown.return_token_ids,
+        last_id=shown.last_id,
+    )
+
+
+def _message(stream: Stream, shown: _Shown) -> Encoder:
+    return message.encoder_for(stream, shows_thinking=shown.show_thinking, last_id=shown.last_id)
+
+
+# By the `format` of a resume; those of new native streams (FORMATS) are the first three.
+_ENCODERS: Mapping[str, Callable[[Stream, _Shown], Encoder]] = {
+    "native": lambda stream, shown: NativeEncoder(stream.log_id, stream),
+    "tokens": lambda stream, shown: TokensEncoder(stream.log_id),
+    "text": lambda stream, shown: TextEncoder(),
+    OPENAI: _chat,
+    COMPLETIONS: _completion,
+    ANTHROPIC: _message,
+}
 
 
 def after_of(call: Call, stream: Stream, query: Mapping[str, str]) -> int | None:
@@ -100,16 +142,20 @@ def resume(
     default_format: str = "native",
 ) -> Reply:
     """Return the events after `after`; 204 to a reader that has all of them."""
-    encoder, counts = _chosen_encoder(call, answers, stream, query, default_format, after or 0)
-    pace = pace_of_query(query_values(query))
-    refuse_silent(query, query.get("format", default_format))
+    format_ = query.get("format", default_format)
+    if format_ not in _ENCODERS:
+        raise BadRequest(f"'format' is one of {', '.join(_ENCODERS)}.", param="format")
+    shown = _shown(call, answers, query)
+    encoder, pace = _ENCODERS[format_](stream, shown), pace_of_query(query_values(query))
+    refuse_silent(query, format_)
     if after is None or not 0 <= after <= stream.last_seq:
         return gone_reply(call, not_there(stream, after))
     if stream.terminal is not None and after >= stream.last_seq:
         return Reply(status=204)
     if call.is_head:
         return Reply(body=HeadOnly(encoder.content_type, stream.id))
-    pace = counting_pace(pace, stream) if counts else pace
+    if shown.continuous_usage and format_ in (OPENAI, COMPLETIONS):
+        pace = counting_pace(pace, stream)
     return Reply(body=Delivery(answers.streams, stream, encoder, after=after, pace=pace))
 
 
@@ -118,42 +164,17 @@ def counting_pace(pace: Pace, stream: Stream) -> Pace:
     return pace if stream.has_token_ids else replace(pace, interval_ms=0)
 
 
-def _chosen_encoder(
-    call: Call, answers: Answers, stream: Stream, query: Mapping[str, str], default_format: str, after: int
-) -> tuple[Encoder, bool]:
-    """Return the encoder that the query names, and whether it counts in every chunk.
-
-    The query repeats the options of the request: what its chunks have.
-    """
-    format_ = query.get("format", default_format)
-    if format_ not in RESUME_FORMATS:
-        raise BadRequest(f"'format' is one of {', '.join(RESUME_FORMATS)}.", param="format")
+def _shown(call: Call, answers: Answers, query: Mapping[str, str]) -> _Shown:
     include_usage = _flag(query, "include_usage")
-    counts = include_usage and _flag(query, "continuous_usage_stats")
-    shown: dict[str, Any] = {"include_usage": include_usage, "continuous_usage": counts}
-    ids, reasoning, thinking = (
-        _flag(query, "return_token_ids"),
-        _flag(query, "include_reasoning", default=True),
-        _flag(query, "show_thinking", default=True),
+    return _Shown(
+        include_usage=include_usage,
+        continuous_usage=include_usage and _flag(query, "continuous_usage_stats"),
+        return_token_ids=_flag(query, "return_token_ids"),
+        include_reasoning=_flag(query, "include_reasoning", default=True),
+        show_thinking=_flag(query, "show_thinking", default=True),
+        reasoning_field=answers.config.reasoning_field,
+        last_id=call.headers.get("last-event-id", ""),
     )
-    event_id = call.headers.get("last-event-id", "")
-
-    def place(dialect: str) -> dict[str, Any]:
-        return {"after": after, "num_seen": num_frames_seen(event_id, dialect)}
-
-    if format_ == OPENAI:
-        options: dict[str, Any] = {
-            **shown,
-            "return_token_ids": ids,
-            "include_reasoning": reasoning,
-            **place(openai_chat.DIALECT),
-        }
-        return openai_chat.encoder_for(stream, reasoning_field=answers.config.reasoning_field, **options), counts
-    if format_ == ANTHROPIC:
-        return message.encoder_for(stream, shows_thinking=thinking, **place(message.DIALECT)), False
-    if format_ == COMPLETIONS:
-        return CompletionEncoder(stream, **shown, return_token_ids=ids, **place(completions.DIALECT)), counts
-    return encoder_for(format_, stream), False
 
 
 def _flag(query: Mapping[str, str], name: str, *, default: bool = False) -> bool:
@@ -171,10 +192,10 @@ def gone() -> Gone:
 def not_there(stream: Stream, after: int | None) -> Gone:
     """Return the error for a reader's position that the stream does not have; None is an id of no event of it."""
     if after is None:
-        message = f"Last-Event-ID names no event of this stream. Its ids are {stream.log_id}-1 and on."
-        return Gone(f"{message} Send the last one you have, or none.", code="unknown_event_id", param="Last-Event-ID")
+        message = f"Last-Event-ID names no event of this stream. Its ids are {stream.log_id}-1, {stream.log_id}-2, …"
+        return Gone(f"{message} Send the last id you have, or none.", code="unknown_event_id", param="Last-Event-ID")
     message = f"This stream has {stream.last_seq:,} events so far, and none with the number {after:,}."
-    return Gone(f"{message} Resume after one that you have, or after 0.", code="unknown_event_id", param="after")
+    return Gone(f"{message} Resume after an event that you have, or after 0.", code="unknown_event_id", param="after")
 
 
 def gone_reply(call: Call, error: Gone | None = None) -> Reply:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from streamserve.dialects.fold import GOING_DOWN, Fold, Piece
 from streamserve.protocol.events import GoingAway, LoggedEvent, Token
-from streamserve.protocol.ids import event_id, frame_id
+from streamserve.protocol.ids import event_id, frame_id, num_frames_seen, parse_event_id
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame
 
 
@@ -57,13 +57,14 @@ class FrameIds:
     Invariant: the frames before an event's last one are the same however its tokens are joined, so that a reader that
     resumes with `num_seen` of them lacks exactly the others. The last one is never left out.
 
-    Without a `log_id` no frame has an id.
+    `last_id` is the id of the last frame that the reader has. Without a `log_id` no frame has an id.
     """
 
-    def __init__(self, log_id: str, dialect: str, *, after: int = 0, num_seen: int = 0) -> None:
+    def __init__(self, log_id: str, dialect: str, last_id: str = "") -> None:
         self._log_id, self._dialect = log_id, dialect
         self._seq = 0  # of the event before
-        self._after, self._num_seen = after, num_seen
+        self._after = (parse_event_id(last_id) or ("", 0))[1]
+        self._num_seen = num_frames_seen(last_id, dialect)
 
     def of(self, seq: int, frames: Sequence[Frame]) -> list[tuple[Frame, str | None]]:
         """Return the frames of an event that the reader lacks, with their ids; seq 0 is of no event in the log."""

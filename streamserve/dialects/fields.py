@@ -35,7 +35,7 @@ def refuse_unknown(body: Mapping[str, Any], table: Table, *, prefix: str = "") -
         if name not in table:
             shown = shorten(name)
             nearest = difflib.get_close_matches(shown, list(table), n=1, cutoff=_CUTOFF)
-            known = f"Known: {', '.join(table)}." if len(table) <= _MAX_LISTED else "docs/api.md has the known ones."
+            known = f"Known: {', '.join(table)}." if len(table) <= _MAX_LISTED else "docs/api.md has the known fields."
             raise BadRequest(
                 f"Unknown field {prefix}{shown}. "
                 + (f"The nearest known field is {prefix}{nearest[0]}." if nearest else known),

@@ -5,7 +5,7 @@
 
 A piece is an event with what came before it in the log: which block a token is of, the number of a call, where in the
 content a source is cited. Dialects read pieces and answers, and decide only how they look; so what is streamed and what
-is whole are two views of the same pieces. Adding a dialect: docs/extending.md.
+is whole are two views of the same pieces. CONTRIBUTING.md says how a dialect is added.
 
 It knows no dialect, no JSON and no ids of frames.
 """

@@ -164,4 +164,4 @@ def tool_name(value: Any, param: str) -> str:
 def _refuse_twice(names: Sequence[str], param: str) -> None:
     for index, name in enumerate(names):
         if name in names[:index]:
-            wrong_value(f"{param}[{index}]", f"is named {name}, as another one is; names must differ")
+            wrong_value(f"{param}[{index}]", f"is named {name}, as another tool is; names must differ")

@@ -195,7 +195,7 @@ def _conversation(before: GenerateRequest, answer: Message) -> tuple[Message, ..
         message = "That stream continued a bare prompt, which has no turns. Send messages with start."
         raise BadRequest(message, code="no_conversation", param="id")
     if before.n > 1:
-        raise conflict("That stream has several answers. Choose one and send the conversation with start.", "id")
+        raise conflict("That stream has several answers. Choose an answer and send the conversation with start.", "id")
     turns = before.messages[before.has_public_system :]  # the server puts its own system prompt before each request
     if before.continue_final_message:  # one turn: its beginning was sent, the answer is its end, or all of it
         answer = answer if before.echo else replace(answer, content=turns[-1].content + answer.content)

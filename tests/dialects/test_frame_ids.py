@@ -12,10 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.dialects.anthropic import message
 from streamserve.dialects.anthropic.message import MessageEncoder
 from streamserve.dialects.encoder import Encoder, FrameIds, coalesce
-from streamserve.dialects.openai import chat, completions
 from streamserve.dialects.openai.chat import ChatEncoder
 from streamserve.dialects.openai.completions import CompletionEncoder
 from streamserve.protocol.events import (
@@ -53,24 +51,24 @@ class Named:
 
 Make = Callable[..., Encoder]
 MAKERS: dict[str, tuple[str, Make]] = {
-    "chat": (chat.DIALECT, lambda **place: ChatEncoder(LOG_ID, n=2, include_usage=True, **IDENTITY, **place)),
+    "chat": ("c", lambda **place: ChatEncoder(LOG_ID, n=2, include_usage=True, **IDENTITY, **place)),
     "counting": (
-        chat.DIALECT,
+        "c",
         lambda **place: ChatEncoder(
             LOG_ID, n=2, include_usage=True, continuous_usage=True, return_token_ids=True, **IDENTITY, **place
         ),
     ),
     "completions": (
-        completions.DIALECT,
+        "t",
         lambda **place: CompletionEncoder(Named(), include_usage=True, **place),
     ),
     "completions with ids": (
-        completions.DIALECT,
+        "t",
         lambda **place: CompletionEncoder(Named(), return_token_ids=True, **place),
     ),
-    "messages": (message.DIALECT, lambda **place: MessageEncoder(LOG_ID, message_id="msg_1", model="m", **place)),
+    "messages": ("m", lambda **place: MessageEncoder(LOG_ID, message_id="msg_1", model="m", **place)),
     "omitted": (
-        message.DIALECT,
+        "m",
         lambda **place: MessageEncoder(LOG_ID, message_id="msg_1", model="m", shows_thinking=False, **place),
     ),
 }
@@ -180,14 +178,15 @@ def test_a_cut_after_any_frame_loses_and_repeats_nothing(name: str, log: list[Lo
     whole = frames_of(make(), joined(log, most))
     assert [one for one in whole if not one.id] == []
     for place, one in enumerate(whole):
-        after, num_seen = one.seq, num_frames_seen(one.id, dialect)
+        after = one.seq
+        assert num_frames_seen(one.id, dialect) == int(one.id.partition(f":{dialect}")[2] or 0)
         rest = [logged for logged in log if logged.seq > after]
         seen = [logged for logged in log if logged.seq <= after]
         same = [logged for logged in joined(log, most) if logged.seq > after]
-        exact = frames_of(make(after=after, num_seen=num_seen), [*seen, *same], after)
+        exact = frames_of(make(last_id=one.id), [*seen, *same], after)
         assert exact == whole[place + 1 :]
         for other in (1, 2, 64):
-            tail = frames_of(make(after=after, num_seen=num_seen), [*seen, *joined(rest, other)], after)
+            tail = frames_of(make(last_id=one.id), [*seen, *joined(rest, other)], after)
             assert content([*whole[: place + 1], *tail]) == content(whole)
             assert token_ids_of([*whole[: place + 1], *tail]) == token_ids_of(whole)
 
@@ -215,7 +214,7 @@ def test_another_dialects_frames_are_not_counted() -> None:
 @given(st.integers(0, 5), st.integers(1, 4), st.integers(0, 12))
 def test_the_last_frame_is_always_sent(num_frames: int, seq: int, num_seen: int) -> None:
     """Whatever number a caller makes up, it is sent the frame that ends the event."""
-    ids = FrameIds(LOG_ID, "c", after=0, num_seen=num_seen)
+    ids = FrameIds(LOG_ID, "c", f"{LOG_ID}-0:c{num_seen}" if num_seen else "")
     sent = ids.of(seq, list(range(num_frames)))
     assert [number for number, _ in sent][-1:] == list(range(num_frames))[-1:]
 

@@ -25,7 +25,7 @@ from streamserve.dialects.openai.shapes import fingerprint
 from streamserve.dialects.plain import TextEncoder, TokensEncoder
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import Done, GoingAway, LoggedEvent, is_terminal
-from tests.support.bodies.event_logs import blocks, two_choices
+from tests.support.bodies.event_logs import LOG_ID, blocks, two_choices
 from tests.support.bodies.random_logs import RandomAnswer, named, random_answer
 
 RECORDED = Path(__file__).resolve().parents[1] / "data" / "dialects" / "golden.json"
@@ -33,25 +33,25 @@ SEEDS = range(80)
 USAGE: dict[str, Any] = {"include_usage": True}
 COUNTING: dict[str, Any] = {"include_usage": True, "continuous_usage": True}
 IDS: dict[str, Any] = {"return_token_ids": True, "prompt_token_ids": (1, 2, 3)}
-# Each takes the reader's place, `after` and `num_seen`, where the dialect shows an event in several frames.
+# Each takes the id of the reader's last frame where the dialect shows an event in several.
 ENCODERS: dict[str, Callable[..., Encoder]] = {
-    "chat": lambda answer, **place: chat.encoder_for(answer, **place),
-    "chat, usage": lambda answer, **place: chat.encoder_for(answer, **USAGE, **place),
-    "chat, counting": lambda answer, **place: chat.encoder_for(answer, **COUNTING, **place),
-    "chat, obfuscated": lambda answer, **place: chat.encoder_for(answer, include_obfuscation=True, **place),
-    "chat, no thoughts": lambda answer, **place: chat.encoder_for(answer, include_reasoning=False, **place),
-    "chat, one field": lambda answer, **place: chat.encoder_for(answer, reasoning_field="reasoning", **place),
-    "chat, ids": lambda answer, **place: chat.encoder_for(answer, **IDS, **place),
-    "completions": lambda answer, **place: CompletionEncoder(answer, **place),
-    "completions, counting": lambda answer, **place: CompletionEncoder(answer, **COUNTING, **place),
-    "completions, ids": lambda answer, **place: CompletionEncoder(answer, **IDS, **place),
-    "messages": lambda answer, **place: message.encoder_for(answer, **place),
-    "messages, no thoughts": lambda answer, **place: message.encoder_for(answer, shows_thinking=False, **place),
-    "native": lambda answer, **place: NativeEncoder(answer.log_id, answer),
-    "native, unnamed": lambda answer, **place: NativeEncoder(answer.log_id),
-    "text": lambda answer, **place: TextEncoder(),
-    "tokens": lambda answer, **place: TokensEncoder(answer.log_id),
-    "plain tokens": lambda answer, **place: PlainEncoder(answer.log_id),
+    "chat": lambda answer, **last: chat.encoder_for(answer, **last),
+    "chat, usage": lambda answer, **last: chat.encoder_for(answer, **USAGE, **last),
+    "chat, counting": lambda answer, **last: chat.encoder_for(answer, **COUNTING, **last),
+    "chat, obfuscated": lambda answer, **last: chat.encoder_for(answer, include_obfuscation=True, **last),
+    "chat, no thoughts": lambda answer, **last: chat.encoder_for(answer, include_reasoning=False, **last),
+    "chat, one field": lambda answer, **last: chat.encoder_for(answer, reasoning_field="reasoning", **last),
+    "chat, ids": lambda answer, **last: chat.encoder_for(answer, **IDS, **last),
+    "completions": lambda answer, **last: CompletionEncoder(answer, **last),
+    "completions, counting": lambda answer, **last: CompletionEncoder(answer, **COUNTING, **last),
+    "completions, ids": lambda answer, **last: CompletionEncoder(answer, **IDS, **last),
+    "messages": lambda answer, **last: message.encoder_for(answer, **last),
+    "messages, no thoughts": lambda answer, **last: message.encoder_for(answer, shows_thinking=False, **last),
+    "native": lambda answer, **last: NativeEncoder(answer.log_id, answer),
+    "native, unnamed": lambda answer, **last: NativeEncoder(answer.log_id),
+    "text": lambda answer, **last: TextEncoder(),
+    "tokens": lambda answer, **last: TokensEncoder(answer.log_id),
+    "plain tokens": lambda answer, **last: PlainEncoder(answer.log_id),
 }
 READABLE = ("chat", "completions", "messages", "native", "text", "tokens", "plain tokens")
 
@@ -68,7 +68,7 @@ def streamed(answer: RandomAnswer, make: Callable[..., Encoder]) -> Iterator[str
     log, middle = answer.log, len(answer.log) // 2
     yield frames(make(answer), log)
     yield frames(make(answer), coalesce(log, max_tokens=3))
-    yield frames(make(answer, after=middle, num_seen=1), log, middle)
+    yield "".join(frames(make(answer, last_id=f"{LOG_ID}-{middle}:{letter}1"), log, middle) for letter in "ctm")
     cut = make(answer)
     frames(cut, log[:middle])
     yield cut.going_away(GoingAway(stream_id=answer.id, seq=middle, retry_ms=5)).decode()

@@ -166,7 +166,7 @@ def _user_messages(blocks: list[_Block], calls: set[str], param: str) -> Iterato
             call_id = block.fields["tool_use_id"]
             if call_id not in calls:
                 where = block.param + ".tool_use_id"
-                message = f"{where} is the id of no tool_use in the turns before it."
+                message = f"{where}: no tool_use in the turns before it has this id."
                 raise BadRequest(message, code="invalid_value", param=where)
             extra = {"tool_call_id": call_id}
             yield Message(role="tool", content=block.fields["content"], extra=extra, param=_turn_of(block))

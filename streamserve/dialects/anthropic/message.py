@@ -84,12 +84,7 @@ def model_json(model: DescribedModel) -> dict[str, Any]:
 
 def models_json(models: Sequence[DescribedModel], query: Mapping[str, str]) -> dict[str, Any]:
     """Return a page of `GET /v1/models`: `limit` of them, after `after_id` or before `before_id`."""
-    return page_json([model_json(model) for model in models], query)
-
-
-def page_json(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the page of `items` that the query names; an id that is not there is refused."""
-    limit = limit_of(query)
+    items, limit = [model_json(model) for model in models], limit_of(query)
     ids = [item["id"] for item in items]
     if "before_id" in query:
         end = _place(query["before_id"], ids, "before_id")
@@ -115,11 +110,11 @@ def limit_of(query: Mapping[str, str]) -> int:
 
 def _place(id_: str, ids: Sequence[str], param: str) -> int:
     if id_ not in ids:
-        raise BadRequest(f"'{param}' is the id of nothing in this list.", code="invalid_value", param=param)
+        raise BadRequest(f"No model here has the id in '{param}'.", code="invalid_value", param=param)
     return ids.index(id_)
 
 
-DIALECT = "m"  # in the ids of frames
+_DIALECT = "m"  # in the ids of frames
 PING = frame('{"type":"ping"}', event="ping")
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 # The type and the field of a block's deltas: the kinds of blocks that a message has.
@@ -158,10 +153,9 @@ class MessageEncoder(PieceEncoder):
         message_id: str,
         model: str,
         shows_thinking: bool = True,
-        after: int = 0,
-        num_seen: int = 0,
+        last_id: str = "",
     ) -> None:
-        super().__init__(FrameIds(log_id, DIALECT, after=after, num_seen=num_seen))
+        super().__init__(FrameIds(log_id, _DIALECT, last_id))
         self._message_id, self._model, self._shows_thinking = message_id, model, shows_thinking
         self._open: Block | None = None  # the block that is shown; text stays open for what is cited after it
         self._num_shown = 0

@@ -42,7 +42,7 @@ from streamserve.protocol.sse import frame, one_line_json
 _OBFUSCATED_CHARS = 64
 # Values of the setting REASONING_FIELD: which field of a delta or message has the thinking. The first is the default.
 REASONING_FIELDS = ("both", "reasoning_content", "reasoning")
-DIALECT = "c"  # in the ids of frames
+_DIALECT = "c"  # in the ids of frames
 
 
 def identity(stream: NamedStream) -> dict[str, Any]:
@@ -81,10 +81,9 @@ class ChatEncoder(PieceEncoder):
         return_token_ids: bool = False,
         prompt_token_ids: Sequence[int] | None = None,
         n: int = 1,
-        after: int = 0,
-        num_seen: int = 0,
+        last_id: str = "",
     ) -> None:
-        super().__init__(FrameIds(log_id, DIALECT, after=after, num_seen=num_seen), n=n)
+        super().__init__(FrameIds(log_id, _DIALECT, last_id), n=n)
         self._head = head_json(completion_id, "chat.completion.chunk", created, model)
         self._include_usage, self._include_obfuscation = include_usage, include_obfuscation
         self._usage = Usage() if continuous_usage else None  # as the next chunk shows it

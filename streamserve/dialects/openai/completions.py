@@ -50,7 +50,7 @@ from streamserve.protocol.events import TEXT, Meta, PositionLogprobs, Token, Tok
 from streamserve.protocol.requests import GenerateRequest, Limits
 from streamserve.protocol.sse import frame, one_line_json
 
-DIALECT = "t"  # in the ids of frames
+_DIALECT = "t"  # in the ids of frames
 DEFAULT_MAX_TOKENS = 16  # of this API, whose callers rely on it
 _MAX_BEST_OF = 20
 # Fields of requests that a bare prompt does not have.
@@ -172,11 +172,10 @@ class CompletionEncoder(PieceEncoder):
         joined: Joined | None = None,
         completion_id: str = "",
         first_index: int = 0,
-        after: int = 0,
-        num_seen: int = 0,
+        last_id: str = "",
     ) -> None:
         n, log_id = stream.request.n, stream.log_id if joined is None else ""
-        super().__init__(FrameIds(log_id, DIALECT, after=after, num_seen=num_seen), n=n)
+        super().__init__(FrameIds(log_id, _DIALECT, last_id), n=n)
         self._n, self._first_index = n, first_index
         self._prompt_top = _prompt_top(stream)
         self._counts = continuous_usage

@@ -71,7 +71,7 @@ def stream_id_of(completion_id: str) -> str:
 
 def no_completion(completion_id: str, param: str = "completion_id") -> NotFound:
     """Return the error for an id that names no stored completion of the caller's, whatever it looks like."""
-    message = f"No chat completion {completion_id[:64]!r} is stored here. A site that has STORE on keeps those of"
+    message = f"No chat completion {completion_id[:64]!r} is stored here. A site that has STORE on keeps answers to"
     return NotFound(f"{message} requests with store: true.", code="completion_not_found", param=param)
 
 
