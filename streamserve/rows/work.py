@@ -14,7 +14,7 @@ JSON is kept as text: PostgreSQL's own type refuses texts with a NUL, which mode
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -242,17 +242,20 @@ class BatchQuerySet(WorkQuerySet["Batch"]):
         now = {f"{status}_at": timezone.now()}
         return self.filter(status__in=tuple(before)).update(status=status, **now, **columns)
 
-    def store(self, row: BatchRow) -> int:
-        """Store a row of a held batch that has ended, and count it; 0 if the batch is not held. One transaction.
+    def store(self, rows: Sequence[BatchRow]) -> int:
+        """Store rows of a held batch that have ended, and count them; 0 if the batch is not held. One transaction.
 
         A worker that gets on has used no attempt.
         """
-        count = "num_completed" if row.status_code < 400 else "num_failed"
+        num_completed = sum(row.status_code < 400 for row in rows)
+        counts = {
+            "num_completed": F("num_completed") + num_completed,
+            "num_failed": F("num_failed") + len(rows) - num_completed,
+        }
         with transaction.atomic(using=self.db):
-            held = self.filter(status__in=("in_progress", "cancelling"))
-            num_held = held.update(attempts=1, **{count: F(count) + 1})
+            num_held = self.filter(status__in=("in_progress", "cancelling")).update(attempts=1, **counts)
             if num_held:
-                row.save(using=self.db, force_insert=True)
+                BatchRow.objects.using(self.db).bulk_create(rows)
         return num_held
 
 

@@ -5,8 +5,9 @@
     finalizing   rows and lines side by side, in the order of the input, are written to the output and the error file
     failed       the worker was lost too often, or the input file is gone: the files are made of what there is
 
-What a kill cuts short is what the slots held, one row each: the next worker reads which lines have rows. Rows have
-an `Answers` of their own. asyncio; the storage is read on threads, the database through the door to the ORM.
+What a kill cuts short is what the slots held, a row each: the next worker reads which lines have rows. Rows that wait
+for one write are stored together by the next (`RowWriter`): without that a row costs a quarter more of the processor.
+Rows have an `Answers` of their own. asyncio; the storage is read on threads, the database through the door to the ORM.
 """
 
 from __future__ import annotations
@@ -51,6 +52,51 @@ _MAX_ATTEMPTS = 20
 _MAX_BURIALS = 20
 
 
+class RowWriter:
+    """Stores rows of a claimed batch. A slot waits for its row's write; rows that wait for one write share the next."""
+
+    def __init__(self, claim: Claim[Batch]) -> None:
+        self._claim = claim
+        self._waiting: list[tuple[BatchRow, asyncio.Future[None]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def store(self, result: RowResult) -> None:
+        """Return when the row is stored. Raises LeaseLost, and the database's errors."""
+        row = BatchRow(
+            batch_id=self._claim.id,
+            line=result.line,
+            custom_id=result.custom_id,
+            request_id=result.request_id,
+            status_code=result.status_code,
+            body=result.body.replace("\0", "\N{REPLACEMENT CHARACTER}"),  # PostgreSQL refuses NUL
+        )
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((row, stored))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._write(), name=f"{self._claim.id} rows")
+        await stored
+
+    async def aclose(self) -> None:
+        """Finish the writes that are under way: a row that has ended is not run again."""
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _write(self) -> None:
+        while self._waiting:
+            taken, self._waiting = self._waiting, []
+            error = await self._write_rows([row for row, _ in taken])
+            for _, stored in taken:
+                if not stored.done():
+                    stored.set_exception(error) if error is not None else stored.set_result(None)
+
+    async def _write_rows(self, rows: list[BatchRow]) -> Exception | None:
+        try:
+            await self._claim.write(lambda held: held.store(rows))
+        except Exception as error:  # each slot raises it
+            return error
+        return None
+
+
 class BatchRun:
     """One batch in this worker, from its claim to its end. `at_once` rows run at the same time, answered by `rows`."""
 
@@ -59,7 +105,7 @@ class BatchRun:
         self._files, self._rows, self._limits, self._at_once = files, rows, rows.limits, at_once
         self._caller = Caller(self._row.owner, self._row.tenant)
         self._taking = asyncio.Lock()  # one slot at a time takes the next line
-        self._storing: set[asyncio.Task[None]] = set()
+        self._writer = RowWriter(claim)
 
     async def run(self) -> None:
         """Continue the batch where it is."""
@@ -143,7 +189,7 @@ class BatchRun:
                 task.cancel()
             await asyncio.gather(working, looking, *slots, return_exceptions=True)
             await lines.aclose()  # type: ignore[attr-defined]
-            await asyncio.gather(*self._storing, return_exceptions=True)  # a row that has ended is not run again
+            await self._writer.aclose()
 
     async def _wait_cancelled(self) -> None:
         while await self._look() == "in_progress":  # another process cancels
@@ -172,22 +218,7 @@ class BatchRun:
             if line is None:
                 return
             result = await answer_line(self._rows, self._caller, line)
-            storing = asyncio.create_task(self._store(result), name=f"{self._claim.id} row {line.number}")
-            self._storing.add(storing)
-            storing.add_done_callback(self._storing.discard)
-            await asyncio.shield(storing)
-
-    async def _store(self, result: RowResult) -> None:
-        """Store how a row ended. Rows that end together share a transaction (rows/orm.py). Raises LeaseLost."""
-        row = BatchRow(
-            batch_id=self._claim.id,
-            line=result.line,
-            custom_id=result.custom_id,
-            request_id=result.request_id,
-            status_code=result.status_code,
-            body=result.body.replace("\0", "\N{REPLACEMENT CHARACTER}"),  # PostgreSQL refuses NUL
-        )
-        await self._claim.write(lambda held: held.store(row))
+            await self._writer.store(result)
 
     # Finalizing
 

@@ -15,7 +15,7 @@ from django.db import connections
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from streamserve.models import Job
+from streamserve.models import Job, JobStep
 from streamserve.models import Worker as WorkerRow
 from streamserve.rows import orm
 from streamserve.streams.lease.liveness import Liveness
@@ -209,6 +209,29 @@ async def test_a_lost_lease_writes_nothing(tmp_path: Path) -> None:
     assert await states() == [("running", 2)]
     await new.finish()
     assert await states() == [("done", 2)]
+
+
+async def test_changes_of_a_claim_are_made_together_or_not_at_all(tmp_path: Path) -> None:
+    """Under the row's lock, in one transaction: an error undoes them, and a claim that is lost makes none."""
+    await orm.call(queued)
+    claim = await tasks(lambda claim: None).claim("w")
+    assert claim is not None
+
+    def keep(held: Any) -> None:
+        JobStep.objects.create(job_id=claim.id, name="s", ordinal=0, result="1", seconds=0.1)
+
+    def keep_and_fail(held: Any) -> None:
+        keep(held)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await claim.transact(keep_and_fail)
+    assert await orm.call(JobStep.objects.count) == 0
+    await claim.transact(keep)
+    assert await orm.call(JobStep.objects.count) == 1
+    await orm.call(Job.objects.all().requeue_of, "w")
+    with pytest.raises(LeaseLost):
+        await claim.transact(keep_and_fail)
 
 
 async def test_rows_of_a_dead_worker_run_again(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from streamserve.models import ApiKey, Batch, BatchRow, StoredFile
 from streamserve.rows import orm
 from streamserve.web import site
 from tests.conftest import until, until_ready
+from tests.support.servers.write_lock import on_sqlite, write_lock
 from tests.support.sites.batch_runs import CHAT, Tenant, jsonl, line
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
@@ -116,6 +117,25 @@ async def test_rows_end_with_an_attempt_that_fails(tenant: Tenant) -> None:
         worker.stop()
         await running
         await orm.call(_refuse_rows, "DROP TRIGGER refuse")
+
+
+@on_sqlite
+@pytest.mark.usefixtures("slow_engine")
+async def test_a_row_that_has_ended_is_stored_by_a_worker_that_stops(tenant: Tenant) -> None:
+    """Its write waits for a locked database. The batch is given back with the row, which is not run again."""
+    ending = line("ending", messages=HI, max_tokens=30, ignore_eos=True)
+    batch = (await tenant.create(jsonl([ending, long("long")]))).json()
+    worker = site.get_site().new_worker(["batch"])
+    running = asyncio.create_task(worker.run())
+    await until(lambda: len(live_rows()) == 2)
+    with write_lock():
+        await until(lambda: len(live_rows()) == 1)
+        running.cancel()
+        await until(lambda: not live_rows())
+    await asyncio.gather(running, return_exceptions=True)
+    assert [row.custom_id async for row in BatchRow.objects.all()] == ["ending"]
+    found = await Batch.objects.aget(pk=batch["id"])
+    assert (found.state, found.num_completed) == ("queued", 1)
 
 
 def _refuse_rows(statement: str) -> None:

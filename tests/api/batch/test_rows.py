@@ -42,8 +42,7 @@ def held_by(worker_id: str, batch: Batch) -> BatchQuerySet:
 def test_rows_are_counted_as_they_are_stored(batch: Batch) -> None:
     """By their status; a worker that gets on has used no attempt."""
     Batch.objects.update(attempts=7)
-    assert held_by("first", batch).store(row(1))
-    assert held_by("first", batch).store(row(2, 404))
+    assert held_by("first", batch).store([row(1), row(2, 404)])
     found = Batch.objects.get()
     assert (found.num_completed, found.num_failed, found.attempts) == (1, 1, 1)
     assert BatchRow.objects.lines_of(batch.pk) == {1, 2}
@@ -52,19 +51,19 @@ def test_rows_are_counted_as_they_are_stored(batch: Batch) -> None:
 def test_a_worker_that_lost_the_batch_stores_nothing(batch: Batch) -> None:
     """Nor does it count or change the status, when another worker has the batch, or none."""
     Batch.objects.requeue_of("first")
-    assert not held_by("first", batch).store(row(1))
+    assert not held_by("first", batch).store([row(1)])
     (again,) = Batch.objects.take("second")
-    assert not held_by("first", batch).store(row(1))
+    assert not held_by("first", batch).store([row(1)])
     assert not held_by("first", batch).move(["in_progress"], "finalizing")
-    assert held_by("second", again).store(row(1))
+    assert held_by("second", again).store([row(1)])
     assert Batch.objects.get().num_completed == BatchRow.objects.count() == 1
 
 
 def test_no_line_ends_twice(batch: Batch) -> None:
     """The database refuses it, and then nothing of that write is counted."""
-    held_by("first", batch).store(row(1))
+    held_by("first", batch).store([row(1)])
     with pytest.raises(IntegrityError):
-        held_by("first", batch).store(row(1))
+        held_by("first", batch).store([row(2), row(1)])
     assert Batch.objects.get().num_completed == BatchRow.objects.count() == 1
 
 
