@@ -111,7 +111,7 @@ def mask_times(tokenizer: HFTokenizer, rounds: int) -> None:
                 set_masks(matchers)
                 for token_id in text:
                     start = time.perf_counter()
-                    advance([(matcher, token_id) for matcher in matchers])
+                    advance([(matcher, [token_id]) for matcher in matchers])
                     seconds.append((time.perf_counter() - start) / num)
         line = "   ".join(f"{how} {_us(found)}, slowest {1e6 * max(found):7.1f}" for how, found in times.items())
         print(f"  {num:3} sequences, a token: {line}")

@@ -73,12 +73,12 @@ class ModelledRunner:
         assert isinstance(handle, StepPlan)
         numbers, sampled, decoding = self.numbers, [], set()
         for chunk in handle.chunks:
-            if chunk.sample is None:
+            if not chunk.samples:
                 continue
             number = numbers[chunk.seq_id]
             decoding.add(number)
-            is_end = chunk.sample.position >= self._last_positions[number]
-            sampled.append(Sampled(seq_id=chunk.seq_id, token_id=_EOS if is_end else 7))
+            is_end = chunk.samples[0].position >= self._last_positions[number]
+            sampled.append(Sampled(seq_id=chunk.seq_id, token_ids=(_EOS if is_end else 7,)))
         parts = [(numbers[chunk.seq_id], chunk) for chunk in handle.chunks]
         self._clock.now += self.usage.note_step(parts, decoding, self.open_numbers)
         return StepResult(step_id=handle.step_id, sampled=tuple(sampled))

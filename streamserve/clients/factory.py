@@ -31,7 +31,7 @@ from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.echo import ASSISTANT, END_OF_TURN, USER, EchoRunner, EchoTokenizer, is_allowed
 from streamserve.engine.model.openmp import limit_spin
-from streamserve.engine.plan import Chunk, OnStep, Progress, Runner, Sampled, SampleSpec, StepPlan
+from streamserve.engine.plan import Chunk, OnStep, Progress, RawLogprobs, Runner, SampleSpec, StepPlan
 from streamserve.engine.text.tokenizer import Prompt
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.requests import GenerateRequest
@@ -203,7 +203,7 @@ class ScriptedRunner(EchoRunner):
         for position, token_id in enumerate(chunk.token_ids, chunk.start):
             self._ids[table[position // size] * size + position % size] = token_id
 
-    def _sample(self, chunk: Chunk, spec: SampleSpec) -> Sampled:
+    def _draw(self, chunk: Chunk, spec: SampleSpec) -> tuple[int, RawLogprobs | None]:
         table, size, num_tokens = chunk.block_table, self.block_size, chunk.start + len(chunk.token_ids)
         ids = [self._ids[table[position // size] * size + position % size] for position in range(num_tokens)]
         begin = _last(ids, ASSISTANT) + 1
@@ -214,8 +214,8 @@ class ScriptedRunner(EchoRunner):
         token_id = answer[num_given] if num_given < len(answer) else END_OF_TURN
         is_over = num_given > len(answer)
         if is_over or token_id in spec.banned_token_ids or not is_allowed(token_id, spec):
-            return super()._sample(chunk, spec)
-        return Sampled(seq_id=chunk.seq_id, token_id=token_id)
+            return super()._draw(chunk, spec)
+        return token_id, None
 
 
 def answering(answers: Mapping[str, str]) -> Callable[[str], str]:

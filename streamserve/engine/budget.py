@@ -77,23 +77,28 @@ class StepBudget:
             within = config.prefill_chunk - num_prefill if self.is_short else self.num_tokens
         return max(0, min(self.num_tokens, max(self._block_size - num_prefill, within)))
 
-    def add(self, sequence: Sequence, num_tokens: int, *, is_prefill: bool = False) -> None:
+    def add(self, sequence: Sequence, num_tokens: int, *, num_rows: int = 1, is_prefill: bool = False) -> None:
         """Add the next `num_tokens` of a sequence; only the chunk that reaches its last token samples.
 
-        [ computed )[ in flight )[ start .... end )
+        `num_rows`: after the last token and the proposed ones behind it, as far as there are any.
+
+        [ computed )[ in flight )[ start .... end )[ proposed )
         """
         start = sequence.num_launched_tokens
         end = start + num_tokens
-        is_pending = end > len(sequence.token_ids)
+        samples = sequence.sample_specs(num_rows) if num_tokens == sequence.num_unplanned_tokens else ()
+        proposed = sequence.proposed_ids[: max(0, len(samples) - 1)]
+        known = (PENDING,) if end > len(sequence.token_ids) else tuple(sequence.token_ids[start:end])
+        end += len(proposed)
         self.chunks[sequence.seq_id] = Chunk(
             seq_id=sequence.seq_id,
             start=start,
-            token_ids=(PENDING,) if is_pending else tuple(sequence.token_ids[start:end]),
+            token_ids=known + proposed,
             block_table=tuple(sequence.block_table[: -(-end // self._block_size)]),
-            sample=sequence.sample_spec() if num_tokens == sequence.num_unplanned_tokens else None,
+            samples=samples,
             scores=sequence.score_spec(start, end),
         )
-        self._count(num_tokens, num_pairs(start, num_tokens))
+        self._count(end - start, num_pairs(start, end - start))
         if is_prefill:
             self._prefills[sequence.seq_id] = num_tokens
 

@@ -113,8 +113,8 @@ class EchoRunner:
         ]
         for chunk in chunks:
             self._write(chunk)
-        sampled = tuple(self._sample(chunk, chunk.sample) for chunk in chunks if chunk.sample is not None)
-        self._last_token_ids = {one.seq_id: one.token_id for one in sampled if one.token_id is not None}
+        sampled = tuple(self._sample(chunk) for chunk in chunks if chunk.samples)
+        self._last_token_ids = {one.seq_id: one.token_ids[-1] for one in sampled if one.token_ids}
         scores = {chunk.seq_id: self._score(chunk, chunk.scores) for chunk in chunks if chunk.scores is not None}
         return StepResult(step_id=plan.step_id, sampled=sampled, scores=scores)
 
@@ -165,11 +165,23 @@ class EchoRunner:
         out, num_tokens = bytearray(), chunk.start + len(chunk.token_ids)
         for index, block_id in enumerate(chunk.block_table):
             start = block_id * self.block_size
-            num_here = min(self.block_size, num_tokens - index * self.block_size)
+            num_here = max(0, min(self.block_size, num_tokens - index * self.block_size))
             out += self._slots[start : start + num_here].tobytes()
         return bytes(out)
 
-    def _sample(self, chunk: Chunk, spec: SampleSpec) -> Sampled:
+    def _sample(self, chunk: Chunk) -> Sampled:
+        """Draw after each sampled row, and keep what follows from known tokens."""
+        num_known = len(chunk.token_ids) - len(chunk.proposed_ids)
+        drawn = [
+            self._draw(replace(chunk, token_ids=chunk.token_ids[: num_known + row]), spec)
+            for row, spec in enumerate(chunk.samples)
+        ]
+        kept = chunk.kept(token_id for token_id, _ in drawn)
+        logprobs = tuple(logprobs for _, logprobs in drawn[: len(kept)])
+        return Sampled(seq_id=chunk.seq_id, token_ids=kept, logprobs=logprobs)
+
+    def _draw(self, chunk: Chunk, spec: SampleSpec) -> tuple[int, RawLogprobs | None]:
+        """Return the token after a chunk's last one, and its log-probabilities if they were asked for."""
         state = hashlib.sha256(self._read(chunk)).digest()
         banned = frozenset(spec.banned_token_ids)
         avoided = banned | _bad_ids(chunk, spec)
@@ -180,9 +192,7 @@ class EchoRunner:
         if spec.rules is not None:
             scores = _ruled(scores, spec, banned, avoided)
         token_id = _choose(scores, spec)
-        return Sampled(
-            seq_id=chunk.seq_id, token_id=token_id, logprobs=_logprobs(scores, token_id, spec.sampling.logprobs)
-        )
+        return token_id, _logprobs(scores, token_id, spec.sampling.logprobs)
 
 
 def _scores(state: bytes, last_token_id: int, banned: frozenset[int]) -> dict[int, float]:

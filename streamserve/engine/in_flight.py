@@ -105,7 +105,7 @@ class InFlight:
                 raise
         parts = tuple(Part(sequence := sequences[c.seq_id], c, sequence.num_preemptions) for c in chunks)
         for part in parts:
-            part.sequence.launch(len(part.chunk.token_ids), is_sampled=part.chunk.sample is not None)
+            part.sequence.launch(len(part.chunk.token_ids), num_rows=len(part.chunk.samples))
         self._steps.append(Launched(plan, parts, handle, at))
 
     def pop(self) -> Launched:
@@ -188,8 +188,9 @@ def halves(chunks: tuple[Chunk, ...], block_size: int) -> tuple[tuple[Chunk, ...
     plan:   [ a ][ b ][ ...... c ...... ][ d ]
     halves: [ a ][ b ][ .. c .. ] and [ .. c .. ][ d ]
 
-    One token cannot be split: it is retried as it is.
+    One token cannot be split: it is retried as it is. What was proposed is left out.
     """
+    chunks = tuple(map(_without_proposals, chunks))
     num_left = sum(len(chunk.token_ids) for chunk in chunks) // 2
     first: list[Chunk] = []
     for index, chunk in enumerate(chunks):
@@ -208,12 +209,12 @@ def still_ready(chunks: tuple[Chunk, ...], sequences: Mapping[int, Sequence]) ->
     penalties may have changed.
     """
     ready = []
-    for chunk in chunks:
+    for chunk in map(_without_proposals, chunks):
         sequence = sequences.get(chunk.seq_id)
         if sequence is None or not _is_ready(chunk, sequence):
             continue
         token_ids = tuple(sequence.token_ids[chunk.start : _end(chunk)])
-        ready.append(replace(chunk, token_ids=token_ids, sample=chunk.sample and sequence.sample_spec()))
+        ready.append(replace(chunk, token_ids=token_ids, samples=chunk.samples and sequence.sample_specs(1)))
     return tuple(ready)
 
 
@@ -226,8 +227,13 @@ def _split(chunk: Chunk, num_tokens: int, block_size: int) -> tuple[list[Chunk],
     first = rest = None
     if chunk.scores is not None:
         first, rest = chunk.scores.within(0, middle), chunk.scores.within(middle, _end(chunk))
-    head = replace(chunk, token_ids=chunk.token_ids[:num_tokens], block_table=table, sample=None, scores=first)
+    head = replace(chunk, token_ids=chunk.token_ids[:num_tokens], block_table=table, samples=(), scores=first)
     return [head], [replace(chunk, start=middle, token_ids=chunk.token_ids[num_tokens:], scores=rest)]
+
+
+def _without_proposals(chunk: Chunk) -> Chunk:
+    num_known = len(chunk.token_ids) - len(chunk.proposed_ids)
+    return replace(chunk, token_ids=chunk.token_ids[:num_known], samples=chunk.samples[:1])
 
 
 def _is_ready(chunk: Chunk, sequence: Sequence) -> bool:

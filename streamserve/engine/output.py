@@ -242,10 +242,12 @@ class OutputProcessor:
             self.fail(sequence, error, now)
             return
         is_first = sequence.num_computed_tokens == sequence.num_cached_tokens and sequence.num_preemptions == 0
-        sequence.mark_computed(num_tokens)
-        self.pool.cache_blocks(sequence, num_tokens)
-        scored = _take_scores(part, scores or ())
         token_ids = self._append(sequence, sampled, now)
+        # All tokens but the newest are computed: what was proposed and not chosen is void.
+        num_wrong = len(part.chunk.samples) - len(token_ids)
+        sequence.mark_computed(num_tokens, num_wrong=num_wrong)
+        self.pool.cache_blocks(sequence, num_tokens - num_wrong)
+        scored = _take_scores(part, scores or ())
         reason = sequence.finish_reason(self.max_model_len)
         if is_first:
             self.num_prompt_tokens += len(sequence.request.prompt_token_ids)
@@ -253,19 +255,22 @@ class OutputProcessor:
         if num_prefilled is not None:
             self.emit(sequence, now, num_prefilled=num_prefilled, scored=scored)
         elif token_ids or reason or is_first or scored:
-            logprobs = (sampled.logprobs,) if sampled is not None and token_ids else ()
+            logprobs = (sampled.logprobs if sampled is not None else ())[: len(token_ids)] or (None,) * len(token_ids)
             self.emit(sequence, now, token_ids=token_ids, logprobs=logprobs, finish_reason=reason, scored=scored)
         self.is_suspect = False
 
     def _append(self, sequence: Sequence, sampled: Sampled | None, now: float) -> tuple[int, ...]:
-        if sampled is None or sampled.token_id is None:
+        if sampled is None:
             return ()
-        sequence.token_ids.append(sampled.token_id)
-        self.num_generation_tokens += 1
+        sequence.proposed_ids = sampled.proposed_ids
+        token_ids = sequence.append(sampled.token_ids, self.max_model_len)
+        self.num_generation_tokens += len(token_ids)
+        if not token_ids:
+            return ()
         if sequence.first_token_at is None:
             sequence.first_token_at = now
         sequence.reader.begin(sequence.num_output_tokens, now)
-        return (sampled.token_id,)
+        return token_ids
 
     def _remove(self, sequence: Sequence) -> None:
         self.num_grammar_waits += sequence.num_grammar_waits
@@ -284,14 +289,13 @@ def _newly_prefilled(sequence: Sequence, num_tokens: int) -> int | None:
     return after if has_moved or before == sequence.num_cached_tokens else None
 
 
-def _moves(parts: list[Part], sampled: Mapping[int, Sampled]) -> Iterator[tuple[Matcher, int]]:
+def _moves(parts: list[Part], sampled: Mapping[int, Sampled]) -> Iterator[tuple[Matcher, tuple[int, ...]]]:
     """Yield the matchers of a step with their new tokens; an end is no part of the text."""
     for part in parts:
         matcher, one = part.sequence.matcher, sampled.get(part.chunk.seq_id)
-        if matcher is None or one is None or one.token_id is None:
+        if matcher is None or one is None or one.error is not None:
             continue
-        if one.token_id not in part.sequence.stop_token_ids():
-            yield matcher, one.token_id
+        yield matcher, part.sequence.before_end(one.token_ids)
 
 
 def _take_scores(part: Part, scores: tuple[RawLogprobs, ...]) -> tuple[tuple[int, RawLogprobs], ...]:
@@ -305,8 +309,11 @@ def _take_scores(part: Part, scores: tuple[RawLogprobs, ...]) -> tuple[tuple[int
 
 def _error_of(part: Part, sampled: Sampled | None, scores: tuple[RawLogprobs, ...] | None) -> str | None:
     """Return the runner's error code, "runner_error" where a result is missing, or the matcher's."""
+    num_rows, matcher = len(part.chunk.samples), part.sequence.matcher
     if sampled is None:
-        is_missing = part.chunk.sample is not None or (part.chunk.scores is not None and scores is None)
+        is_missing = num_rows > 0 or (part.chunk.scores is not None and scores is None)
         return "runner_error" if is_missing else None
-    matcher = part.sequence.matcher
+    least = 1 if num_rows == 1 else 0
+    if sampled.error is None and not least <= len(sampled.token_ids) <= num_rows:
+        return "runner_error"
     return sampled.error or (None if matcher is None else matcher.error)

@@ -8,8 +8,9 @@ nano-vllm's three-beat step; vLLM V1's "no prefill or decode phase".)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Protocol
 
 from streamserve.protocol.requests import SamplingParams
@@ -53,16 +54,16 @@ class TokenRules:
 
 @dataclass(slots=True, kw_only=True)
 class SampleSpec:
-    """How to choose the token that follows a chunk, so that a runner needs no request.
+    """How to choose the token that follows one row of a chunk, so that a runner needs no request.
 
     `sampling` is the choice's, whole, with its seed resolved. The draw is
     `argmax(log p + Gumbel(seed, position, token))`: fixed given equal logits, whatever the batch.
-    `position` is the absolute index of the token to be chosen (= number of tokens known before it).
+    `position` is the absolute index of the token to be chosen (= number of tokens before it, known or proposed).
     `banned_token_ids` (eos and stop ids before min_tokens) must not be chosen. `mask` has one bit for each id, the
     lowest first, that a grammar allows; `mask_end_ids` are allowed beside these. Where nothing that is allowed is left
     by bans, the bans are lifted: no row is without a token. Order of transforms: the rules (bias, allowed ids, bad
     words), ban, mask, penalties, temperature, top-k, top-p, min-p.
-    `bad_endings` are pairs: after the first, if that is the chunk's last token, the second completes a bad word.
+    `bad_endings` are pairs: after the first, if that is the row's token, the second completes a bad word.
     `counts_row` is where the runner counts the sequence's tokens for its penalties; None without penalties. A spec with
     `prompt_token_ids` begins the row afresh: these and `output_token_ids` are all tokens before `position`. A later one
     has neither: the chunk's only token, pending or not, is the one that the row lacks.
@@ -108,17 +109,33 @@ class Chunk:
                     already in blocks   computed now, written to their slots
     block_table:  one block id per `block_size` positions, covering [0, start+len(token_ids)).
     slot of position i = block_table[i // block_size] * block_size + i % block_size.
-    `sample` is None while the chunk ends before the last known token. `token_ids` is (PENDING,) where the token is that
-    which the sequence gets from the launched step before this one: only for runners that `can_overlap`. `scores`: which
-    of its positions are scored.
+    `samples`: how to choose the token after each of its last rows; none while the chunk ends before the last known
+    token. With n of them the last n - 1 tokens are proposals, which no reader has seen: what is chosen after the row
+    before a proposal decides whether it was right. `token_ids` is (PENDING,) where the token is that which the sequence
+    gets from the launched step before this one: only for runners that `can_overlap`. `scores`: which of its positions
+    are scored.
     """
 
     seq_id: int
     start: int
     token_ids: tuple[int, ...]
     block_table: tuple[int, ...]
-    sample: SampleSpec | None = None
+    samples: tuple[SampleSpec, ...] = ()
     scores: ScoreSpec | None = None
+
+    @property
+    def proposed_ids(self) -> tuple[int, ...]:
+        """The tokens at its end that are proposals."""
+        return self.token_ids[len(self.token_ids) - len(self.samples) + 1 :] if self.samples else ()
+
+    def kept(self, chosen_ids: Iterable[int]) -> tuple[int, ...]:
+        """Return which of the tokens chosen after its rows follow from known ones: up to the first not proposed."""
+        kept: list[int] = []
+        for chosen, proposed in zip_longest(chosen_ids, self.proposed_ids):
+            kept.append(chosen)
+            if chosen != proposed:
+                break
+        return tuple(kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,12 +163,16 @@ class RawLogprobs:
 class Sampled:
     """The result of a step for one sequence. With an `error` (a code: "numerical_error") its blocks are unusable.
 
-    One entry for every chunk that had `sample`, and for every chunk that failed. `token_id` is None iff `error` is set.
+    One entry for every chunk that had `samples`, and for every chunk that failed. `token_ids` are the new tokens: of
+    one row one, of several any number up to theirs, even none, and each one is what its row's spec chooses after the
+    ones before it. `logprobs`: of each, where they were asked for. `proposed_ids`: what the runner expects next; a
+    plan may hold some of them.
     """
 
     seq_id: int
-    token_id: int | None
-    logprobs: RawLogprobs | None = None
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[RawLogprobs | None, ...] = ()
+    proposed_ids: tuple[int, ...] = ()
     error: str | None = None
 
 

@@ -33,6 +33,7 @@ class is admitted before r, until r is late.
 from __future__ import annotations
 
 import math
+import sys
 from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -224,7 +225,7 @@ class Scheduler:
     def _decode(
         self, decodes: list[Sequence], most: int, step: StepBudget, now: float, *, spares_peers: bool = False
     ) -> None:
-        """Plan the next token of each until the step holds `most` sequences.
+        """Plan the next token of each, and what is proposed after it, until the step holds `most` sequences.
 
         `spares_peers`: in a step that holds others, none of the same rank loses its blocks for these.
         """
@@ -235,7 +236,25 @@ class Scheduler:
                 continue
             if self._make_room(sequence, step, now, spares_peers=spares_peers and bool(step.chunks)):
                 sequence.block_table += self._pool.allocate(self._num_lacking(sequence))
-                step.add(sequence, 1)
+                step.add(sequence, 1, num_rows=self._num_rows(sequence, step))
+
+    def _num_rows(self, sequence: Sequence, step: StepBudget) -> int:
+        """Return how many rows of a decode to sample: the proposed tokens cost the others nothing.
+
+        They get no block of their own, no token that a seat may need, and none beyond the lead or the answer's end. A
+        runner counts tokens for penalties one by one.
+        """
+        if not sequence.proposed_ids or sequence.num_pending or sequence.has_penalties:
+            return 1
+        config, num_known = self._config, len(sequence.token_ids)
+        most = min(
+            len(sequence.block_table) * self._pool.block_size - sequence.num_launched_tokens,
+            1 + step.num_tokens - config.max_num_seqs,
+            sequence.num_remaining_tokens,
+            (config.max_model_len or sys.maxsize) - num_known,
+            leads.lead_left(sequence, config),
+        )
+        return int(max(1, min(1 + len(sequence.proposed_ids), most)))
 
     def _can_decode(self, sequence: Sequence) -> bool:
         """Whether it still runs, lacks one token, and the token before that is none that may be its last."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from streamserve.engine.kv.free_list import IntegrityError
@@ -93,9 +94,13 @@ class Sequence:
                 [ computed: K/V in blocks )[ in flight )[ to be computed ]( pending )
                                            ^num_computed ^num_launched
 
-    In flight are the tokens of launched, uncollected steps. While `is_pending` the last of these gives the sequence one
-    more token, which a runner that can overlap knows before the core does. A step's result counts only if the sequence
-    still runs and `num_preemptions` is what it was at the launch: otherwise its blocks were freed, and it starts again.
+    In flight are the tokens of launched, uncollected steps. While `num_pending` the last of these samples so many rows.
+    One row gives the sequence one more token, which a runner that can overlap knows before the core does; of several
+    rows it is known only afterwards how many tokens they gave. `proposed_ids`: what the runner expects after the known
+    tokens; a chunk may compute them too, and those that prove right are kept.
+
+    A step's result counts only if the sequence still runs and `num_preemptions` is what it was at the launch: otherwise
+    its blocks were freed, and it starts again.
     `order_key`, `late_at` (a first step after it is too late for the class) and `expires_at` (the first step must come
     before) are the scheduler's, set when it is added, as is `reader`, which begins with this admission's first token.
 
@@ -121,7 +126,8 @@ class Sequence:
     num_cached_tokens: int = 0
     num_once_computed: int = 0  # before a park or a preemption: what is computed of these is recomputed
     num_preemptions: int = 0
-    is_pending: bool = False
+    num_pending: int = 0
+    proposed_ids: tuple[int, ...] = ()
     counts_row: int | None = None
     is_counted: bool = False
     num_grammar_waits: int = 0
@@ -190,7 +196,7 @@ class Sequence:
     @property
     def num_unplanned_tokens(self) -> int:
         """Tokens, the pending one included, that no step has been launched for; 1 means the sequence decodes."""
-        return len(self.token_ids) + self.is_pending - self.num_launched_tokens
+        return len(self.token_ids) + self.num_pending - self.num_launched_tokens
 
     @property
     def num_plannable_tokens(self) -> int:
@@ -217,21 +223,33 @@ class Sequence:
             raise IntegrityError(f"sequence {self.seq_id}: {self.state.value} → {state.value}")
         self.state = state
 
-    def launch(self, num_tokens: int, *, is_sampled: bool) -> None:
-        """Record that a step with the next `num_tokens` was launched; `is_sampled`: it gives a token."""
+    def launch(self, num_tokens: int, *, num_rows: int) -> None:
+        """Record that a step with the next `num_tokens` was launched, which samples so many rows."""
         self.num_launched_tokens += num_tokens
-        self.is_pending = is_sampled
-        self.is_counted = self.is_counted or is_sampled
+        self.num_pending = num_rows
+        self.is_counted = self.is_counted or num_rows > 0
 
-    def mark_computed(self, num_tokens: int) -> None:
-        """Record that the oldest launched step with this sequence has computed its `num_tokens`."""
-        self.num_computed_tokens += num_tokens
-        self.is_pending = self.is_pending and self.num_launched_tokens > self.num_computed_tokens
+    def mark_computed(self, num_tokens: int, *, num_wrong: int = 0) -> None:
+        """Record that the oldest launched step with this sequence is over; the last `num_wrong` tokens are void."""
+        self.num_launched_tokens -= num_wrong
+        self.num_computed_tokens += num_tokens - num_wrong
+        if self.num_launched_tokens == self.num_computed_tokens:
+            self.num_pending = 0
+
+    def append(self, token_ids: Iterable[int], max_model_len: int) -> tuple[int, ...]:
+        """Add a step's new tokens, up to the first that ends the answer; return those."""
+        added = []
+        for token_id in token_ids:
+            self.token_ids.append(token_id)
+            added.append(token_id)
+            if self._is_stopped or self._is_full(max_model_len):
+                break
+        return tuple(added)
 
     def take_back(self, num_tokens: int) -> None:
         """Undo a launch whose result is dropped. The same must be done to every step launched after it."""
         self.num_launched_tokens -= num_tokens
-        self.is_pending = self.is_counted = False
+        self.num_pending, self.is_counted = 0, False
 
     def release(self, pool: BlockPool) -> None:
         """Free every block. Only outside RUNNING; a second call finds nothing to free.
@@ -249,7 +267,7 @@ class Sequence:
         blocks, self.block_table = self.block_table, []
         self.num_once_computed = max(self.num_once_computed, self.num_computed_tokens)
         self.num_computed_tokens = self.num_launched_tokens = 0
-        self.is_pending = self.is_counted = False
+        self.num_pending, self.is_counted = 0, False
         self.counts_row = None
         return blocks
 
@@ -257,29 +275,34 @@ class Sequence:
         """Return why the sequence is over, or None. The eos or stop token is its last token and no part of the text."""
         if self.max_tokens == 0:
             return None if self.num_uncomputed_tokens else "length"
+        if self._is_stopped or self.is_complete:
+            return "stop"
+        return "length" if self._is_full(max_model_len) else None
+
+    @property
+    def _is_stopped(self) -> bool:
         # In a grammar an end is allowed before min_tokens only where nothing else is.
         has_min_tokens = self.matcher is not None or self.num_output_tokens > self.request.sampling.min_tokens
-        if has_min_tokens and self.token_ids[-1] in self.stop_token_ids():
-            return "stop"
-        if self.is_complete:
-            return "stop"
-        if self.num_output_tokens >= self.max_tokens or len(self.token_ids) >= max_model_len:
-            return "length"
-        return None
+        return has_min_tokens and self.token_ids[-1] in self.stop_token_ids()
+
+    def _is_full(self, max_model_len: int) -> bool:
+        return self.num_output_tokens >= self.max_tokens or len(self.token_ids) >= max_model_len
 
     def must_wait(self, max_model_len: int | None) -> bool:
-        """Whether the pending token must be known first: it may be the last one, or a grammar needs it."""
-        if not self.is_pending:
+        """Whether what is pending must be known first: it may be the last token, or several, or a grammar needs it."""
+        if not self.num_pending:
             return False
         if self.matcher is not None:
             self.num_grammar_waits += 1
+            return True
+        if self.num_pending > 1:
             return True
         is_last = self.num_output_tokens + 1 >= self.max_tokens
         return is_last or len(self.token_ids) + 1 >= (max_model_len or sys.maxsize)
 
     def ahead_seconds(self, now: float) -> float:
         """Return how long its reader can go on without a new token. See `ReaderPace`."""
-        return self.reader.ahead_seconds(self.num_output_tokens + self.is_pending, now)
+        return self.reader.ahead_seconds(self.num_output_tokens + self.num_pending, now)
 
     def score_spec(self, start: int, end: int) -> ScoreSpec | None:
         """Return what to score of the chunk from `start` to `end`; None: nothing is asked for, or all is scored."""
@@ -290,35 +313,52 @@ class Sequence:
         token_ids = prompt[first + 1 : end + 1]
         return ScoreSpec(first=first, token_ids=token_ids, num_top=top) if token_ids else None
 
-    def sample_spec(self) -> SampleSpec | None:
-        """Return how to choose the token after the last known or pending one; None if none is wanted."""
+    def sample_specs(self, num_rows: int) -> tuple[SampleSpec, ...]:
+        """Return how to choose the token after the last known or pending one, and after proposed ones; () for none.
+
+        Of the proposed tokens so many that there are `num_rows` rows, or fewer: none after a token that ends the answer
+        or that its grammar forbids.
+        """
         if self.max_tokens == 0:
-            return None
+            return ()
+        proposed = self.before_end(self.proposed_ids[: num_rows - 1])
+        matcher = self.matcher
+        follows = [(None, False)] if matcher is None else [(matcher.mask, matcher.may_end), *matcher.follow(proposed)]
+        num_rows = 1 + len(proposed) if matcher is None else len(follows)
+        return tuple(self._spec(proposed[:row], *follows[min(row, len(follows) - 1)]) for row in range(num_rows))
+
+    def _spec(self, proposed: tuple[int, ...], mask: bytes | None, may_end: bool) -> SampleSpec:
+        """Return how to choose the token after the known or pending ones and these."""
         sampling, prompt = self.request.sampling, self.request.prompt_token_ids
+        num_new = self.num_pending + len(proposed)
         begins_counts = self.counts_row is not None and not self.is_counted
         banned: tuple[int, ...] = ()
-        if self.num_output_tokens + self.is_pending < sampling.min_tokens:
+        if self.num_output_tokens + num_new < sampling.min_tokens:
             banned = tuple(sorted(self.stop_token_ids()))
         bad_endings: tuple[tuple[int, int], ...] = ()
         if self.request.bad_word_ids and self.rules is not None:
             longest = max(map(len, self.request.bad_word_ids))
-            newest = self.token_ids[max(len(prompt), len(self.token_ids) - longest) :]
-            bad_endings = self.rules.bad_endings(newest, is_pending=self.is_pending)
-        matcher = self.matcher
+            newest = (*self.token_ids[max(len(prompt), len(self.token_ids) - longest) :], *proposed)
+            bad_endings = self.rules.bad_endings(newest, is_pending=self.num_pending > 0)
         return SampleSpec(
-            position=len(self.token_ids) + self.is_pending,
+            position=len(self.token_ids) + num_new,
             sampling=sampling,
             counts_row=self.counts_row,
             prompt_token_ids=prompt if begins_counts else (),
             output_token_ids=tuple(self.token_ids[len(prompt) :]) if begins_counts else (),
             banned_token_ids=banned,
-            mask=None if matcher is None else matcher.mask,
-            mask_end_ids=tuple(sorted(self.stop_token_ids())) if matcher is not None and matcher.may_end else (),
+            mask=mask,
+            mask_end_ids=tuple(sorted(self.stop_token_ids())) if may_end else (),
             rules=self.rules,
             bad_endings=bad_endings,
         )
 
-    def stop_token_ids(self) -> Iterable[int]:
+    def before_end(self, token_ids: Iterable[int]) -> tuple[int, ...]:
+        """Return the tokens before the first that ends the answer."""
+        ends = self.stop_token_ids()
+        return tuple(takewhile(lambda token_id: token_id not in ends, token_ids))
+
+    def stop_token_ids(self) -> Collection[int]:
         """Return the ids that end the answer."""
         sampling = self.request.sampling
         return (

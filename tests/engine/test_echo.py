@@ -23,12 +23,14 @@ def run(runner: EchoRunner, *chunks: Chunk) -> tuple[Sampled, ...]:
 
 def chunk(table: tuple[int, ...] = (1, 2), start: int = 0, **fields: object) -> Chunk:
     tokens = tuple(range(start, 8))
-    return Chunk(**{"seq_id": 1, "start": start, "token_ids": tokens, "block_table": table, "sample": GREEDY, **fields})
+    return Chunk(
+        **{"seq_id": 1, "start": start, "token_ids": tokens, "block_table": table, "samples": (GREEDY,), **fields}
+    )
 
 
 def first_token(*chunks: Chunk) -> int | None:
     runner = EchoRunner(num_blocks=8, block_size=4)
-    return [run(runner, one)[-1].token_id for one in chunks][-1]
+    return [run(runner, one)[-1].token_ids[0] for one in chunks][-1]
 
 
 def test_pages_may_be_anywhere() -> None:
@@ -67,11 +69,11 @@ def test_pending_token_is_that_of_the_step_before() -> None:
     runner, other = EchoRunner(num_blocks=8, block_size=4), EchoRunner(num_blocks=8, block_size=4)
     spec = spec_of(9, temperature=0.0)
     first = runner.launch(StepPlan(step_id=0, chunks=(chunk((1, 2, 3)),)))
-    late = chunk((1, 2, 3), start=8, token_ids=(PENDING,), sample=spec)
+    late = chunk((1, 2, 3), start=8, token_ids=(PENDING,), samples=(spec,))
     second = runner.launch(StepPlan(step_id=1, chunks=(late,)))
     known = run(other, chunk((1, 2, 3)))
     assert runner.collect(first).sampled == known
-    assert runner.collect(second).sampled == run(other, replace(late, token_ids=(known[0].token_id,)))
+    assert runner.collect(second).sampled == run(other, replace(late, token_ids=known[0].token_ids))
 
 
 def test_launched_step_is_not_changed_by_what_follows() -> None:
@@ -80,7 +82,7 @@ def test_launched_step_is_not_changed_by_what_follows() -> None:
     handle = runner.launch(StepPlan(step_id=0, chunks=(chunk(),)))
     for block_id in (1, 2):
         runner.poison(block_id)
-    assert runner.collect(handle).sampled[0].token_id == first_token(chunk())
+    assert runner.collect(handle).sampled[0].token_ids[0] == first_token(chunk())
 
 
 def test_banned_tokens_are_not_chosen() -> None:
@@ -88,19 +90,19 @@ def test_banned_tokens_are_not_chosen() -> None:
     token_id = first_token(chunk())
     assert token_id is not None
     banned = spec_of(8, temperature=0.0, banned_token_ids=(token_id,))
-    assert first_token(chunk(sample=banned)) not in (token_id, None)
+    assert first_token(chunk(samples=(banned,))) not in (token_id, None)
 
 
 def test_logprobs_are_a_distribution() -> None:
     """All candidates' probabilities sum to one; the chosen one's is among them; asking for less gives less."""
     runner = EchoRunner(num_blocks=8, block_size=4)
-    (all_of_them,) = run(runner, chunk(sample=spec_of(8, temperature=0.0, logprobs=100)))
-    assert all_of_them.logprobs is not None
-    assert math.isclose(sum(math.exp(logprob) for _, logprob in all_of_them.logprobs.top), 1.0)
-    assert (all_of_them.token_id, all_of_them.logprobs.chosen) == all_of_them.logprobs.top[0]
-    (two,) = run(runner, chunk(sample=spec_of(8, temperature=0.0, logprobs=2)))
-    assert two.logprobs is not None
-    assert two.logprobs.top == all_of_them.logprobs.top[:2]
+    (all_of_them,) = run(runner, chunk(samples=(spec_of(8, temperature=0.0, logprobs=100),)))
+    assert all_of_them.logprobs[0] is not None
+    assert math.isclose(sum(math.exp(logprob) for _, logprob in all_of_them.logprobs[0].top), 1.0)
+    assert (all_of_them.token_ids[0], all_of_them.logprobs[0].chosen) == all_of_them.logprobs[0].top[0]
+    (two,) = run(runner, chunk(samples=(spec_of(8, temperature=0.0, logprobs=2),)))
+    assert two.logprobs[0] is not None
+    assert two.logprobs[0].top == all_of_them.logprobs[0].top[:2]
 
 
 def test_answer_is_readable_and_endless() -> None:

@@ -154,7 +154,7 @@ def test_resume_keeps_min_tokens_and_max_tokens() -> None:
     drive = Drive()
     answer = drive.run(request(2, sampling=how, output_token_ids=tuple(shown[:3])))[2]
     assert answer.token_ids == shown[3:]
-    specs = [chunk.sample for plan in drive.plans for chunk in plan.chunks]
+    specs = [spec for plan in drive.plans for chunk in plan.chunks for spec in chunk.samples or [None]]
     assert [spec.banned_token_ids for spec in specs if spec] == [(7,), (), ()]
 
 

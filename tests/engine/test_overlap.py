@@ -19,10 +19,10 @@ def test_pending_token_is_planned_before_it_is_known() -> None:
     desk = Desk(overlap=True)
     desk.add(request(1))
     first, second = desk.step().chunks[0], desk.step().chunks[0]
-    assert first.sample is not None
-    assert second.sample is not None
+    assert bool(first.samples)
+    assert bool(second.samples)
     assert (second.start, second.token_ids) == (20, (PENDING,))
-    assert (first.sample.position, second.sample.position) == (20, 21)
+    assert (first.samples[0].position, second.samples[0].position) == (20, 21)
 
 
 def test_every_step_has_work_until_the_last_token() -> None:
@@ -32,7 +32,7 @@ def test_every_step_has_work_until_the_last_token() -> None:
         desk.add(request(1))
         desk.run()
     positions = [
-        [chunk.sample.position for chunk in chunks_of(desk, 1) if chunk.sample] for desk in (plain, overlapping)
+        [chunk.samples[0].position for chunk in chunks_of(desk, 1) if chunk.samples] for desk in (plain, overlapping)
     ]
     assert positions[0] == positions[1] == list(range(20, 30))
 
@@ -43,7 +43,7 @@ def test_prompt_continues_while_its_chunk_is_in_flight() -> None:
     desk.add(request(1, range(40), sampling=sampling(max_tokens=1)))
     desk.run()
     assert [(chunk.start, len(chunk.token_ids)) for chunk in chunks_of(desk, 1)] == [(0, 16), (16, 16), (32, 8)]
-    assert [chunk.sample is not None for chunk in chunks_of(desk, 1)] == [False, False, True]
+    assert [bool(chunk.samples) for chunk in chunks_of(desk, 1)] == [False, False, True]
 
 
 @pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
@@ -55,7 +55,7 @@ def test_a_penalty_waits_for_no_token(penalty: str) -> None:
     plans = [schedule.chunks for schedule in desk.schedules if schedule.chunks]
     assert [len(chunks) for chunks in plans] == [1] * 10
     assert [chunks[0].token_ids == (PENDING,) for chunks in plans] == [False, *[True] * 9]
-    specs = [chunk.sample for chunk in chunks_of(desk, 1) if chunk.sample]
+    specs = [chunk.samples[0] for chunk in chunks_of(desk, 1) if chunk.samples]
     assert [(spec.counts_row, len(spec.prompt_token_ids)) for spec in specs] == [(0, 20), *[(0, 0)] * 9]
 
 
@@ -78,7 +78,7 @@ def test_a_row_of_counts_is_begun_again_after_a_preemption() -> None:
     for _ in range(4):
         desk.step()
     desk.scheduler.forced_preempt = lambda running: running
-    spec = desk.step().chunks[0].sample
+    (spec,) = desk.step().chunks[0].samples
     desk.scheduler.forced_preempt = None
     assert spec is not None
     assert (spec.position, len(spec.prompt_token_ids), len(spec.output_token_ids)) == (23, 20, 3)
@@ -110,7 +110,7 @@ def test_ends_are_banned_by_count() -> None:
         desk = Desk(overlap=overlap)
         desk.add(request(1, eos_token_ids=frozenset({3}), sampling=sampling(min_tokens=4)))
         desk.run()
-        bans.append([chunk.sample.banned_token_ids for chunk in chunks_of(desk, 1) if chunk.sample])
+        bans.append([chunk.samples[0].banned_token_ids for chunk in chunks_of(desk, 1) if chunk.samples])
     assert bans[0] == bans[1] == [(3,)] * 4 + [()] * 6
 
 
@@ -124,8 +124,8 @@ def test_preempted_in_flight_starts_afresh() -> None:
     chunk = desk.step().chunks[0]
     desk.scheduler.forced_preempt = None
     assert PENDING not in chunk.token_ids
-    assert chunk.sample is not None
-    assert chunk.sample.position == 22
+    assert bool(chunk.samples)
+    assert chunk.samples[0].position == 22
     desk.run()
     assert desk.sequences[1].num_output_tokens == 10
 
@@ -148,7 +148,7 @@ def test_launch_can_be_taken_back() -> None:
     desk = Desk()
     (sequence,) = desk.add(request(1))
     first = desk.scheduler.schedule(desk.now).chunks[0]
-    sequence.launch(len(first.token_ids), is_sampled=True)
+    sequence.launch(len(first.token_ids), num_rows=1)
     assert desk.scheduler.schedule(desk.now).chunks[0].token_ids == (PENDING,)
     sequence.take_back(len(first.token_ids))
     assert desk.scheduler.schedule(desk.now).chunks == (first,)

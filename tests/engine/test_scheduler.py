@@ -26,7 +26,7 @@ def test_prompt_beyond_the_budget_is_chunked() -> None:
     drive = Drive(max_num_batched_tokens=16)
     drive.run(request(1, range(40), sampling=sampling(max_tokens=1)))
     assert [plan.num_tokens for plan in drive.plans] == [16, 16, 8]
-    assert [plan.chunks[0].sample is not None for plan in drive.plans] == [False, False, True]
+    assert [bool(plan.chunks[0].samples) for plan in drive.plans] == [False, False, True]
 
 
 def test_decodes_come_first_and_prefill_is_capped() -> None:
@@ -185,7 +185,7 @@ def test_sampling_waits_for_the_last_known_token() -> None:
     drive.step()
     drive.core.scheduler.forced_preempt = None
     drive.step()
-    assert [chunk.sample is not None for plan in drive.plans[-2:] for chunk in plan.chunks] == [False, True]
+    assert [bool(chunk.samples) for plan in drive.plans[-2:] for chunk in plan.chunks] == [False, True]
 
 
 def test_budget_must_cover_the_batch() -> None:

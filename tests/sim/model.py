@@ -99,7 +99,7 @@ class SimRunner:
             self.launched.append(plan)
             return plan, None
         sampled = [one for chunk in plan.chunks if (one := self._run(chunk)) is not None]
-        self._last = {one.seq_id: one.token_id for one in sampled if one.token_id is not None}
+        self._last = {one.seq_id: one.token_ids[-1] for one in sampled if one.token_ids}
         self.launched.append(plan)
         return plan, StepResult(step_id=plan.step_id, sampled=tuple(sampled))
 
@@ -131,13 +131,13 @@ class SimRunner:
         token_ids = (self._last.get(chunk.seq_id, POISON),) if is_pending else chunk.token_ids
         if POISON in token_ids or self.is_faulty(chunk.seq_id):
             self._write(chunk, None)
-            return Sampled(seq_id=chunk.seq_id, token_id=None, error="numerical_error")
+            return Sampled(seq_id=chunk.seq_id, error="numerical_error")
         self._write(chunk, token_ids)
-        if chunk.sample is None:
+        if not chunk.samples:
             return None
-        token_id = draw(crc32(self._read(chunk)), chunk.sample, *self._count(chunk.sample, token_ids))
-        logprobs = None if chunk.sample.sampling.logprobs is None else RawLogprobs(chosen=-float(token_id))
-        return Sampled(seq_id=chunk.seq_id, token_id=token_id, logprobs=logprobs)
+        token_id = draw(crc32(self._read(chunk)), chunk.samples[0], *self._count(chunk.samples[0], token_ids))
+        logprobs = None if chunk.samples[0].sampling.logprobs is None else RawLogprobs(chosen=-float(token_id))
+        return Sampled(seq_id=chunk.seq_id, token_ids=(token_id,), logprobs=(logprobs,))
 
     def _count(self, spec: SampleSpec, token_ids: tuple[int, ...]) -> tuple[Sequence[int], Sequence[int]]:
         """Count as a device does: first the tokens that begin a row, then each step's own token."""

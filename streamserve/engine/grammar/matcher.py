@@ -166,6 +166,24 @@ class Matcher:
         if all(_consume(self, token_id) for token_id in token_ids):
             set_masks([self])
 
+    def follow(self, token_ids: Sequence[int]) -> list[tuple[bytes, bool]]:
+        """Return what may follow after each of these tokens, up to the first that is not allowed or ends the text.
+
+        (mask, may_end) of each, as of the tokens before; the matcher stays where it is.
+        """
+        follows: list[tuple[bytes, bool]] = []
+        if not token_ids or self.error is not None:
+            return follows
+        ahead = self.inner.deep_copy()
+        for token_id in token_ids:
+            if not ahead.consume_token(self.vocabulary.twins.get(token_id, token_id)):
+                break
+            (follow,) = self.vocabulary.masks([ahead])
+            if follow[0].count(0) == len(follow[0]):
+                break
+            follows.append(follow)
+        return follows
+
     def fail(self, reason: str) -> None:
         """Record that nothing more can be said of this sequence."""
         logger.warning("a grammar's matcher failed: %r", reason[:200])
@@ -182,11 +200,11 @@ class Matcher:
         self.mask, self.may_end, self.is_complete = mask, may_end, is_empty and may_end
 
 
-def advance(moves: Iterable[tuple[Matcher, int]]) -> None:
-    """Move each matcher over its new token, and make all masks in one call."""
+def advance(moves: Iterable[tuple[Matcher, Sequence[int]]]) -> None:
+    """Move each matcher over its new tokens, and make all masks in one call."""
     moved = []
-    for matcher, token_id in moves:
-        if matcher.error is None and _consume(matcher, token_id):
+    for matcher, token_ids in moves:
+        if token_ids and matcher.error is None and all(_consume(matcher, token_id) for token_id in token_ids):
             moved.append(matcher)
     set_masks(moved)
 

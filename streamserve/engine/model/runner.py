@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -29,7 +30,6 @@ from streamserve.engine.model.token_rules import PenaltyCounts, RuleTensors
 from streamserve.engine.plan import (
     Chunk,
     Progress,
-    RawLogprobs,
     Sampled,
     SampleSpec,
     StepOutOfMemory,
@@ -48,11 +48,11 @@ _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "AL
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step whose tensors may not be computed yet. `rows[seq_id]` is the row of its token in `draws`."""
+    """A step whose tensors may not be computed yet. `rows[seq_id]` are the rows of its tokens in `draws`."""
 
     plan: StepPlan
     chunks: tuple[Chunk, ...]  # in the batch's order
-    rows: dict[int, int]
+    rows: dict[int, range]
     specs: tuple[SampleSpec, ...]  # by row
     draws: Draws | None
     copy: HostCopy  # of `draws` and of scores, and one flag for each chunk
@@ -62,15 +62,19 @@ class LaunchedStep:
         cls, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, draws: Draws | None, scores: Scores | None
     ) -> LaunchedStep:
         """Start copying the results of a pass to the host. hidden (num_tokens, hidden_size)."""
-        sampling = [chunk for chunk in batch.chunks if chunk.sample is not None]
+        ends = list(accumulate(len(chunk.samples) for chunk in batch.chunks))
         tensors = {} if draws is None else draws.tensors()
         if scores is not None:
             tensors |= scores.tensors()
         return cls(
             plan=plan,
             chunks=batch.chunks,
-            rows={chunk.seq_id: row for row, chunk in enumerate(sampling)},
-            specs=tuple(chunk.sample for chunk in sampling if chunk.sample is not None),
+            rows={
+                chunk.seq_id: range(end - len(chunk.samples), end)
+                for chunk, end in zip(batch.chunks, ends, strict=True)
+                if chunk.samples
+            },
+            specs=tuple(spec for chunk in batch.chunks for spec in chunk.samples),
             draws=draws,
             copy=HostCopy({**tensors, _HEALTHY: _healthy_chunks(hidden, batch)}),
         )
@@ -96,8 +100,14 @@ class LaunchedStep:
     def _samples(self, draws: Draws) -> Iterator[tuple[int, Sampled]]:
         logprobs = raw_logprobs(draws, self.specs)
         token_ids, finite = draws.token_ids.tolist(), draws.finite.tolist()
-        for seq_id, row in self.rows.items():
-            yield seq_id, _succeeded(seq_id, token_ids[row], logprobs.get(row)) if finite[row] else _failed(seq_id)
+        for chunk in self.chunks:
+            rows = self.rows.get(chunk.seq_id, range(0))
+            if not all(finite[row] for row in rows):
+                yield chunk.seq_id, _failed(chunk.seq_id)
+            elif rows:
+                kept = chunk.kept(token_ids[row] for row in rows)
+                of_kept = tuple(logprobs.get(row) for row in rows[: len(kept)])
+                yield chunk.seq_id, Sampled(seq_id=chunk.seq_id, token_ids=kept, logprobs=of_kept)
 
 
 class HFRunner:
@@ -173,7 +183,9 @@ class HFRunner:
             batch = build_batch(plan, self.block_size, self.loaded.device)
             self._fill_pending(batch)
             specs = {
-                row: chunk.sample for row, chunk in zip(batch.last_rows, batch.chunks, strict=True) if chunk.sample
+                last - len(chunk.samples) + 1 + index: spec
+                for last, chunk in zip(batch.last_rows, batch.chunks, strict=True)
+                for index, spec in enumerate(chunk.samples)
             }
             hidden, logits, scores = self._forward_and_score(batch, list(specs))
             draws = None if logits is None else self._sample(logits, specs, batch)
@@ -202,7 +214,7 @@ class HFRunner:
         assert self._last is not None, "a pending token without a step before"
         assert self._last.draws is not None, "a pending token of a step that gives none"
         places = on_device(list(pending), torch.int64, device)
-        source = on_device([self._last.rows[seq_id] for seq_id in pending.values()], torch.int64, device)
+        source = on_device([self._last.rows[seq_id][-1] for seq_id in pending.values()], torch.int64, device)
         batch.input_ids[0].index_copy_(0, places, self._last.draws.token_ids.index_select(0, source))
 
     def forward(self, batch: StepBatch, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -240,12 +252,8 @@ def _healthy_chunks(hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor:
     return torch.cat(flags)
 
 
-def _succeeded(seq_id: int, token_id: int, logprobs: RawLogprobs | None) -> Sampled:
-    return Sampled(seq_id=seq_id, token_id=token_id, logprobs=logprobs)
-
-
 def _failed(seq_id: int) -> Sampled:
-    return Sampled(seq_id=seq_id, token_id=None, error=NUMERICAL_ERROR)
+    return Sampled(seq_id=seq_id, error=NUMERICAL_ERROR)
 
 
 @contextmanager

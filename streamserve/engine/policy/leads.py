@@ -10,6 +10,7 @@ Engine thread only.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from streamserve.engine.config import EngineConfig
@@ -103,9 +104,16 @@ _MOST_RESUME_SECONDS = 30.0
 
 
 def is_held(sequence: Sequence, config: EngineConfig) -> bool:
-    """Whether it stands at its lead, the pending token included."""
+    """Whether it stands at its lead."""
+    return lead_left(sequence, config) <= 0
+
+
+def lead_left(sequence: Sequence, config: EngineConfig) -> float:
+    """Return how many tokens are left to its lead, the pending ones included; endless where no reader is known."""
     num_read = sequence.reader.num_read
-    return num_read is not None and sequence.num_output_tokens + sequence.is_pending - num_read >= config.lead_tokens
+    if num_read is None:
+        return math.inf
+    return config.lead_tokens - (sequence.num_output_tokens + sequence.num_pending - num_read)
 
 
 def rests(sequence: Sequence, config: EngineConfig) -> bool:

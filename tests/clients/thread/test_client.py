@@ -17,7 +17,7 @@ from streamserve.protocol.errors import EngineUnavailable, StreamserveError
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Token
 from streamserve.protocol.requests import GenerateRequest
 from tests.support.engines.clients import CONFIG, ask, collect, echo_runner, ids, load_of, ready, serving, text, until
-from tests.support.engines.runners import DEADLINE_SECONDS, FaultyRunner, GatedRunner
+from tests.support.engines.runners import DEADLINE_SECONDS, FaultyRunner, GatedRunner, ProposingRunner
 
 
 async def test_streams_tokens_then_done() -> None:
@@ -80,6 +80,25 @@ async def test_stop_string_ends_the_text_and_frees_the_sequence() -> None:
     assert isinstance(events[-1], Done)
     assert events[-1].finish_reason == "stop"
     assert events[-1].usage.completion_tokens == len(ids(events))
+
+
+async def test_a_stop_string_amid_several_tokens_of_a_step() -> None:
+    """Text, tokens and usage are those of one token a step."""
+    prompt = tuple(b"The quiet river")
+    async with serving() as client:
+        whole = await collect(await client.generate(ask(max_tokens=60)))
+        stops = [text(whole)[place : place + 5] for place in range(3, 60, 7)]
+        wanted = [await collect(await client.generate(ask(max_tokens=60, stop=(stop,)))) for stop in stops]
+    runner = ProposingRunner(echo_runner(), [(*prompt, *ids(whole))])
+    async with serving(runner) as client:
+        found = [await collect(await client.generate(ask(max_tokens=60, stop=(stop,)))) for stop in stops]
+    assert list(map(text, found)) == list(map(text, wanted))
+    assert list(map(ids, found)) == list(map(ids, wanted))
+    for one, other in zip(found, wanted, strict=True):
+        assert isinstance(one[-1], Done)
+        assert isinstance(other[-1], Done)
+        assert one[-1].usage.completion_tokens == other[-1].usage.completion_tokens
+    assert sum(number * count for number, count in runner.num_kept.items()) > 0
 
 
 @pytest.mark.parametrize("cut", [0, 1, 5, 11, 12])

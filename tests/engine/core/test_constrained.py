@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from streamserve.engine.echo import EOS, EchoTokenizer
+from streamserve.engine.echo import EOS, EchoRunner, EchoTokenizer
 from streamserve.engine.grammar.compiler import GrammarCompiler
 from streamserve.engine.grammar.matcher import Matcher
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.requests import Grammar
 from tests.support.bodies.grammars import choice, compiling, one_matcher, regex, schema
 from tests.support.engines.cores import Answer, Drive, request, sampling
+from tests.support.engines.runners import ProposingRunner
 
 pytest.importorskip("llguidance", reason="needs llguidance: pip install streamserve[grammar]")
 
@@ -216,3 +217,23 @@ def test_json_of_the_echo_engine_is_json(compiler: GrammarCompiler) -> None:
     assert len(ended) > 4
     for answer in ended:
         assert isinstance(json.loads(text_of(answer)), dict)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
+def test_answers_of_several_tokens_a_step_are_the_same(compiler: GrammarCompiler, overlap: bool) -> None:
+    """Each row has the mask of the tokens before it; nothing is proposed beyond an end or what the grammar forbids."""
+    grammars = (WORDS, choice("yes", "no"), schema({"type": "object", "properties": {"a": {"type": "integer"}}}))
+
+    def requests() -> list[SequenceRequest]:
+        return [constrained(compiler, n, grammars[n % 3], logprobs=n % 2 or None) for n in range(1, 7)]
+
+    alone = Drive(num_blocks=257).run(*requests())
+    texts = [(*range(20), *one.token_ids) for one in alone.values()]
+    for seed in range(4):
+        inner = EchoRunner(num_blocks=257, block_size=4, can_overlap=overlap)
+        runner = ProposingRunner(inner, texts, seed)
+        found = Drive(runner=runner, overlap=overlap, prefix_caching=False).run(*requests())
+        for n, answer in found.items():
+            assert text_of(answer) == text_of(alone[n])
+            assert (answer.token_ids, answer.logprobs) == (alone[n].token_ids, alone[n].logprobs)
+        assert runner.num_kept[2] + runner.num_kept[3] > 0

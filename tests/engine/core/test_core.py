@@ -20,9 +20,9 @@ class Scripted(WrappedRunner):
 
     def launch(self, plan: StepPlan) -> object:
         sampled = tuple(
-            Sampled(seq_id=chunk.seq_id, token_id=self._script[chunk.sample.position - 20])
+            Sampled(seq_id=chunk.seq_id, token_ids=(self._script[chunk.samples[0].position - 20],))
             for chunk in plan.chunks
-            if chunk.sample is not None
+            if bool(chunk.samples)
         )
         return StepResult(step_id=plan.step_id, sampled=sampled)
 
@@ -68,7 +68,7 @@ def test_min_tokens_bans_the_ends() -> None:
     """Before min_tokens the eos and stop ids are banned; afterwards they are not."""
     drive = Drive()
     drive.run(with_eos(min_tokens=3, stop_token_ids=(7,)))
-    banned = [chunk.sample.banned_token_ids for plan in drive.plans for chunk in plan.chunks if chunk.sample]
+    banned = [chunk.samples[0].banned_token_ids for plan in drive.plans for chunk in plan.chunks if chunk.samples]
     assert banned == [(7, EOS)] * 3 + [()] * 7
 
 
@@ -246,7 +246,7 @@ def test_penalties_send_the_tokens_once() -> None:
     drive = Drive()
     drive.run(request(1, range(3), sampling=sampling(max_tokens=2)))
     drive.run(request(2, range(3), sampling=sampling(max_tokens=2, presence_penalty=0.5)))
-    specs = [chunk.sample for plan in drive.plans for chunk in plan.chunks]
+    specs = [spec for plan in drive.plans for chunk in plan.chunks for spec in chunk.samples or [None]]
     counts = [(len(spec.prompt_token_ids), len(spec.output_token_ids)) for spec in specs if spec]
     assert counts == [(0, 0), (0, 0), (3, 0), (0, 0)]
     assert [spec.counts_row for spec in specs if spec] == [None, None, 0, 0]

@@ -107,7 +107,13 @@ def chunk(seq_id: int, start: int, num_tokens: int) -> Chunk:
     end = start + num_tokens
     table = tuple(range(1, 1 + -(-end // 4)))
     spec = spec_of(end)
-    return Chunk(seq_id=seq_id, start=start, token_ids=tuple(range(start, end)), block_table=table, sample=spec)
+    return Chunk(
+        seq_id=seq_id,
+        start=start,
+        token_ids=tuple(range(start, end)),
+        block_table=table,
+        samples=() if spec is None else (spec,),
+    )
 
 
 @pytest.mark.parametrize("sizes", [(1,), (2,), (1, 1), (1, 1, 1), (7,), (3, 9, 1), (1, 1, 30), (30, 1, 1), (4, 4)])
@@ -122,7 +128,7 @@ def test_halves_are_the_plan(sizes: tuple[int, ...]) -> None:
         for one in half:
             end = one.start + len(one.token_ids)
             assert len(one.block_table) == -(-end // 4)
-            assert (one.sample is None) == (end != 5 + sizes[one.seq_id])
+            assert (not one.samples) == (end != 5 + sizes[one.seq_id])
 
 
 @EVERY_WAY

@@ -30,8 +30,10 @@ class Counting(WrappedRunner):
         assert isinstance(handle, tuple)
         self.num_in_flight -= 1
         plan, result = handle[0], self.inner.collect(handle[1])
-        ending = {c.seq_id for c in plan.chunks if c.sample and c.sample.position - 20 == self._eos_at}
-        sampled = (Sampled(seq_id=one.seq_id, token_id=EOS) if one.seq_id in ending else one for one in result.sampled)
+        ending = {c.seq_id for c in plan.chunks if c.samples and c.samples[0].position - 20 == self._eos_at}
+        sampled = (
+            Sampled(seq_id=one.seq_id, token_ids=(EOS,)) if one.seq_id in ending else one for one in result.sampled
+        )
         return StepResult(step_id=result.step_id, sampled=tuple(sampled))
 
 

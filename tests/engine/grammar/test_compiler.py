@@ -123,7 +123,7 @@ def test_a_text_that_must_follow_may_be_written_with_any_tokens(grammar: Grammar
     for written in (b'{"', b"name", b'":"', b'x"}'):
         begins = {tokens.index(one) for one in tokens if rest.startswith(one)}
         assert allowed(matcher) == begins
-        advance([(matcher, tokens.index(written))])
+        advance([(matcher, [tokens.index(written)])])
         rest = rest.removeprefix(written)
     assert matcher.is_complete
 
@@ -248,7 +248,7 @@ def test_shown_tokens_are_followed() -> None:
         fresh, shown = compiler.matchers(regex("a+b"), [(), tuple(b"aa")])
         assert (allowed(fresh), fresh.may_end) == ({ord("a")}, False)
         assert (allowed(shown), shown.may_end) == ({ord("a"), ord("b")}, False)
-        advance([(shown, ord("b"))])
+        advance([(shown, [ord("b")])])
         assert (allowed(shown), shown.is_complete) == (set(), True)
         assert not fresh.is_complete
         with pytest.raises(StreamserveError) as caught:
@@ -277,11 +277,11 @@ def test_ids_with_the_same_text_are_allowed_together() -> None:
     tokenizer = EchoTokenizer()
     with compiling() as compiler:
         matcher = one_matcher(compiler, regex("é"))
-        advance([(matcher, 0xC3)])
+        advance([(matcher, [0xC3])])
         twins = {one for one in range(VOCAB_SIZE) if tokenizer.token_bytes(one) == b"\xa9"}
         assert len(twins) > 1
         assert allowed(matcher) == twins
-        advance([(matcher, max(twins))])
+        advance([(matcher, [max(twins)])])
         assert matcher.is_complete
 
 
@@ -302,7 +302,7 @@ def test_one_faulty_matcher_fails_alone() -> None:
         matchers = [one_matcher(compiler, regex("ab")) for _ in range(20)]
         matchers[3].inner = Faulty(Panic("no"))
         matchers[7].inner = Faulty(ValueError("no"))
-        advance([(matcher, ord("a")) for matcher in matchers])
+        advance([(matcher, [ord("a")]) for matcher in matchers])
         failed = [place for place, matcher in enumerate(matchers) if matcher.error is not None]
         assert failed == [3, 7]
         assert {frozenset(allowed(one)) for one in matchers if one.error is None} == {frozenset({ord("b")})}
@@ -316,7 +316,7 @@ def test_a_token_that_is_not_allowed_fails_its_matcher() -> None:
     """llguidance allows the end to a matcher that has failed: it must not look like a whole match."""
     with compiling() as compiler:
         matcher = one_matcher(compiler, regex("ab"))
-        advance([(matcher, ord("x"))])
+        advance([(matcher, [ord("x")])])
         assert matcher.error == "grammar_failed"
         assert not matcher.is_complete
 
@@ -339,9 +339,9 @@ def test_a_lexer_that_runs_out_of_states_is_one_sequences_own() -> None:
         first, second = compiler.matchers(grammar, [(), ()])
         rng = random.Random(1)
         for _ in range(3_000):
-            advance([(first, rng.choice(b"ab"))])
+            advance([(first, [rng.choice(b"ab")])])
         assert first.error == "grammar_failed"
-        advance([(second, ord("a"))])
+        advance([(second, [ord("a")])])
         assert second.error is None
         assert one_matcher(compiler, grammar).error is None
 

@@ -16,6 +16,7 @@ from streamserve.engine.plan import PENDING
 from streamserve.engine.sequence import Sequence, SequenceRequest
 from tests.engine.model.parity.test_parity import MAX_TOKENS, generate, references
 from tests.support.engines.cores import Drive, request, sampling
+from tests.support.engines.runners import ProposingRunner
 from tests.support.models.model_driver import load_tiny, prompts
 from tests.support.models.tiny_models import CONFIGS, VOCAB_SIZE, build_model
 
@@ -93,6 +94,19 @@ def test_parked_every_few_steps(loaded: Any, how: Any) -> None:
     drive = make_drive(runner, prefill_chunk=64)
     assert [run_parked(drive, one, every=3) for one in requests(how)] == wanted
     drive.assert_empty()
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("how", [GREEDY, SEEDED, PENALISED], ids=["greedy", "seeded", "penalised"])
+def test_several_tokens_a_step(loaded: Any, how: Any) -> None:
+    """Proposed tokens, right and wrong, are rows of one step, and change no answer."""
+    model_type, runner = loaded
+    wanted = references(model_type) if how is GREEDY else answers(make_drive(runner), how)
+    known = [(*one.prompt_token_ids, *ids) for one, ids in zip(requests(how), wanted, strict=True)]
+    proposing = ProposingRunner(runner, known)
+    proposing.can_overlap = False  # a token that is pending is planned on at once, and nothing proposed
+    assert answers(Drive(runner=proposing, prefill_chunk=64, prefix_caching=False), how) == wanted
+    assert bool(proposing.num_kept) is (how is not PENALISED)
 
 
 @pytest.mark.covering(1)

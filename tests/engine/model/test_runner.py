@@ -36,15 +36,15 @@ def spec(position: int, **fields: Any) -> SampleSpec:
 def test_results_stand_in_the_plans_order(llama: Any) -> None:
     """One entry for each chunk that samples, in the plan's order, whatever order the batch has inside."""
     chunks = (
-        Chunk(seq_id=5, start=0, token_ids=(3, 4, 5), block_table=(1,), sample=spec(3)),
-        Chunk(seq_id=2, start=0, token_ids=(7,), block_table=(2,), sample=spec(1)),
+        Chunk(seq_id=5, start=0, token_ids=(3, 4, 5), block_table=(1,), samples=(spec(3),)),
+        Chunk(seq_id=2, start=0, token_ids=(7,), block_table=(2,), samples=(spec(1),)),
         Chunk(seq_id=9, start=0, token_ids=(3, 4), block_table=(3,)),
-        Chunk(seq_id=1, start=0, token_ids=(8,), block_table=(4,), sample=spec(1)),
+        Chunk(seq_id=1, start=0, token_ids=(8,), block_table=(4,), samples=(spec(1),)),
     )
     result = llama.collect(llama.launch(StepPlan(step_id=77, chunks=chunks)))
     assert result.step_id == 77
     assert [sampled.seq_id for sampled in result.sampled] == [5, 2, 1]
-    assert all(isinstance(sampled.token_id, int) for sampled in result.sampled)
+    assert all(len(sampled.token_ids) == 1 for sampled in result.sampled)
 
 
 def test_a_plan_may_sample_nothing(llama: Any) -> None:
@@ -61,10 +61,10 @@ def test_a_poisoned_sequence_fails_alone(llama: Any) -> None:
     driver.step([good, bad], 64)
     llama.kv.fill_block(bad.block_table[0], math.nan)
     found = driver.step([good, bad], 64)
-    assert (found[1].token_id, found[1].error) == (None, "numerical_error")
+    assert (found[1].token_ids, found[1].error) == ((), "numerical_error")
     for _ in range(4):
         driver.step([good], 64)
-    assert [sampled.token_id for sampled in good.sampled] == healthy
+    assert [*(sampled.token_ids[0] for sampled in good.sampled)] == healthy
     llama.kv.fill_block(bad.block_table[0], 0.0)
 
 
@@ -103,9 +103,9 @@ def test_logprobs_come_with_the_token(llama: Any) -> None:
     driver = Driver(llama)
     one = driver.start(0, prompts(VOCAB_SIZE)[1], 1, logprobs=4)
     sampled = driver.step([one], 64)[0]
-    assert sampled.logprobs is not None
-    assert len(sampled.logprobs.top) == 4
-    assert sampled.logprobs.top[0] == (sampled.token_id, pytest.approx(sampled.logprobs.chosen))
+    assert sampled.logprobs[0] is not None
+    assert len(sampled.logprobs[0].top) == 4
+    assert sampled.logprobs[0].top[0] == (sampled.token_ids[0], pytest.approx(sampled.logprobs[0].chosen))
 
 
 def test_contexts_of_very_different_length_decode_together(
@@ -150,7 +150,7 @@ def test_a_pending_token_after_a_numerical_error(llama: Any) -> None:
     first, second = driver.launch([good, bad]), driver.launch([good, bad])
     found = [llama.collect(handle).sampled for handle in (first, second)]
     assert [sampled[1].error for sampled in found] == ["numerical_error", "numerical_error"]
-    assert [good.sampled[0].token_id, *(sampled[0].token_id for sampled in found)] == wanted
+    assert [good.sampled[0].token_ids[0], *(sampled[0].token_ids[0] for sampled in found)] == wanted
     llama.kv.fill_block(bad.block_table[0], 0.0)
 
 

@@ -57,14 +57,14 @@ class RandomRunner:
         assert isinstance(handle, StepPlan)
         sampled = []
         for chunk in handle.chunks:
-            if chunk.sample is not None:
-                mask = chunk.sample.mask
+            if bool(chunk.samples):
+                mask = chunk.samples[0].mask
                 assert mask is not None
                 ids = [one for one in range(VOCAB_SIZE) if mask[one // 8] >> one % 8 & 1]
-                closing = [one for one in (*chunk.sample.mask_end_ids, *b'"]}') if one in ids or one > 255]
+                closing = [one for one in (*chunk.samples[0].mask_end_ids, *b'"]}') if one in ids or one > 255]
                 assert ids or closing, "a step without a token"
                 pool = closing if closing and self._rng.random() < 0.4 else ids or closing
-                sampled.append(Sampled(seq_id=chunk.seq_id, token_id=self._rng.choice(pool)))
+                sampled.append(Sampled(seq_id=chunk.seq_id, token_ids=(self._rng.choice(pool),)))
         return StepResult(step_id=handle.step_id, sampled=tuple(sampled))
 
     def close(self) -> None:
@@ -173,4 +173,4 @@ def walk(matcher: Matcher, rng: random.Random) -> None:
         assert bool(ids) != matcher.is_complete
         if matcher.is_complete:
             return
-        advance([(matcher, rng.choice(ids))])
+        advance([(matcher, [rng.choice(ids)])])

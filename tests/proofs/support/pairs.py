@@ -64,7 +64,7 @@ class PlanCounts:
     def note(self, core: EngineCore, plan: StepPlan) -> None:
         """Count a plan that is about to run."""
         self.most_tokens = max(self.most_tokens, plan.num_tokens)
-        self.num_partial += sum(len(chunk.token_ids) > 0 and chunk.sample is None for chunk in plan.chunks)
+        self.num_partial += sum(len(chunk.token_ids) > 0 and not chunk.samples for chunk in plan.chunks)
         self.num_pending += sum(chunk.token_ids == (PENDING,) for chunk in plan.chunks)
         running, planned = core.scheduler.running, {chunk.seq_id for chunk in plan.chunks}
         decodes = [one for one in running if one.num_unplanned_tokens == 1]

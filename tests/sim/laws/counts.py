@@ -36,9 +36,9 @@ class CountLaws:
 
     def check(self, asked: Asked, sequence: Sequence, chunk: Chunk) -> None:
         """A draw begins its row if the row may be incomplete, and otherwise brings the one new token."""
-        spec = chunk.sample
-        if spec is None:
+        if not chunk.samples:
             return
+        (spec,) = chunk.samples
         is_wanted = asked.request.sampling.repetition_penalty != 1.0
         assert (spec.counts_row is not None) == is_wanted, "33: counts without a penalty, or none"
         if spec.counts_row is None:

@@ -68,7 +68,7 @@ class Flights:
         chunk = self.chunk_of(sequence)
         if chunk is None:
             return len(sequence.token_ids) - sequence.num_computed_tokens
-        is_pending = chunk.sample is not None
+        is_pending = bool(chunk.samples)
         return len(sequence.token_ids) + is_pending - sequence.num_computed_tokens - len(chunk.token_ids)
 
     def wants_block(self, sequence: Sequence) -> bool:

@@ -239,14 +239,14 @@ class Laws:
         landed = sequence.num_computed_tokens + (len(flying.token_ids) if flying else 0)
         assert start == landed < end, f"9: a chunk from {start} to {end}, where {landed} are computed"
         if chunk.token_ids == (PENDING,):
-            is_pending = flying is not None and flying.sample is not None
+            is_pending = flying is not None and bool(flying.samples)
             assert (is_pending, start) == (True, len(known)), "28: nothing is pending"
             is_last = len(asked.shown) + 1 >= sequence.max_tokens or len(known) + 1 >= sim.shape.max_model_len
             assert not is_last, "28: planned on top of the last token"
         else:
             assert chunk.token_ids == known[start:end], "13: a plan with other tokens than were shown"
         is_wanted = end >= len(known) and asked.request.sampling.max_tokens != 0
-        assert (chunk.sample is not None) == is_wanted, "9: samples too early, or not at all"
+        assert (bool(chunk.samples)) == is_wanted, "9: samples too early, or not at all"
         assert len(chunk.block_table) == -(-end // size), f"6: {len(chunk.block_table)} blocks for {end} tokens"
         assert list(chunk.block_table) == sequence.block_table[: len(chunk.block_table)], "6: another table"
         self.books.check_writes(asked, chunk)

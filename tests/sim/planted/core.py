@@ -104,26 +104,36 @@ MUTANTS = (
     _output(
         name="blocks are named before they count as computed",
         law=5,
-        old="        sequence.mark_computed(num_tokens)\n        self.pool.cache_blocks(sequence, num_tokens)\n",
-        new="        self.pool.cache_blocks(sequence, num_tokens)\n        sequence.mark_computed(num_tokens)\n",
+        old=(
+            "        sequence.mark_computed(num_tokens, num_wrong=num_wrong)\n"
+            "        self.pool.cache_blocks(sequence, num_tokens - num_wrong)\n"
+        ),
+        new=(
+            "        self.pool.cache_blocks(sequence, num_tokens - num_wrong)\n"
+            "        sequence.mark_computed(num_tokens, num_wrong=num_wrong)\n"
+        ),
     ),
     _output(
         name="a token is in an update and not kept",
         law=13,
-        old="        sequence.token_ids.append(sampled.token_id)\n",
-        new="        if len(sequence.token_ids) % 7:\n            sequence.token_ids.append(sampled.token_id)\n",
+        old="        token_ids = sequence.append(sampled.token_ids, self.max_model_len)\n",
+        new=(
+            "        token_ids = sampled.token_ids\n"
+            "        if len(sequence.token_ids) % 7:\n"
+            "            sequence.append(token_ids, self.max_model_len)\n"
+        ),
     ),
     _output(
         name="a token is twice in an update",
         law=13,
-        old="        return (sampled.token_id,)\n",
-        new="        return (sampled.token_id,) * (2 if self.num_generation_tokens % 50 == 0 else 1)\n",
+        old="        return token_ids\n\n    def _remove",
+        new="        return token_ids * (2 if self.num_generation_tokens % 50 == 0 else 1)\n\n    def _remove",
     ),
     _output(
         name="generated tokens are counted twice",
         law=30,
-        old="        self.num_generation_tokens += 1\n",
-        new="        self.num_generation_tokens += 2\n",
+        old="        self.num_generation_tokens += len(token_ids)\n",
+        new="        self.num_generation_tokens += 2 * len(token_ids)\n",
     ),
     _output(
         name="prompts are counted with every chunk",
@@ -140,8 +150,8 @@ MUTANTS = (
     _output(
         name="log-probabilities are one token late",
         law=21,
-        old="logprobs = (sampled.logprobs,) if",
-        new="logprobs = (None,) if",
+        old="logprobs = (sampled.logprobs if sampled is not None else ())[: len(token_ids)] or",
+        new="logprobs = ()[: len(token_ids)] or",
     ),
     _output(
         name="resumed after its last token, it continues",

@@ -56,13 +56,13 @@ MUTANTS = (
     _in_flight(
         name="a launched chunk is not in flight",
         law=28,
-        old="            part.sequence.launch(len(part.chunk.token_ids), is_sampled=part.chunk.sample is not None)\n",
+        old="            part.sequence.launch(len(part.chunk.token_ids), num_rows=len(part.chunk.samples))\n",
         new="            pass\n",
     ),
     _in_flight(
         name="every launched chunk gives a token",
         law=28,
-        old="is_sampled=part.chunk.sample is not None)",
-        new="is_sampled=True)",
+        old="num_rows=len(part.chunk.samples))",
+        new="num_rows=1)",
     ),
 )

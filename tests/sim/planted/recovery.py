@@ -53,8 +53,8 @@ MUTANTS = (
     _halves(
         name="memory runs out: the parts draw as the whole would have",
         law=33,
-        old="sample=chunk.sample and sequence.sample_spec()",
-        new="sample=chunk.sample",
+        old="samples=chunk.samples and sequence.sample_specs(1)",
+        new="samples=chunk.samples",
     ),
     _core(
         name="memory runs out: the second half is forgotten",
@@ -122,7 +122,7 @@ MUTANTS = (
     _halves(
         name="the first part of a cut chunk samples",
         law=9,
-        old="block_table=table, sample=None, scores=first)",
+        old="block_table=table, samples=(), scores=first)",
         new="block_table=table, scores=first)",
     ),
     _halves(

@@ -135,8 +135,8 @@ MUTANTS = (
     _budget(
         name="every chunk samples",
         law=9,
-        old="sample=sequence.sample_spec() if num_tokens == sequence.num_unplanned_tokens else None,",
-        new="sample=sequence.sample_spec(),",
+        old="samples = sequence.sample_specs(num_rows) if num_tokens == sequence.num_unplanned_tokens else ()",
+        new="samples = sequence.sample_specs(num_rows)",
     ),
     _budget(
         name="a chunk's table is one block short",

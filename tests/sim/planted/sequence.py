@@ -32,11 +32,11 @@ MUTANTS = (
         law=7,
         old=(
             "        self.num_computed_tokens = self.num_launched_tokens = 0\n"
-            "        self.is_pending = self.is_counted = False\n"
+            "        self.num_pending, self.is_counted = 0, False\n"
         ),
         new=(
             "        self.num_launched_tokens = self.num_computed_tokens\n"
-            "        self.is_pending = self.is_counted = False\n"
+            "        self.num_pending, self.is_counted = 0, False\n"
         ),
     ),
     _sequence(
@@ -44,7 +44,7 @@ MUTANTS = (
         law=28,
         old=(
             "        self.num_computed_tokens = self.num_launched_tokens = 0\n"
-            "        self.is_pending = self.is_counted = False\n"
+            "        self.num_pending, self.is_counted = 0, False\n"
         ),
         new=(
             "        self.num_launched_tokens -= self.num_computed_tokens\n"
@@ -55,14 +55,14 @@ MUTANTS = (
     _sequence(
         name="one token more than asked for",
         law=14,
-        old="if self.num_output_tokens >= self.max_tokens or len(self.token_ids) >= max_model_len:",
-        new="if self.num_output_tokens > self.max_tokens or len(self.token_ids) >= max_model_len:",
+        old="return self.num_output_tokens >= self.max_tokens or len(self.token_ids) >= max_model_len",
+        new="return self.num_output_tokens > self.max_tokens or len(self.token_ids) >= max_model_len",
     ),
     _sequence(
         name="longer than the model",
         law=14,
-        old="if self.num_output_tokens >= self.max_tokens or len(self.token_ids) >= max_model_len:",
-        new="if self.num_output_tokens >= self.max_tokens:",
+        old="return self.num_output_tokens >= self.max_tokens or len(self.token_ids) >= max_model_len",
+        new="return self.num_output_tokens >= self.max_tokens",
     ),
     _sequence(
         name="a stop token of the prompt ends the answer",
@@ -79,25 +79,25 @@ MUTANTS = (
     _sequence(
         name="min_tokens bans one time too few",
         law=13,
-        old="if self.num_output_tokens + self.is_pending < sampling.min_tokens:",
-        new="if self.num_output_tokens + self.is_pending + 1 < sampling.min_tokens:",
+        old="if self.num_output_tokens + num_new < sampling.min_tokens:",
+        new="if self.num_output_tokens + num_new + 1 < sampling.min_tokens:",
     ),
     _sequence(
         name="the pending token is not counted for min_tokens",
         law=28,
-        old="if self.num_output_tokens + self.is_pending < sampling.min_tokens:",
+        old="if self.num_output_tokens + num_new < sampling.min_tokens:",
         new="if self.num_output_tokens < sampling.min_tokens:",
     ),
     _sequence(
         name="the draw forgets the pending token's position",
         law=28,
-        old="position=len(self.token_ids) + self.is_pending,",
+        old="position=len(self.token_ids) + num_new,",
         new="position=len(self.token_ids),",
     ),
     _sequence(
         name="the draw is made at the output's position",
         law=13,
-        old="position=len(self.token_ids) + self.is_pending,",
+        old="position=len(self.token_ids) + num_new,",
         new="position=self.num_output_tokens,",
     ),
     _sequence(
@@ -115,14 +115,14 @@ MUTANTS = (
     _sequence(
         name="counts continue though blocks were lost",
         law=33,
-        old="        self.is_pending = self.is_counted = False\n        self.counts_row = None\n",
-        new="        self.is_pending = False\n        self.counts_row = None\n",
+        old="        self.num_pending, self.is_counted = 0, False\n        self.counts_row = None\n",
+        new="        self.num_pending = 0\n        self.counts_row = None\n",
     ),
     _sequence(
         name="counts keep the token of a step that failed",
         law=33,
-        old="        self.is_pending = self.is_counted = False\n\n",
-        new="        self.is_pending = False\n\n",
+        old="        self.num_pending, self.is_counted = 0, False\n\n",
+        new="        self.num_pending = 0\n\n",
     ),
     _sequence(
         name="counts are begun anew in each step",
@@ -139,7 +139,7 @@ MUTANTS = (
     _sequence(
         name="nothing waits for the pending token",
         law=28,
-        old="        if not self.is_pending:\n            return False",
+        old="        if not self.num_pending:\n            return False",
         new="        return False",
     ),
     _sequence(
@@ -151,17 +151,13 @@ MUTANTS = (
     _sequence(
         name="landing does not end what is in flight",
         law=28,
-        old="        self.num_computed_tokens += num_tokens\n        self.is_pending",
-        new=(
-            "        self.num_computed_tokens += num_tokens\n"
-            "        self.num_launched_tokens += num_tokens\n"
-            "        self.is_pending"
-        ),
+        old="        self.num_launched_tokens -= num_wrong\n        self.num_computed_tokens",
+        new="        self.num_launched_tokens += num_tokens\n        self.num_computed_tokens",
     ),
     _sequence(
         name="a landed token stays pending",
         law=28,
-        old="        self.is_pending = self.is_pending and self.num_launched_tokens > self.num_computed_tokens\n",
+        old="        if self.num_launched_tokens == self.num_computed_tokens:\n            self.num_pending = 0\n",
         new="",
     ),
 )

@@ -60,6 +60,6 @@ def accepts(compiler: GrammarCompiler, grammar: Grammar, text: str) -> bool:
     for byte in text.encode():
         if byte not in allowed(matcher):
             return False
-        advance([(matcher, byte)])
+        advance([(matcher, [byte])])
     assert matcher.error is None
     return matcher.may_end

@@ -67,7 +67,7 @@ class Desk:
     def _launch(self, chunks: tuple[Chunk, ...]) -> None:
         self._launched.append([(chunk, self.sequences[chunk.seq_id].num_preemptions) for chunk in chunks])
         for chunk in chunks:
-            self.sequences[chunk.seq_id].launch(len(chunk.token_ids), is_sampled=chunk.sample is not None)
+            self.sequences[chunk.seq_id].launch(len(chunk.token_ids), num_rows=len(chunk.samples))
 
     def _collect(self) -> None:
         for chunk, num_preemptions in self._launched.pop(0):
@@ -78,8 +78,8 @@ class Desk:
                 self._append(sequence, chunk)
 
     def _append(self, sequence: Sequence, chunk: Chunk) -> None:
-        if chunk.sample is not None:
-            assert chunk.sample.position == len(sequence.token_ids)
+        if bool(chunk.samples):
+            assert chunk.samples[0].position == len(sequence.token_ids)
             sequence.token_ids.append(TOKEN)
             sequence.first_token_at = sequence.first_token_at or self.now
             sequence.reader.begin(sequence.num_output_tokens, self.now)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from random import Random
 
-from streamserve.engine.plan import Runner, Sampled, StepOutOfMemory, StepPlan, StepResult
+from streamserve.engine.plan import Chunk, Runner, Sampled, StepOutOfMemory, StepPlan, StepResult
 
+_UNSEEN = -2
 # A test that waits longer than this has failed, also on a slow and busy machine; no result depends on it.
 DEADLINE_SECONDS = 60.0
 
@@ -186,6 +190,55 @@ class FaultyRunner(WrappedRunner):
     def _answers(self, plan: StepPlan, good: dict[int, Sampled]) -> Iterable[Sampled]:
         for chunk in plan.chunks:
             if self._is_faulty(plan.step_id, chunk.seq_id):
-                yield Sampled(seq_id=chunk.seq_id, token_id=None, error="numerical_error")
+                yield Sampled(seq_id=chunk.seq_id, error="numerical_error")
             elif chunk.seq_id in good:
                 yield good[chunk.seq_id]
+
+
+class ProposingRunner(WrappedRunner):
+    """Proposes what `known` texts of tokens have next, now and then wrongly, and keeps any number of what was right.
+
+    `num_kept`: how many tokens the chunks with several rows gave, by number.
+    """
+
+    def __init__(self, runner: Runner, known: Iterable[Sequence[int]], seed: int = 0) -> None:
+        super().__init__(runner)
+        self.num_kept: Counter[int] = Counter()
+        self.num_wrong = 0
+        self._known = [tuple(one) for one in known]
+        self._random = Random(seed)
+        self._ids: dict[int, list[int]] = {}  # of each sequence, as far as the runner has seen it from its beginning
+
+    def launch(self, plan: StepPlan) -> object:
+        return plan, self.inner.launch(plan)
+
+    def collect(self, handle: object) -> StepResult:
+        assert isinstance(handle, tuple)
+        plan, result = handle[0], self.inner.collect(handle[1])
+        chunks = {chunk.seq_id: chunk for chunk in plan.chunks}
+        for chunk in plan.chunks:
+            ids = self._ids.setdefault(chunk.seq_id, [])
+            ids += [_UNSEEN] * (chunk.start - len(ids))  # it began in cached blocks
+            ids[chunk.start :] = chunk.token_ids[: len(chunk.token_ids) - len(chunk.proposed_ids)]
+        sampled = tuple(self._keep(chunks[one.seq_id], one) for one in result.sampled)
+        return replace(result, sampled=sampled)
+
+    def _keep(self, chunk: Chunk, one: Sampled) -> Sampled:
+        number = len(one.token_ids)
+        if len(chunk.samples) > 1:
+            self.num_wrong += number < len(chunk.samples)
+            number = self._random.randint(0, number) if self._random.random() < 0.3 else number
+            self.num_kept[number] += 1
+        kept = one.token_ids[:number]
+        ids = self._ids[chunk.seq_id]
+        ids += kept
+        return replace(one, token_ids=kept, logprobs=one.logprobs[:number], proposed_ids=self._propose(tuple(ids)))
+
+    def _propose(self, before: tuple[int, ...]) -> tuple[int, ...]:
+        for one in self._known:
+            if one[: len(before)] == before:
+                proposed = list(one[len(before) : len(before) + self._random.randint(1, 5)])
+                if proposed and self._random.random() < 0.3:
+                    proposed[self._random.randrange(len(proposed))] += 1
+                return tuple(proposed)
+        return ()

@@ -54,7 +54,7 @@ class Running:
             start=self.num_computed,
             token_ids=tuple(part),
             block_table=self.block_table,
-            sample=spec if is_last else None,
+            samples=(spec,) if is_last else (),
         )
 
 
@@ -84,7 +84,7 @@ class Driver:
             one.num_computed += len(part.token_ids)
             if one.seq_id in found:
                 one.sampled.append(found[one.seq_id])
-                one.tokens.append(found[one.seq_id].token_id or 0)
+                one.tokens.append(found[one.seq_id].token_ids[0] if found[one.seq_id].token_ids else 0)
         return found
 
     def run(
@@ -99,7 +99,7 @@ class Driver:
                 running.append(waiting.pop(0))
             self.step(running, chunk)
             running = [one for one in running if len(one.sampled) < max_tokens]
-        return [[sampled.token_id or 0 for sampled in one.sampled] for one in sequences]
+        return [[sampled.token_ids[0] if sampled.token_ids else 0 for sampled in one.sampled] for one in sequences]
 
     def run_overlapped(
         self, all_prompts: Sequence[Sequence[int]], *, max_tokens: Sequence[int], **spec: Any
@@ -119,7 +119,7 @@ class Driver:
             handle = self.launch(running) if running else None
             if flying:
                 for sampled in self.runner.collect(flying).sampled:
-                    found[sampled.seq_id].append(sampled.token_id or 0)
+                    found[sampled.seq_id].append(sampled.token_ids[0] if sampled.token_ids else 0)
             flying = handle
             running = [one for one in reversed(running) if len(one.tokens) < one.num_prompt + max_tokens[one.seq_id]]
         return list(found.values())

@@ -89,7 +89,7 @@ def accepts(answer: Answer, output: str) -> bool:
     for token_id in ids_of(tokenizer, output):
         if not matcher.mask[token_id // 8] >> token_id % 8 & 1:
             return False
-        advance([(matcher, token_id)])
+        advance([(matcher, [token_id])])
     assert matcher.error is None
     return matcher.may_end
 
