@@ -148,14 +148,18 @@ class Deployment:
         wait_until_listening(Server(port, worker.process, worker.log))
         wait_until_ready(f"http://127.0.0.1:{port}")
 
-    def restart(self, round_: int) -> None:
-        """One after the other: worker, worker, engine; each is waited for before the next. Engine first to go back."""
+    def restart(self, round_: int, before_stop: Callable[[int], None]) -> None:
+        """One after the other: worker, worker, engine; each is waited for before the next. Engine first to go back.
+
+        `before_stop` gets the port of each worker before its signal.
+        """
         before, self._version = self._version, next(self._versions)
         self.engine.version = self._version
         is_going_back = before is not self._version and self._version is self._first
         if is_going_back:
             self._restart_engine(round_)
         for port, worker in self.workers.items():
+            before_stop(port)
             worker.stop()
             self._start_worker(port)
         if not is_going_back:
@@ -200,6 +204,7 @@ class Load:
     def __init__(self, url: str, key: str) -> None:
         self.counts: Counter[str] = Counter()
         self.failures: list[str] = []
+        self._outlasting: list[asyncio.Task[None]] = []
         self.is_over = self.is_long = False
         self.round = 0
         self._url = url
@@ -244,7 +249,7 @@ class Load:
             yield
         finally:
             self.is_over = True
-            results = await asyncio.gather(*tasks, return_exceptions=True)
+            results = await asyncio.gather(*tasks, *self._outlasting, return_exceptions=True)
         for result in results:
             if result is not None:
                 raise result
@@ -253,10 +258,13 @@ class Load:
         for number in itertools.count(first):
             if self.is_over:
                 return
-            try:
-                await work(number % NUM_QUESTIONS)
-            except (httpx.HTTPError, openai.OpenAIError, AssertionError) as error:
-                self.failures.append(f"round {self.round}: {work.__name__}: {type(error).__name__}: {error}"[:2000])
+            await self._attempt(work.__name__, work(number % NUM_QUESTIONS))
+
+    async def _attempt(self, name: str, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except (httpx.HTTPError, openai.OpenAIError, AssertionError) as error:
+            self.failures.append(f"round {self.round}: {name}: {type(error).__name__}: {error}"[:2000])
 
     def _check(self, name: str, number: int, text: str) -> None:
         self.counts[name] += 1
@@ -271,6 +279,17 @@ class Load:
             self._check("long", number, await self._native(number, LONG))
         else:
             await asyncio.sleep(0.1)
+
+    async def outlast(self, port: int) -> None:
+        """Begin an answer at the worker on `port`, longer than a drain; return when its first bytes have come."""
+        has_begun = asyncio.Event()
+        task = asyncio.create_task(self._attempt("outlast", self._ask_outlasting(port, has_begun)))
+        task.add_done_callback(lambda _: has_begun.set())
+        self._outlasting.append(task)
+        await has_begun.wait()
+
+    async def _ask_outlasting(self, port: int, has_begun: asyncio.Event) -> None:
+        self._check("long", 0, await self._native(0, LONG, f"http://127.0.0.1:{port}", has_begun))
 
     async def _ask_openai(self, number: int) -> None:
         self._check("openai", number, await self._chat(number))
@@ -289,10 +308,15 @@ class Load:
         assert chunks[-1].choices[0].finish_reason == "length"
         return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
-    async def _native(self, number: int, num_tokens: int) -> str:
-        """Read one answer as our page does: a POST, and after a cut GETs with Last-Event-ID."""
+    async def _native(
+        self, number: int, num_tokens: int, server: str = "", has_begun: asyncio.Event | None = None
+    ) -> str:
+        """Read one answer as our page does: a POST, and after a cut GETs with Last-Event-ID.
+
+        The POST goes to `server` ("": nginx), and sets `has_begun` with its first bytes.
+        """
         question = {"prompt": f"question {number}", "max_tokens": num_tokens, "ignore_eos": True, "seed": number}
-        stream_id, frames = await self._begin(question)
+        stream_id, frames = await self._begin(f"{server}/streams", question, has_begun or asyncio.Event())
         while frames[-1].event not in {"done", "error"}:
             self.counts["resumed"] += 1
             frames += await self._go_on(stream_id, frames[-1])
@@ -300,10 +324,14 @@ class Load:
         assert sum(frame.event in {"done", "error"} for frame in frames) == 1
         return text_of(frames)
 
-    async def _begin(self, question: dict[str, Any]) -> tuple[str, list[Frame]]:
-        response = await self._http.post("/streams", json=question)
-        response.raise_for_status()
-        frames = check_native_part(response.content)
+    async def _begin(self, url: str, question: dict[str, Any], has_begun: asyncio.Event) -> tuple[str, list[Frame]]:
+        data = b""
+        async with self._http.stream("POST", url, json=question) as response:
+            response.raise_for_status()
+            async for piece in response.aiter_bytes():
+                data += piece
+                has_begun.set()
+        frames = check_native_part(data)
         assert frames, "an end before the first event"
         return response.headers["x-stream-id"], frames
 
@@ -329,11 +357,17 @@ async def test_rolling_restarts_fail_no_request(site: Deployment) -> None:
     """Every request is answered, every answer is whole and the expected one, and every process ends with 0."""
     load = Load(site.url, site.key)
     await load.learn()
+    loop = asyncio.get_running_loop()
+
+    def outlast_in_long_rounds(port: int) -> None:
+        if load.is_long:
+            asyncio.run_coroutine_threadsafe(load.outlast(port), loop).result(SECONDS)
+
     async with load.running():
         for round_ in range(NUM_ROUNDS):
             load.round, load.is_long = round_, round_ % LONG_EVERY == 0
             before = load.counts.total()
-            await asyncio.to_thread(site.restart, round_)
+            await asyncio.to_thread(site.restart, round_, outlast_in_long_rounds)
             assert load.counts.total() > before, "the load has come to a stand"
     await load.aclose()
     print(f"\n{NUM_ROUNDS} restarts of two workers and the engine: {dict(load.counts)}; {len(load.failures)} failures")

@@ -23,7 +23,11 @@ from tests.support.servers.web_servers import ROOT, Server, uvicorn, wait_until_
 
 KEY = "a-key-for-these-tests"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
-SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.workers.two_workers_site", "DRAIN_SECONDS": "600"}
+SETTINGS = {
+    "DJANGO_SETTINGS_MODULE": "tests.support.sites.workers.two_workers_site",
+    "DRAIN_SECONDS": "600",
+    "RESUME_WINDOW_SECONDS": "600",  # longer than a busy machine takes to start the next process
+}
 FOR_LONG, AT_ONCE = ("--timeout-graceful-shutdown", "600"), ("--timeout-graceful-shutdown", "0")
 _SECONDS = 60.0
 # A process that ended by SIGTERM: uvicorn sends it to itself again after its shutdown. systemd treats it as clean.
