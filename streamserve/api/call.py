@@ -17,7 +17,7 @@ from streamserve.protocol.errors import BadRequest, UnsupportedMedia
 from streamserve.protocol.json_body import check_head, decode_json, too_large
 from streamserve.protocol.measures import Arrival, network_seconds
 from streamserve.protocol.requests import Limits
-from streamserve.streams.reader.delivery import NO_FLOW, Flow
+from streamserve.streams.reader.channel import nothing
 from streamserve.streams.stream import Stream
 
 T = TypeVar("T")
@@ -134,7 +134,7 @@ class Body(Protocol):
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The response's headers, in ASGI form."""
 
-    async def run(self, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
+    async def run(self, send: Callable[[bytes], Awaitable[None]], num_untaken: Callable[[], int] = nothing) -> None:
         """Send everything, waiting for `send` each time. Cancel it to disconnect."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:

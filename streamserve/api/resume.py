@@ -17,7 +17,8 @@ from streamserve.dialects.plain import TextEncoder, TokensEncoder
 from streamserve.dialects.query import query_values
 from streamserve.protocol.errors import BadRequest, Gone, NotFound
 from streamserve.protocol.ids import parse_event_id
-from streamserve.streams.reader.delivery import NO_FLOW, Closing, Delivery, Flow, stream_headers
+from streamserve.streams.reader.channel import nothing
+from streamserve.streams.reader.delivery import Closing, Delivery, stream_headers
 from streamserve.streams.stream import Stream
 
 OPENAI, COMPLETIONS, ANTHROPIC = "openai", "completions", "anthropic"
@@ -31,7 +32,7 @@ class HeadOnly(Closing):
         self.id, self.headers = stream_id, stream_headers(content_type, stream_id)
         self.stream = self
 
-    async def run(self, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
+    async def run(self, send: Callable[[bytes], Awaitable[None]], num_untaken: Callable[[], int] = nothing) -> None:
         """Send nothing."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:

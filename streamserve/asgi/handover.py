@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any
@@ -23,7 +24,6 @@ from streamserve.asgi.receiver import RECEIVER, Receiver
 from streamserve.asgi.types import App, Message, Receive, Scope, Send
 from streamserve.protocol.errors import StreamserveError
 from streamserve.streams.reader.channel import nothing
-from streamserve.streams.reader.delivery import Flow
 
 logger = logging.getLogger("streamserve.asgi")
 
@@ -182,7 +182,9 @@ class Exchange:
         Raises what ended the delivery early, so that the server aborts the connection: a clean end, with a last chunk,
         would make half an answer look whole.
         """
-        running = asyncio.create_task(self._run(delivery), name="delivery")
+        running = asyncio.create_task(
+            delivery.run(self._send_frame, untaken_of(self._scope, self._send)), name="delivery"
+        )
         self._receiver.on_left(delivery.close)  # the engine is freed before anything else runs
         last_frame: bytes | None = None
         try:
@@ -218,19 +220,11 @@ class Exchange:
             if done:
                 return False
             since = self._sending_since
-            if since is not None and asyncio.get_running_loop().time() - since >= self._stall_seconds:
+            if since is not None and time.monotonic() - since >= self._stall_seconds:
                 return True
 
-    async def _run(self, delivery: Body) -> None:
-        """Run it on FlowServer's channel, unless another middleware between it and this one wraps `send`."""
-        offered = self._scope.get("extensions", {}).get("streamserve.flow", {})
-        channel = offered.get("channel")
-        is_direct = channel is not None and channel.send is self._send
-        flow = Flow(channel.num_untaken, channel) if is_direct else Flow(untaken_of(self._scope, self._send))
-        await delivery.run(self._send_frame, flow)
-
     async def _send_frame(self, data: bytes) -> None:
-        self._sending_since = asyncio.get_running_loop().time()
+        self._sending_since = time.monotonic()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self._sending_since = None
 

@@ -23,7 +23,8 @@ from streamserve.dialects.query import query_values
 from streamserve.models import ApiKey, Watch
 from streamserve.protocol.errors import DatabaseUnavailable, no_stream
 from streamserve.rows import orm
-from streamserve.streams.reader.delivery import NO_FLOW, Delivery, Flow
+from streamserve.streams.reader.channel import nothing
+from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 
@@ -45,9 +46,9 @@ class WatchDelivery(Delivery):
         """The last event that the reader may have received."""
         return self.reader.sent_seq
 
-    async def run(self, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
+    async def run(self, send: Callable[[bytes], Awaitable[None]], num_untaken: Callable[[], int] = nothing) -> None:
         self._task = asyncio.current_task()
-        await super().run(send, flow)
+        await super().run(send, num_untaken)
 
     def cut(self) -> None:
         """Stop sending and end the connection."""

@@ -35,7 +35,8 @@ from streamserve.protocol.errors import DatabaseUnavailable
 from streamserve.protocol.measures import ITL, TTFT, Recently
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, frame, one_line_json
 from streamserve.rows import orm
-from streamserve.streams.reader.delivery import NO_FLOW, Closing, Flow
+from streamserve.streams.reader.channel import nothing
+from streamserve.streams.reader.delivery import Closing
 from streamserve.streams.registry import Streams
 
 log = get_logger(__name__)
@@ -259,7 +260,7 @@ class LiveDelivery(Closing):
             (b"content-encoding", b"identity"),
         ]
 
-    async def run(self, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
+    async def run(self, send: Callable[[bytes], Awaitable[None]], num_untaken: Callable[[], int] = nothing) -> None:
         """Send everything, waiting for `send` each time."""
         async for data in self:
             await send(data)

@@ -18,7 +18,8 @@ from streamserve.api.idempotency import HEADER, once_of
 from streamserve.dialects.batches import FileRecord, Page
 from streamserve.dialects.openai.batches import MOST_FILES, deleted_json, file_json, list_json, parse_page, parse_upload
 from streamserve.protocol.errors import BadRequest, NotFound
-from streamserve.streams.reader.delivery import NO_FLOW, Closing, Flow
+from streamserve.streams.reader.channel import nothing
+from streamserve.streams.reader.delivery import Closing
 from streamserve.streams.store import Once
 
 # Beside the file, what a form may have: its fields, and the heads of its parts.
@@ -145,7 +146,7 @@ class FileBody(Closing):
             (b"x-content-type-options", b"nosniff"),
         ]
 
-    async def run(self, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
+    async def run(self, send: Callable[[bytes], Awaitable[None]], num_untaken: Callable[[], int] = nothing) -> None:
         """Send the file."""
         async for piece in self:
             await send(piece)

@@ -28,7 +28,6 @@ from daphne.ws_protocol import ConnectionDeny
 from twisted.internet import reactor
 
 from streamserve.asgi.drain import Drain
-from streamserve.asgi.flow.channel import FlowChannel
 from streamserve.asgi.flow.requests import FlowRequest
 from streamserve.asgi.flow.transport import (
     BodyInbox,
@@ -44,7 +43,7 @@ from streamserve.asgi.types import App, Message, Scope
 logger = logging.getLogger("streamserve.asgi")
 
 # In a scope's "extensions": {"drain": Drain, "num_untaken": () -> bytes the reader's system has not acknowledged,
-# "streams_body": whether the body still arrives, "channel": FlowChannel, of a response over HTTP/1.1}.
+# "streams_body": whether the body still arrives}.
 EXTENSION = "streamserve.flow"
 
 _INTERNAL_ERROR = 1011
@@ -119,8 +118,6 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
         send = partial(self._send, protocol, control)
         num_untaken = partial(_num_untaken, transport)
         flow = {"drain": self.drain, "num_untaken": num_untaken, "streams_body": isinstance(inbox, StreamedBody)}
-        if isinstance(protocol, FlowRequest) and transport is not None:
-            flow["channel"] = FlowChannel(protocol, control, send, num_untaken, self._piece_bytes)
         scope["extensions"] = {EXTENSION: flow}
         scope["state"] = self.lifespan.state.copy()
         task = asyncio.ensure_future(self._run_app(scope, inbox, send))
@@ -174,17 +171,18 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
             await control.wait()
 
     async def _write_body(self, protocol: Any, control: FlowControl, message: Message) -> None:
-        """Write a body message in pieces: Twisted would buffer a large one whole."""
-        body, size = message.get("body", b""), self._piece_bytes
-        last = max(0, (len(body) - 1) // size * size)
+        """Write a body message in pieces: Twisted would buffer a large one whole. Cancelled, write the rest at once."""
+        rest, size = memoryview(message.get("body", b"")), self._piece_bytes
         async with control.write_lock:
-            for start in range(0, last, size):
+            try:
+                while len(rest) > size and not control.is_gone:
+                    await control.wait()
+                    piece, rest = rest[:size], rest[size:]
+                    protocol.handle_reply({**message, "body": bytes(piece), "more_body": True})
                 await control.wait()
+            finally:  # what follows, the place to resume from, must not lie inside an event
                 if not control.is_gone:
-                    protocol.handle_reply({**message, "body": body[start : start + size], "more_body": True})
-            await control.wait()
-            if not control.is_gone:
-                protocol.handle_reply({**message, "body": body[last:]} if last else message)
+                    protocol.handle_reply({**message, "body": bytes(rest)})
 
     async def _drop(self) -> None:
         """Return without waiting, so that a cancel reaches the app and not this `send`; yield to the loop at times."""

@@ -234,7 +234,12 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
         elif self.method == b"HEAD" or self.code in NO_BODY_CODES:
             super().handle_reply({**message, "body": b""})
         elif message.get("more_body") and self.startedWriting:
-            Request.write(self, message.get("body", b""))  # daphne does no more with it
+            body = message.get("body", b"")
+            if self.chunked and body and not self._disconnected:  # what Request.write does, in one write
+                self.sentLength += len(body)
+                self.channel.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+            else:
+                Request.write(self, body)  # daphne does no more with it
         else:
             super().handle_reply(message)
 

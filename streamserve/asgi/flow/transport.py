@@ -178,14 +178,13 @@ class FlowTransport:
 class FlowControl:
     """Whether one response or WebSocket may write. `write_lock` keeps the pieces of one message together."""
 
-    __slots__ = ("_opened", "is_gone", "is_open", "on_open", "transport", "write_lock")
+    __slots__ = ("_opened", "is_gone", "is_open", "transport", "write_lock")
 
     def __init__(self, transport: FlowTransport | None) -> None:
         self.transport = transport
         self.write_lock = asyncio.Lock()
         self.is_open = True
         self.is_gone = False
-        self.on_open: Callable[[], None] | None = None
         self._opened: asyncio.Event | None = None  # made by the first wait
 
     def pauseProducing(self) -> None:
@@ -194,8 +193,6 @@ class FlowControl:
     def resumeProducing(self) -> None:
         self.is_open = True
         self._end_waits()
-        if self.on_open is not None and not self.is_gone:
-            self.on_open()
         # FileDescriptor.doWrite resumes its producer instead of closing; only unregistering it lets the close proceed.
         if self.transport is not None and self.transport.tcp.disconnecting:
             self.transport.transport.unregisterProducer()

@@ -1,8 +1,7 @@
 """`Channel`: where one reader's frames go, and when there is room for another. `Received`: the last event that it has.
 
-FlowServer has a channel of its own, which writes at once (asgi/flow/channel.py). `PullChannel` is for everything else:
-one frame at a time for a task that sends it (uvicorn, stock daphne, a WebSocket) or for an `async for`. What a reader
-has received is what it acknowledges, else what its system has taken of what was sent. Event loop only.
+One frame at a time is written, and pulled by a task that sends it or by an `async for`. What a reader has received is
+what it acknowledges, else what its system has taken of what was sent. Event loop only.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from streamserve.protocol.errors import BadRequest
 
@@ -21,37 +20,12 @@ def nothing() -> int:
     return 0
 
 
-class Channel(Protocol):
-    """A frame may be written while `is_writable`; `on_writable` is called when that is so again.
+class Channel:
+    """A frame may be written while `is_writable`; `on_writable` is called when that is so again: the frame is sent.
 
-    `accepts_at_once`: a frame that is written is with the transport; else it is when `on_writable` is called.
-    `num_untaken` returns how many bytes of what the transport has accepted the reader's system has not taken.
+    `pull` says that the frame before is sent, and returns the next one. `num_untaken` returns how many bytes of what
+    the transport has accepted the reader's system has not taken.
     """
-
-    accepts_at_once: bool
-    num_untaken: Callable[[], int]
-    on_writable: Callable[[], None] | None
-
-    @property
-    def is_writable(self) -> bool: ...
-
-    def write(self, frame: Any) -> None: ...
-
-    def end(self, error: Exception | None) -> None:
-        """Nothing more is written; `error` is why the frames are not all, None if they are."""
-
-
-class DirectChannel(Channel, Protocol):
-    """A server's own channel, which writes at once."""
-
-    async def wait_ended(self) -> None:
-        """Return when `end` was called; raise its error."""
-
-
-class PullChannel:
-    """See above. `pull` says that the frame before is sent, and returns the next one."""
-
-    accepts_at_once = False
 
     def __init__(self, num_untaken: Callable[[], int] = nothing) -> None:
         self.num_untaken = num_untaken
@@ -71,6 +45,7 @@ class PullChannel:
         self._wake()
 
     def end(self, error: Exception | None) -> None:
+        """Nothing more is written; `error` is why the frames are not all, None if they are."""
         if not self._is_ended:
             self._is_ended, self._error = True, error
             self._wake()

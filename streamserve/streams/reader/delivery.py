@@ -12,28 +12,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import NamedTuple
 
 from streamserve.dialects.encoder import Encoder
 from streamserve.dialects.pace import SITES_OWN, Pace
-from streamserve.streams.reader.channel import Channel, DirectChannel, PullChannel, nothing
+from streamserve.streams.reader.channel import Channel, nothing
 from streamserve.streams.reader.reader import Reader
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 
 _TRANSPORTS = {"text/event-stream": "sse", "text/plain": "text"}
-
-
-class Flow(NamedTuple):
-    """What a server offers besides `send`: how many bytes the reader's system has not taken; a channel that writes at
-    once, usable after the first `send`.
-    """
-
-    num_untaken: Callable[[], int] = nothing
-    channel: DirectChannel | None = None
-
-
-NO_FLOW = Flow()
 
 
 def stream_headers(content_type: str, stream_ids: str) -> list[tuple[bytes, bytes]]:
@@ -117,20 +104,16 @@ class Delivery(Closing):
             (b"streamserve-reader", self.reader.id.encode()),
         ]
 
-    async def run(self, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
+    async def run(self, send: Callable[[bytes], Awaitable[None]], num_untaken: Callable[[], int] = nothing) -> None:
         """Send everything; return after the terminal event. Cancel it to disconnect.
 
-        Raises what kept the answer from being sent whole: the connection must break then, not end.
+        `num_untaken` returns how many bytes of what `send` has accepted the reader's system has not taken. Raises what
+        kept the answer from being sent whole: the connection must break then, not end.
         """
         self.reader.attach()
         try:
             await send(self._encoder.first_bytes)
-            if flow.channel is not None and flow.channel.is_writable:
-                self._channel = flow.channel
-                self.reader.start(flow.channel)
-                await flow.channel.wait_ended()
-                return
-            channel = self._channel = PullChannel(flow.num_untaken)
+            channel = self._channel = Channel(num_untaken)
             self.reader.start(channel)
             while (frame := await channel.pull()) is not None:
                 await send(frame)
@@ -142,7 +125,7 @@ class Delivery(Closing):
         self.reader.attach()
         try:
             yield self._encoder.first_bytes
-            channel = self._channel = PullChannel()
+            channel = self._channel = Channel()
             self.reader.start(channel)
             while (frame := await channel.pull()) is not None:
                 yield frame
@@ -189,7 +172,7 @@ class JoinedDelivery(Closing):
         self._readers = [
             Reader(streams, stream, encoder, after=0, transport="sse", pace=pace) for stream, encoder in parts
         ]
-        self._channels: list[PullChannel] = []
+        self._channels: list[Channel] = []
         self._last_bytes = last_bytes
 
     @property
@@ -197,25 +180,25 @@ class JoinedDelivery(Closing):
         """The response's headers, in ASGI form. `X-Stream-Id` has the ids of all streams, in the prompts' order."""
         return stream_headers(self._encoder.content_type, ", ".join(self._ids))
 
-    async def run(self, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
+    async def run(self, send: Callable[[bytes], Awaitable[None]], num_untaken: Callable[[], int] = nothing) -> None:
         """Send everything; return after the last terminal event. Cancel it to disconnect."""
-        async with aclosing(self._frames(flow)) as frames:
+        async with aclosing(self._frames(num_untaken)) as frames:
             async for frame in frames:
                 await send(frame)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         """Yield what `run` sends."""
-        return self._frames(NO_FLOW)
+        return self._frames()
 
-    async def _frames(self, flow: Flow) -> AsyncGenerator[bytes, None]:
+    async def _frames(self, num_untaken: Callable[[], int] = nothing) -> AsyncGenerator[bytes, None]:
         for reader in self._readers:
             reader.attach()
         pulls: set[asyncio.Task[bytes | None]] = set()
         try:
             yield self._encoder.first_bytes
-            by_task: dict[asyncio.Task[bytes | None], PullChannel] = {}
+            by_task: dict[asyncio.Task[bytes | None], Channel] = {}
             for reader in self._readers:
-                channel = PullChannel(flow.num_untaken)
+                channel = Channel(num_untaken)
                 self._channels.append(channel)
                 reader.start(channel)
             for channel in self._channels:
@@ -259,7 +242,7 @@ class JoinedDelivery(Closing):
         super().close()
 
 
-def _pull(channel: PullChannel, pulls: set[asyncio.Task[bytes | None]]) -> asyncio.Task[bytes | None]:
+def _pull(channel: Channel, pulls: set[asyncio.Task[bytes | None]]) -> asyncio.Task[bytes | None]:
     task: asyncio.Task[bytes | None] = asyncio.create_task(channel.pull(), name="joined pull")
     pulls.add(task)
     return task

@@ -12,7 +12,7 @@ from collections import deque
 from streamserve.dialects.pace import SITES_OWN, Pace
 from streamserve.protocol.errors import Gone
 from streamserve.protocol.events import LoggedEvent
-from streamserve.streams.reader.channel import PullChannel, check_sent
+from streamserve.streams.reader.channel import Channel, check_sent
 from streamserve.streams.reader.pages import read_page
 from streamserve.streams.reader.reader import BrokenStream, Reader
 from streamserve.streams.readers import Attachment
@@ -26,7 +26,7 @@ class Follow:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.seq = reader.sent_seq  # of the last event given
-        self._channel = PullChannel()
+        self._channel = Channel()
         self._events: deque[LoggedEvent] = deque()
 
     def __aiter__(self) -> Follow:

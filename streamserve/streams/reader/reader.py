@@ -272,7 +272,7 @@ class Reader(Attachment):
         if frame:
             channel.write(frame)
         self._unconfirmed = len(frame) if self._encoder is not None else 1, last.seq
-        if not frame or channel.accepts_at_once:
+        if not frame:
             self._confirm(now)
         if is_terminal(last.event):
             self._end(None)
@@ -286,9 +286,15 @@ class Reader(Attachment):
             channel.write(frame)
 
     def _on_writable(self) -> None:
+        """The channel has sent the last frame. Mostly nothing follows yet, and a commit or the timer is waited for."""
         if self._unconfirmed is not None:
             self._confirm(time.monotonic())
-        self.advance()
+        stream = self.stream
+        is_over = stream.terminal is not None or stream.ended.is_set()
+        if self._timer is None or self._held or self._notice is not None or is_over or self._read_seq < stream.last_seq:
+            self.advance()
+        else:
+            self._arm(self._poll_at)
 
     def _confirm(self, now: float) -> None:
         """The transport has accepted the last frame."""

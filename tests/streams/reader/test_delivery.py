@@ -12,11 +12,9 @@ from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
 from tests.support.checks.stream_checks import check_native, parse_sse
-from tests.support.streams.deliveries import DONE, LONG, deliver, is_direct, serving, start, written
+from tests.support.streams.deliveries import DONE, LONG, deliver, serving, start, written
 from tests.support.streams.hand_made import ScriptedClient, StallingLog, tok, until
 from tests.support.streams.wire import Wire
-
-__all__ = ["is_direct"]
 
 
 async def test_headers_hold_what_proxies_need(streams: Streams) -> None:
@@ -71,7 +69,7 @@ async def test_first_bytes_and_first_token_leave_at_once(scripted: ScriptedClien
     """The first bytes and the first token wait neither for the engine nor for more tokens, also with a long hold."""
     streams = serving(scripted, coalesce_seconds=LONG)
     stream, wire = await start(streams), Wire()
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
     await until(lambda: len(wire.sent) == 2, "first bytes and meta are sent")
     assert wire.sent[0] == NativeEncoder.first_bytes
     scripted.last.push(tok("a"))
@@ -90,7 +88,7 @@ async def test_tokens_are_joined_up_to_the_bound(scripted: ScriptedClient) -> No
     """No frame holds more than `coalesce_tokens`, a full one leaves at once, and no text is lost."""
     streams = serving(scripted, coalesce_seconds=LONG, coalesce_tokens=5)
     stream, wire = await start(streams), Wire()
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
     scripted.last.push(tok("first"))
     await until(lambda: len(parse_sse(wire.data)) == 2, "the first token is sent")
     for number in range(12):
@@ -109,7 +107,7 @@ async def test_a_held_token_leaves_after_its_time(scripted: ScriptedClient) -> N
     """A token that follows another soon waits `coalesce_seconds` at most, then leaves alone."""
     streams = serving(scripted, coalesce_seconds=0.02)
     stream, wire = await start(streams), Wire()
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
     scripted.last.push(tok("a"))
     await until(lambda: len(parse_sse(wire.data)) == 2, "the first token is sent")
     scripted.last.push(tok("b"))
@@ -124,7 +122,7 @@ async def test_joining_can_be_off(scripted: ScriptedClient) -> None:
     streams = serving(scripted, coalesce_tokens=0)
     stream = await written(streams, scripted, *(tok("x") for _ in range(9)), DONE)
     wire = Wire()
-    await deliver(streams, stream).run(wire.send, wire.flow)
+    await deliver(streams, stream).run(wire.send)
     assert [frame.seq for frame in check_native(wire.data)] == list(range(1, 12))
     await streams.aclose()
 
@@ -133,7 +131,7 @@ async def test_other_events_never_wait_and_keep_their_order(scripted: ScriptedCl
     """A status leaves at once, and the held tokens leave before it."""
     streams = serving(scripted, coalesce_seconds=LONG)
     stream, wire = await start(streams), Wire()
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
     scripted.last.push(tok("a"))
     await until(lambda: len(parse_sse(wire.data)) == 2, "the first token is sent")
     scripted.last.push(tok("b"), Status(status="prefill"))
@@ -148,7 +146,7 @@ async def test_keepalives_stand_between_events_in_silence_only(scripted: Scripte
     """Keepalives are whole comments between whole events, and no event is changed by them."""
     streams = serving(scripted, keepalive_seconds=0.01)
     stream, wire = await start(streams), Wire()
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
     await until(lambda: wire.sent.count(NativeEncoder.keepalive) >= 3, "silence is filled")
     scripted.last.push(tok("a"))
     await until(lambda: len(parse_sse(wire.data)) == 2, "the token is sent")
@@ -164,7 +162,7 @@ async def test_no_keepalive_while_events_come(scripted: ScriptedClient) -> None:
     """Silence is counted from the last bytes, not from a fixed beat."""
     streams = serving(scripted, keepalive_seconds=LONG, coalesce_tokens=0)
     stream, wire = await start(streams), Wire()
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
     for _ in range(20):
         scripted.last.push(tok("x"))
         await asyncio.sleep(0.001)
@@ -179,7 +177,7 @@ async def test_plain_text_has_no_keepalive(scripted: ScriptedClient) -> None:
     streams = serving(scripted, keepalive_seconds=0.001)
     stream, wire = await start(streams), Wire()
     delivery = Delivery(streams, stream, TextEncoder())
-    running = asyncio.create_task(delivery.run(wire.send, wire.flow))
+    running = asyncio.create_task(delivery.run(wire.send))
     await until(lambda: wire.sent == [b""], "the head is flushed")
     scripted.last.push(tok("a"), tok("b"), DONE)
     await running
@@ -208,7 +206,7 @@ async def test_pages_are_as_large_as_their_events(scripted: ScriptedClient) -> N
         streams = serving(scripted, coalesce_tokens=1, snapshot_events=0)
         stream = await written(streams, scripted, *[token] * 200, DONE)
         wire = Wire()
-        await deliver(streams, stream).run(wire.send, wire.flow)
+        await deliver(streams, stream).run(wire.send)
         counts.append([len(parse_sse(data)) for data in wire.sent[2:]])  # the first page measures their size
         await streams.aclose()
     assert max(counts[0]) == 64
@@ -220,7 +218,7 @@ async def test_a_level_reader_does_not_read_the_log(scripted: ScriptedClient) ->
     log = StallingLog()
     streams = serving(scripted, log, coalesce_tokens=1)
     stream, wire = await start(streams), Wire()
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
     await until(lambda: len(wire.sent) == 2, "first bytes and meta are sent")
     for number in range(50):
         scripted.last.push(tok(f" {number}"))
@@ -240,7 +238,7 @@ async def test_a_slow_transport_bounds_what_is_read(scripted: ScriptedClient) ->
     wire = Wire()
     wire.go.clear()
     before = log.num_reads
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
     for _ in range(200):
         await asyncio.sleep(0)
     assert log.num_reads == before
@@ -264,7 +262,7 @@ async def test_a_replay_lets_other_tasks_run(scripted: ScriptedClient) -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    await deliver(streams, stream, after=1500).run(wire.send, wire.flow)
+    await deliver(streams, stream, after=1500).run(wire.send)
     task.cancel()
     assert turns >= 3000 // 64 - 2
     check_native(wire.data, after=1500)

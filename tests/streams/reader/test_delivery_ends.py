@@ -13,11 +13,9 @@ from streamserve.protocol.events import Done, Meta, Token
 from streamserve.streams.reader.follow import collect, follow
 from streamserve.streams.registry import Streams
 from tests.support.checks.stream_checks import check_native_part, parse_sse
-from tests.support.streams.deliveries import DONE, deliver, is_direct, serving, start, written
+from tests.support.streams.deliveries import DONE, deliver, serving, start, written
 from tests.support.streams.hand_made import ScriptedClient, tok, until
 from tests.support.streams.wire import Wire
-
-__all__ = ["is_direct"]
 
 
 @pytest.mark.parametrize("after", [2, 10**12, -1])
@@ -59,7 +57,7 @@ async def test_a_reader_that_has_everything_gets_204(streams: Streams, scripted:
     assert not delivery.is_over
     exhausted, wire = deliver(streams, stream, after=2), Wire()
     assert exhausted.is_over
-    await exhausted.run(wire.send, wire.flow)
+    await exhausted.run(wire.send)
     assert wire.sent == [NativeEncoder.first_bytes]
 
 
@@ -71,7 +69,7 @@ async def test_a_dropped_stream_is_gone(scripted: ScriptedClient) -> None:
     delivery, wire = deliver(streams, stream), Wire()
     await streams.log.drop(stream.log_id)
     with pytest.raises(Gone):
-        await delivery.run(wire.send, wire.flow)
+        await delivery.run(wire.send)
     await streams.aclose()
 
 
@@ -79,7 +77,7 @@ async def test_a_dropped_stream_is_gone(scripted: ScriptedClient) -> None:
 async def test_cancelling_a_delivery_parks_its_stream(streams: Streams, scripted: ScriptedClient, held: bool) -> None:
     """Wherever the cancel lands, the reader is no longer counted."""
     stream, wire = await start(streams), Wire()
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
     await until(lambda: len(wire.sent) == 2, "meta is sent")
     if held:
         wire.go.clear()
@@ -118,9 +116,9 @@ async def test_a_delivery_runs_once(streams: Streams, scripted: ScriptedClient) 
     """A second `run` is refused, because the encoder already holds the first one's state."""
     stream = await written(streams, scripted, DONE)
     delivery, wire = deliver(streams, stream), Wire()
-    await delivery.run(wire.send, wire.flow)
+    await delivery.run(wire.send)
     with pytest.raises(RuntimeError):
-        await delivery.run(wire.send, wire.flow)
+        await delivery.run(wire.send)
 
 
 async def test_a_transport_that_fails_counts_its_reader_out(streams: Streams) -> None:
@@ -139,7 +137,7 @@ async def test_the_reader_position_is_what_the_transport_took(streams: Streams, 
     """`Reader.seq` lags behind the log by what is still in `send`."""
     stream, wire = await start(streams), Wire()
     delivery = deliver(streams, stream)
-    running = asyncio.create_task(delivery.run(wire.send, wire.flow))
+    running = asyncio.create_task(delivery.run(wire.send))
     await until(lambda: delivery.reader.received_seq == 1, "meta was taken")
     wire.go.clear()
     scripted.last.push(tok("a"))
@@ -205,7 +203,7 @@ async def test_collect_waits_for_the_end(streams: Streams, scripted: ScriptedCli
 async def test_a_cut_stream_is_in_order_as_far_as_it_came(streams: Streams, scripted: ScriptedClient) -> None:
     """Whenever the reader leaves, what it has is a prefix without a gap."""
     stream, wire = await start(streams), Wire()
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
     scripted.last.push(*(tok("x") for _ in range(30)))
     await until(lambda: len(parse_sse(wire.data)) > 3, "some are sent")
     running.cancel()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.errors import BadRequest
 from streamserve.streams.reader.channel import _MAX_ENDS, Received
-from streamserve.streams.reader.delivery import Delivery, Flow
+from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.reader import _POLL_SECONDS
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
@@ -110,7 +110,7 @@ async def test_a_silent_page_holds_no_answer_back(streams: Streams, scripted: Sc
     wire = Wire()
     stream = await streams.start(ask("scripted"), Admission(owner="u1", tenant="t1"))
     delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
-    running = asyncio.create_task(delivery.run(wire.send, Flow(Socket())))
+    running = asyncio.create_task(delivery.run(wire.send, Socket()))
     scripted.last.push(*(tok("a") for _ in range(20)))
     await until(lambda: delivery.reader.received_seq == 21, "all is taken")
     delivery.reader.ack(5, is_away=True)
@@ -130,7 +130,7 @@ async def test_a_delivery_counts_what_is_taken(streams: Streams, scripted: Scrip
     wire, socket = Wire(), Socket()
     stream = await streams.start(ask("scripted"), Admission(owner="u1", tenant="t1"))
     delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
-    running = asyncio.create_task(delivery.run(wire.send, Flow(socket)))
+    running = asyncio.create_task(delivery.run(wire.send, socket))
     await until(lambda: delivery.reader.received_seq == 1, "meta was taken")
     socket.num_untaken = 1
     scripted.last.push(tok("a"))
@@ -149,7 +149,7 @@ async def test_what_waits_in_send_is_not_taken(streams: Streams, scripted: Scrip
     wire, socket = Wire(), Socket()
     stream = await streams.start(ask("scripted"), Admission(owner="u1", tenant="t1"))
     delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
-    running = asyncio.create_task(delivery.run(wire.send, Flow(socket)))
+    running = asyncio.create_task(delivery.run(wire.send, socket))
     await until(lambda: delivery.reader.received_seq == 1, "meta was taken")
     socket.num_untaken = 10
     scripted.last.push(tok("a"))
@@ -173,7 +173,7 @@ async def test_polls_end_with_the_reader(streams: Streams, scripted: ScriptedCli
     wire, socket = Wire(), Socket()
     stream = await streams.start(ask("scripted"), Admission(owner="u1", tenant="t1"))
     delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
-    running = asyncio.create_task(delivery.run(wire.send, Flow(socket)))
+    running = asyncio.create_task(delivery.run(wire.send, socket))
     socket.num_untaken = 10
     await until(lambda: socket.num_looks > 3, "it is looked")
     delivery.close()

@@ -5,7 +5,7 @@ GET /events?id=…&after=…             read it again
 GET /control?allow=3 | ?open=1       let that many steps run, then hold; hold nothing
 GET /large?bytes=…                   an answer of one frame of that size
 GET /broken                          an answer in plain text whose delivery fails at the fourth token
-GET /state                           plans, blocks and streams as JSON; how often FlowServer's channel has written
+GET /state                           plans, blocks and streams as JSON; pieces that FlowServer has written, but for the last of each
 
 `changing`: the same behind another middleware, which changes what is sent.
 """
@@ -73,19 +73,19 @@ async def changing(scope: Scope, receive: Receive, send: Send) -> None:
 num_written = 0
 
 
-def _count_writes(channel: Any) -> None:
-    write = channel.write
+def _count_writes(request: Any) -> None:
+    handle_reply = request.handle_reply
 
-    def counted(self: Any, data: bytes) -> None:
+    def counted(self: Any, message: Message) -> None:
         global num_written
-        num_written += 1
-        write(self, data)
+        num_written += bool(message.get("more_body"))
+        handle_reply(self, message)
 
-    channel.write = counted
+    request.handle_reply = counted
 
 
 if "streamserve.asgi.flow.requests" in sys.modules:  # FlowServer serves; importing it would install its reactor
-    _count_writes(sys.modules["streamserve.asgi.flow.channel"].FlowChannel)
+    _count_writes(sys.modules["streamserve.asgi.flow.requests"].FlowRequest)
 
 
 async def _start(prompt: str = "hello", max_tokens: str = "500") -> Stream:

@@ -26,8 +26,8 @@ from websockets.extensions.permessage_deflate import PerMessageDeflate
 from websockets.frames import Frame, Opcode
 from websockets.protocol import CLIENT, OPEN, SERVER, Protocol, Side
 
-from streamserve.streams.reader.channel import DirectChannel
-from streamserve.streams.reader.delivery import NO_FLOW, Delivery, Flow
+from streamserve.streams.reader.channel import nothing
+from streamserve.streams.reader.delivery import Delivery
 from tests.support.checks.stream_checks import check_relay, check_stream
 
 LEFT, WHOLE, CUT = "left", "whole", "cut"
@@ -275,32 +275,6 @@ def _noting_resets(connection: Connection) -> Iterator[None]:
         raise
 
 
-class _WatchedChannel:
-    """A server's channel whose frames are checked."""
-
-    accepts_at_once = True
-
-    def __init__(self, channel: DirectChannel, body: Any) -> None:
-        self._channel, self._feed = channel, body.feed
-        self.num_untaken, self.end, self.wait_ended = channel.num_untaken, channel.end, channel.wait_ended
-
-    @property
-    def is_writable(self) -> bool:
-        return self._channel.is_writable
-
-    @property
-    def on_writable(self) -> Callable[[], None] | None:
-        return self._channel.on_writable
-
-    @on_writable.setter
-    def on_writable(self, call: Callable[[], None] | None) -> None:
-        self._channel.on_writable = call
-
-    def write(self, frame: bytes) -> None:
-        self._channel.write(frame)
-        self._feed(frame)
-
-
 def _listen_to_deliveries(patches: pytest.MonkeyPatch, watch: Watch) -> None:
     run, pull, close = Delivery.run, Delivery.__aiter__, Delivery.close
     running: WeakKeyDictionary[Delivery, asyncio.Task[Any] | None] = WeakKeyDictionary()
@@ -311,7 +285,9 @@ def _listen_to_deliveries(patches: pytest.MonkeyPatch, watch: Watch) -> None:
             left.add(self)  # another task closed it: its client disconnected
         close(self)
 
-    async def watched_run(self: Delivery, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
+    async def watched_run(
+        self: Delivery, send: Callable[[bytes], Awaitable[None]], num_untaken: Callable[[], int] = nothing
+    ) -> None:
         body = _body_of(watch, self)
         running[self] = asyncio.current_task()
 
@@ -319,8 +295,7 @@ def _listen_to_deliveries(patches: pytest.MonkeyPatch, watch: Watch) -> None:
             await send(data)
             body.feed(data)
 
-        channel = None if flow.channel is None else _WatchedChannel(flow.channel, body)
-        await run(self, taken, flow._replace(channel=channel))
+        await run(self, taken, num_untaken)
         body.close(LEFT if self in left else WHOLE)
 
     async def watched_pull(self: Delivery) -> AsyncIterator[bytes]:

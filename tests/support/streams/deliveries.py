@@ -1,8 +1,6 @@
-"""Deliveries of a scripted engine's streams, by both kinds of channel."""
+"""Deliveries of a scripted engine's streams."""
 
 from __future__ import annotations
-
-import pytest
 
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.events import Done
@@ -13,17 +11,9 @@ from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.streams.hand_made import ScriptedClient, ask
-from tests.support.streams.wire import Wire
 
 DONE = Done(finish_reason="stop")
 LONG = 3600.0
-
-
-@pytest.fixture(params=[False, True], ids=["pulled", "direct"], autouse=True)
-def is_direct(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Every law of delivery holds for a channel that is pulled from and for one that writes directly."""
-    monkeypatch.setattr(Wire, "is_direct", request.param)
-    return bool(request.param)
 
 
 def serving(scripted: ScriptedClient, log: MemoryLog | None = None, **settings: float) -> Streams:
