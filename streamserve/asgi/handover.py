@@ -14,7 +14,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
 from typing import Any
 
@@ -182,9 +182,8 @@ class Exchange:
         Raises what ended the delivery early, so that the server aborts the connection: a clean end, with a last chunk,
         would make half an answer look whole.
         """
-        running = asyncio.create_task(
-            delivery.run(self._send_frame, untaken_of(self._scope, self._send)), name="delivery"
-        )
+        send = self._send_watched if self._stall_seconds else self._send_frame
+        running = asyncio.create_task(delivery.run(send, untaken_of(self._scope, self._send)), name="delivery")
         self._receiver.on_left(delivery.close)  # the engine is freed before anything else runs
         last_frame: bytes | None = None
         try:
@@ -223,9 +222,12 @@ class Exchange:
             if since is not None and time.monotonic() - since >= self._stall_seconds:
                 return True
 
-    async def _send_frame(self, data: bytes) -> None:
+    def _send_frame(self, data: bytes) -> Awaitable[None]:
+        return self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _send_watched(self, data: bytes) -> None:
         self._sending_since = time.monotonic()
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._send_frame(data)
         self._sending_since = None
 
 

@@ -147,13 +147,13 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
 
     async def _send(self, protocol: Any, control: FlowControl, message: Message) -> None:
         """Write a message, and wait until there is room for another."""
+        kind = message.get("type")
         if control.is_gone:
             await self._drop()
             return
-        kind = message.get("type")
         if kind == "http.response.body":
-            is_free = control.is_open and not control.write_lock.locked()
-            if is_free and len(message.get("body", b"")) <= self._piece_bytes:
+            is_small = len(message.get("body", b"")) <= self._piece_bytes
+            if is_small and control.is_open and not control.write_lock.locked():
                 protocol.handle_reply(message)  # the usual case: nothing to wait for
                 self._num_quick += 1
                 if self._num_quick % _QUICK_A_YIELD == 0:

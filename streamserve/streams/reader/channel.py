@@ -29,31 +29,28 @@ class Channel:
 
     def __init__(self, num_untaken: Callable[[], int] = nothing) -> None:
         self.num_untaken = num_untaken
+        self.is_writable = True
         self.on_writable: Callable[[], None] | None = None
         self._frame: Any = None
-        self._is_pulled = True  # the frame before
         self._is_ended = False
         self._error: Exception | None = None
         self._news: asyncio.Future[None] | None = None
 
-    @property
-    def is_writable(self) -> bool:
-        return self._is_pulled and not self._is_ended
-
     def write(self, frame: Any) -> None:
-        self._frame, self._is_pulled = frame, False
+        self._frame, self.is_writable = frame, False
         self._wake()
 
     def end(self, error: Exception | None) -> None:
         """Nothing more is written; `error` is why the frames are not all, None if they are."""
         if not self._is_ended:
             self._is_ended, self._error = True, error
+            self.is_writable = False
             self._wake()
 
     async def pull(self) -> Any:
         """Return the next frame, None after the last. Raises what kept the frames from being all."""
-        if self._frame is None and not self._is_pulled:
-            self._is_pulled = True
+        if self._frame is None and not self.is_writable and not self._is_ended:
+            self.is_writable = True
             if self.on_writable is not None:
                 self.on_writable()
         while self._frame is None:

@@ -293,7 +293,7 @@ class Reader(Attachment):
         is_over = stream.terminal is not None or stream.ended.is_set()
         if self._timer is None or self._held or self._notice is not None or is_over or self._read_seq < stream.last_seq:
             self.advance()
-        else:
+        elif self._poll_at < self._timer.when():
             self._arm(self._poll_at)
 
     def _confirm(self, now: float) -> None:

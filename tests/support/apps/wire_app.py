@@ -5,7 +5,7 @@ GET /events?id=…&after=…             read it again
 GET /control?allow=3 | ?open=1       let that many steps run, then hold; hold nothing
 GET /large?bytes=…                   an answer of one frame of that size
 GET /broken                          an answer in plain text whose delivery fails at the fourth token
-GET /state                           plans, blocks and streams as JSON; pieces that FlowServer has written, but for the last of each
+GET /state                           plans, blocks and streams as JSON; pieces of bodies that FlowServer has written
 
 `changing`: the same behind another middleware, which changes what is sent.
 """
