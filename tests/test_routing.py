@@ -88,7 +88,7 @@ async def test_probes_are_answered_while_draining_under_a_prefix(script: str) ->
     """A server that goes down still answers /ai/readyz, and refuses /ai/streams."""
     drain = Drain()
     with override_settings(ROOT_URLCONF="tests.site.prefixed_urls", FORCE_SCRIPT_NAME=script or None):
-        scope = {"extensions": {"streamserve.flow": {"drain": drain, "streams_body": False}}}
+        scope = {"extensions": {"streamserve.flow": {"drain": drain}}}
         http = HttpCommunicator(wrap(get_asgi_application()), "GET", f"{script}/ai/livez", headers=HEADERS)
         http.scope.update(scope)
         assert (await http.get_response(10))["status"] == 200

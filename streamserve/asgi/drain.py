@@ -20,7 +20,10 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from streamserve.asgi.guard import RouteBound
 
 logger = logging.getLogger("streamserve.asgi")
 
@@ -68,13 +71,12 @@ class Drain:
     """One server's shutdown: the hooks of its apps, and the order of steps.
 
     `retry_after` is sent with a refused request. `serves` decides by path which new requests are answered meanwhile;
-    `body_bound_of`, at any time, how large the bodies of a path may be, with the JSON of the refusal, and whether that
-    holds above the server's own limit too; None leaves it to the server.
+    `bound_of` names, at any time, what bodies the app takes at a path; None leaves it to the server.
     """
 
     def __init__(self, *, serves: Callable[[str], bool] = lambda path: False, retry_after_seconds: int = 2) -> None:
         self.serves = serves
-        self.body_bound_of: Callable[[str], tuple[int, bytes, bool] | None] = lambda path: None
+        self.bound_of: Callable[[str], RouteBound | None] = lambda path: None
         self.retry_after = b"%d" % retry_after_seconds
         self.is_draining = False
         self._on_drain: list[Hook] = []

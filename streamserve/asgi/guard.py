@@ -1,8 +1,9 @@
 """`Guard`: how much clients may have open at a time, and what bodies they may send, under any ASGI server.
 
 A request or WebSocket over a bound is refused before the app inside runs; a body by its announced length, before any of
-it is read. An ASGI app sees a connection only with its first request: connections that send none are the server's
-(FlowServer's `head_seconds`, a proxy). Event loop only; knows no framework.
+it is read. FlowServer runs every app behind a guard of its own, with the bounds that the app names for its routes.
+An ASGI app sees a connection only with its first request: connections that send none are the server's (FlowServer's
+`head_seconds`, a proxy). Event loop only; knows no framework.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from streamserve.protocol.errors import (
     QuotaExceeded,
     RequestTimeout,
     StreamserveError,
+    TooLarge,
     headers_of,
     to_body,
 )
-from streamserve.protocol.json_body import announced_bytes, file_too_large, too_large
+from streamserve.protocol.json_body import announced_bytes, file_too_large
 
 BODY_BYTES_PER_SECOND = 1024  # of a body that is slow but not too slow
 _RETRY_SECONDS = 5
@@ -40,16 +42,20 @@ class RouteBound:
     """What the bodies of one route may have, and the JSON of its errors. A probe is answered over `max_connections`.
 
     `file_bytes`: of a route that takes a file in a form, how large that may be. `body_bytes` is the whole form.
+    `way_out`: what to do about a body over the limit.
     """
 
     body_bytes: int
     file_bytes: int = 0
+    way_out: str = "Send a shorter conversation."
     is_probe: bool = False
     error_json: Callable[[ErrorBody], dict[str, Any]] = native.error_json
 
     def too_large(self) -> StreamserveError:
         """Return the error for a body over the limit."""
-        return file_too_large(self.file_bytes) if self.file_bytes else too_large(self.body_bytes)
+        if self.file_bytes:
+            return file_too_large(self.file_bytes)
+        return TooLarge(f"The body is over the limit of {self.body_bytes:,} bytes. {self.way_out}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +103,9 @@ class GuardedApp:
         self._num_uploads += is_upload
         if client:
             self._by_client[client] += 1
-        flow = scope.get("extensions", {}).get("streamserve.flow")
         try:
-            if bound is None or (flow is not None and not flow["streams_body"]):
-                await self._app(scope, receive, send)  # FlowServer has the whole body already, within its bounds
+            if bound is None:
+                await self._app(scope, receive, send)
             else:
                 await self._serve(scope, receive, send, bound)
         finally:
@@ -170,12 +175,6 @@ class _Body:
             self.error = self._bound.too_large()
             raise self.error
         return message
-
-
-@functools.lru_cache(maxsize=256)  # asked for with each request, and the same for all of a route
-def large_body_reply(bound: RouteBound) -> bytes:
-    """Return the body of the 413 for a route, for a server that refuses by itself."""
-    return json.dumps(bound.error_json(to_body(bound.too_large()))).encode()
 
 
 def uploads_busy() -> Overloaded:

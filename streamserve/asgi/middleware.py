@@ -19,7 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 
 from streamserve.asgi.drain import Drain, on_sigterm
-from streamserve.asgi.guard import Guard, GuardedApp, large_body_reply
+from streamserve.asgi.guard import Guard, GuardedApp
 from streamserve.asgi.handover import MORE_HEADERS, Exchange
 from streamserve.asgi.hardening import Hardened, Hardening
 from streamserve.asgi.types import App, Message, Receive, Scope, Send
@@ -104,15 +104,12 @@ class StreamMiddleware:
         else:
             await self._app(scope, receive, send)
 
-    def _body_bound_of(self, path: str) -> tuple[int, bytes, bool] | None:
-        bound = None if self._guard is None else self._guard.bound_of(path)
-        return None if bound is None else (bound.body_bytes, large_body_reply(bound), bool(bound.file_bytes))
-
     def _join(self, drain: Drain, root_path: str) -> None:
         """Register the callbacks with the server's drain; if it has begun, call those of `on_drain` now."""
         self._drain = drain
         drain.serves = lambda path: path.removeprefix(root_path) in self._paths_while_draining
-        drain.body_bound_of = lambda path: self._body_bound_of(path.removeprefix(root_path))
+        if self._guard is not None:
+            drain.bound_of = self._guard.bound_of
         for callback in self._on_drain:
             drain.on_drain(callback)
             if drain.is_draining:

@@ -17,10 +17,9 @@ import daphne.server
 # isort: split
 
 import asyncio
-import io
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -29,21 +28,13 @@ from twisted.internet import reactor
 
 from streamserve.asgi.drain import Drain
 from streamserve.asgi.flow.requests import FlowRequest
-from streamserve.asgi.flow.transport import (
-    BodyInbox,
-    FlowConfig,
-    FlowControl,
-    FlowTransport,
-    Inbox,
-    StreamedBody,
-    piece_bytes,
-)
+from streamserve.asgi.flow.transport import FlowConfig, FlowControl, FlowTransport, Inbox, piece_bytes
+from streamserve.asgi.guard import Guard, GuardedApp, RouteBound
 from streamserve.asgi.types import App, Message, Scope
 
 logger = logging.getLogger("streamserve.asgi")
 
-# In a scope's "extensions": {"drain": Drain, "num_untaken": () -> bytes the reader's system has not acknowledged,
-# "streams_body": whether the body still arrives}.
+# In a scope's "extensions": {"drain": Drain, "num_untaken": () -> bytes the reader's system has not acknowledged}.
 EXTENSION = "streamserve.flow"
 
 _INTERNAL_ERROR = 1011
@@ -68,20 +59,29 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._most = RouteBound(body_bytes=self.options.body_bytes, way_out="Send less.")
+        guard = Guard(body_seconds=self.options.head_seconds, bound_of=self._bound_of)
+        self.application: App = GuardedApp(self.application, guard)
         self.connections: dict[Any, dict[str, Any]] = {}  # by request or WebSocket protocol
         self.transports: dict[Any, FlowTransport] = {}  # by Twisted's transport
         self.lifespan = LifespanTask(self.application, {EXTENSION: {"drain": self.drain}})
         self._piece_bytes = piece_bytes(self.options)
         self._num_dropped = self._num_quick = 0
 
+    def _bound_of(self, path: str) -> RouteBound:
+        """Return the bound of a body: the server's, but for a smaller bound of the route, and for routes with files."""
+        bound = self.drain.bound_of(path)
+        has_own = bound is not None and (bound.file_bytes or bound.body_bytes <= self._most.body_bytes)
+        return bound if bound is not None and has_own else self._most
+
     def protocol_connected(self, protocol: Any) -> None:
         """Register the flow control of a new request or WebSocket with Twisted."""
         super().protocol_connected(protocol)
         if isinstance(protocol, FlowRequest):
-            transport = getattr(protocol.channel, "flow_transport", None)  # HTTP/2 has none: it pauses its streams
+            transport = protocol.channel.flow_transport
             control = FlowControl(None)
             protocol.registerProducer(control, True)
-            if getattr(protocol.channel, "_waitingForTransport", False):
+            if protocol.channel._waitingForTransport:
                 control.pauseProducing()  # earlier responses of this connection are still unsent
         else:
             transport = self.transports.get(protocol.transport)
@@ -106,37 +106,26 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
         if details is None:
             return None
         assert "application_instance" not in details
-        inbox: Inbox | BodyInbox
-        if scope["type"] == "websocket":
-            inbox = Inbox(protocol.transport)
-        elif isinstance(protocol, FlowRequest) and protocol.streamed is not None:
-            inbox = protocol.streamed
-        else:  # its body is whole by now, in memory or in a file; daphne reads what is left in its place
-            inbox, protocol.content = BodyInbox(protocol.content), io.BytesIO()
+        inbox = protocol.inbox if isinstance(protocol, FlowRequest) else Inbox(protocol.transport)
         scope.setdefault("asgi", {"version": "3.0"})
         control, transport = details["control"], details["transport"]
         send = partial(self._send, protocol, control)
         num_untaken = partial(_num_untaken, transport)
-        flow = {"drain": self.drain, "num_untaken": num_untaken, "streams_body": isinstance(inbox, StreamedBody)}
-        scope["extensions"] = {EXTENSION: flow}
+        scope["extensions"] = {EXTENSION: {"drain": self.drain, "num_untaken": num_untaken}}
         scope["state"] = self.lifespan.state.copy()
         task = asyncio.ensure_future(self._run_app(scope, inbox, send))
         details["application_instance"] = task
         task.add_done_callback(lambda _: guarded(self._settle, protocol))
-        if isinstance(inbox, BodyInbox):
-            task.add_done_callback(lambda _: inbox.close())
         return inbox
 
-    def _run_app(
-        self, scope: Scope, inbox: asyncio.Queue[Message], send: Callable[..., Any]
-    ) -> Coroutine[Any, Any, None]:
+    def _run_app(self, scope: Scope, inbox: asyncio.Queue[Message], send: Callable[..., Any]) -> Awaitable[None]:
         if self.lifespan.is_started:
-            return self.application(scope=scope, receive=inbox.get, send=send)  # type: ignore[no-any-return]
+            return self.application(scope, inbox.get, send)
         return self._run_when_started(scope, inbox, send)
 
     async def _run_when_started(self, scope: Scope, inbox: asyncio.Queue[Message], send: Callable[..., Any]) -> None:
         await self.lifespan.wait_started()
-        await self.application(scope=scope, receive=inbox.get, send=send)
+        await self.application(scope, inbox.get, send)
 
     # Messages of apps
 

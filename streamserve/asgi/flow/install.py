@@ -40,16 +40,16 @@ _NEEDED = (
         "daphne.http_protocol",
         "WebRequest",
         "process handle_reply handle_exception check_timeouts finish duration send_disconnect gotLength "
-        "handleContentChunk registerProducer unregisterProducer content",
+        "handleContentChunk requestReceived registerProducer unregisterProducer",
     ),
     ("daphne.http_protocol", "HTTPFactory", "buildProtocol"),
     ("daphne.ws_protocol", "WebSocketProtocol", "muted sendCloseFrame STATE_CONNECTING STATE_OPEN check_timeouts"),
     (
         "twisted.web.http",
         "HTTPChannel",
-        "allHeadersReceived allContentReceived requestDone registerProducer forceAbortClient persistent",
+        "allHeadersReceived rawDataReceived allContentReceived requestDone setTimeout registerProducer "
+        "forceAbortClient persistent",
     ),
-    ("twisted.web.http", "_GenericHTTPChannelProtocol", "dataReceived requestFactory factory"),
     (
         "twisted.internet.abstract",
         "FileDescriptor",

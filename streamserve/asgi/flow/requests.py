@@ -1,15 +1,15 @@
-"""HTTP requests under FlowServer: bounded heads and bodies, and no cut response that looks whole. Event loop only.
+"""HTTP requests under FlowServer: bodies as they arrive, and no cut response that looks whole. Event loop only.
 
-`FlowConnection` is Twisted's HTTP/1.1 parser with deadlines, which answers a request that it refuses; `FlowRequest` is
-daphne's request with a body limit, which ends in an error when its app does. The app of a body with a file is called at
-once, and takes it as it arrives; any other body is stored before.
+`FlowConnection` is Twisted's HTTP/1.1 parser, which answers a head that comes too slowly; `FlowRequest` is daphne's
+request. Its app is called when its head is there, and takes the body piece for piece, as under other servers; what a
+body may have is the guard's (asgi/guard.py). A response ends in an error when its app does.
 Importing this module imports daphne, whose server module installs Twisted's reactor; that import comes first.
 
 Relies on, in daphne 4.2.3: `http_protocol.py` WebRequest (`process`, `handle_reply`, `handle_exception`,
 `check_timeouts`, `finish`, `send_disconnect`, `_response_started`), HTTPFactory.buildProtocol; in Twisted 26.10:
 `web/http.py` HTTPChannel (`allHeadersReceived`, `allContentReceived`, `requestDone`, `persistent`,
-`_networkProducer`, `_send100Continue`, `_command`, `_path`, `_version`), Request (`gotLength`, `requestReceived`,
-`handleContentChunk`, `producer`, `chunked`, `content`, `_parsePOSTFormSubmission`), _GenericHTTPChannelProtocol.
+`rawDataReceived`, `_networkProducer`, `_send100Continue`, `_command`, `_path`, `_version`), Request (`gotLength`,
+`requestReceived`, `handleContentChunk`, `producer`, `chunked`, `_disconnected`, `_parsePOSTFormSubmission`).
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ import daphne.server  # noqa: F401  # first: installs the reactor
 import time
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 from daphne.http_protocol import HTTPFactory, WebRequest
 
 # By name: `twisted.web.http` as a module looks up each attribute slowly (a proxy for deprecations).
-from twisted.web.http import NO_BODY_CODES, HTTPChannel, Request, _GenericHTTPChannelProtocol
+from twisted.web.http import NO_BODY_CODES, HTTPChannel, Request
 from twisted.web.http_headers import Headers
 
-from streamserve.asgi.flow.transport import FlowTransport, StreamedBody
+from streamserve.asgi.flow.transport import FlowTransport, RequestInbox
 from streamserve.asgi.types import Message
 
 # A response of this kind may end early: its events show whether it is whole, and its readers reconnect.
 _ENDS_ANYWHERE = b"text/event-stream"
 
-_TEXT, _JSON = "text/plain; charset=utf-8", "application/json"
+_CLOSE = (b"connection", b"close")
+_LATE_HEAD = b"The request did not arrive in time."
 _RESTARTING = "The server is restarting. Try again."
 # The location of docs/deploy/nginx.conf that asks another worker. Only this value is accepted, so a forged header
 # cannot name another location.
@@ -62,27 +62,26 @@ class FlowConnection(HTTPChannel):  # type: ignore[misc]  # Twisted is not type-
         super().dataReceived(data)
 
     def allHeadersReceived(self) -> None:
-        self.flow_transport.body_since, self.flow_transport.num_body = time.monotonic(), 0
+        """Start the app of a request with a body, which takes it as it arrives."""
+        self.flow_transport.head_since = None
+        self._is_answering = self.has_asked = True
         super().allHeadersReceived()
         request = self.requests[-1]
-        if request.streamed is not None:  # its app, and the guard in front of that, bound the body
-            self._note_asked()
+        if request.is_arriving:
+            self.setTimeout(None)  # Twisted's own, for an idle connection
             request.requestReceived(self._command, self._path, self._version)
 
-    def allContentReceived(self) -> None:
-        self._note_asked()
-        super().allContentReceived()
+    def rawDataReceived(self, data: bytes) -> None:
+        if not self._is_refusing:
+            super().rawDataReceived(data)
 
-    def _note_asked(self) -> None:
-        self._is_answering = self.has_asked = True
-        self.flow_transport.head_since = self.flow_transport.body_since = None
+    def allContentReceived(self) -> None:
+        if not self._is_refusing:
+            self.setTimeout(self.factory.timeOut)  # until the request is done: super() notes it for then
+            super().allContentReceived()
 
     def _send100Continue(self) -> None:
-        streamed = self.requests[-1].streamed
-        if streamed is None:
-            super()._send100Continue()
-        else:
-            streamed.invite = super()._send100Continue
+        self.requests[-1].inbox.invite = super()._send100Continue
 
     def requestDone(self, request: Any) -> None:
         self._is_answering = False
@@ -93,11 +92,10 @@ class FlowConnection(HTTPChannel):  # type: ignore[misc]  # Twisted is not type-
         else:
             super().requestDone(request)  # also reads the next request, if it has arrived
 
-    def refuse(self, status: int, reason: str, text: str, content_type: str = _TEXT) -> None:
-        """Answer a request before it is whole; drop what still arrives, then close."""
-        body = text.encode()
-        head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: {content_type}\r\nConnection: close\r\n"
-        self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    def refuse_late_head(self) -> None:
+        """Answer a request whose head does not end; drop what still arrives, then close."""
+        head = b"HTTP/1.1 408 Request Timeout\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n"
+        self.transport.write(b"%bContent-Length: %d\r\n\r\n%b" % (head, len(_LATE_HEAD), _LATE_HEAD))
         self._linger()
 
     def _linger(self) -> None:
@@ -111,18 +109,18 @@ class FlowConnection(HTTPChannel):  # type: ignore[misc]  # Twisted is not type-
             self.transport.loseConnection()
 
 
-_PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus} | {499: b"Client Closed Request"}
+# With the name that RFC 9110 has, and Python from 3.13 on.
+_NAMED = {413: b"Content Too Large", 499: b"Client Closed Request"}
+_PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus} | _NAMED
 
 
 class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
     """One request and its response."""
 
-    _num_body = _body_limit = 0
-    _refusal = b""  # the JSON for a body over the limit of this path
-    _is_refused = _has_begun = False
+    _has_begun = False
     _response_started: bool  # daphne's
-    streamed: StreamedBody | None = None  # a body with a file: its app runs while it arrives
-    is_arriving = False  # and it is not whole yet
+    inbox: RequestInbox
+    is_arriving = False  # its body is not whole yet
 
     def setResponseCode(self, code: int, message: bytes | None = None) -> None:
         """Name the status on the status line. Twisted knows few, and calls a 429 "Unknown Status"."""
@@ -131,72 +129,32 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
     # The request
 
     def gotLength(self, length: int | None) -> None:
-        """Refuse a body by its announced length, before any of it is stored."""
-        self._parsePOSTFormSubmission = False  # Twisted would parse a form in memory; the app does
-        takes_file = self._set_body_limit()
-        if length is not None and length > self._body_limit:
-            super().gotLength(0)
-            self._refuse_body()
-        elif takes_file and length != 0 and isinstance(self.channel, FlowConnection):
-            super().gotLength(0)
-            self.streamed = StreamedBody(self.channel._networkProducer)
-            self.is_arriving = True
-        else:
-            super().gotLength(length)
-
-    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
-        """Start the app, or end the body of one that runs."""
-        if self._has_begun and self.streamed is not None:
-            self.is_arriving = False
-            self.streamed.feed(b"", is_last=True)
-        else:
-            self._has_begun = True
-            super().requestReceived(command, path, version)
+        """Make the inbox. Twisted would store the body, and parse a form; here the app gets its pieces."""
+        self._parsePOSTFormSubmission = False
+        super().gotLength(0)
+        self.inbox = RequestInbox(self.channel._networkProducer)
+        self.is_arriving = length != 0
 
     def handleContentChunk(self, data: bytes) -> None:
-        """Refuse a body as soon as it exceeds the limit."""
-        if self.streamed is not None:
-            self.streamed.feed(data)
+        """Pass a piece of the body on."""
+        self.inbox.feed(data)
+
+    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
+        """Start the app, or end the body of an app that runs."""
+        if self._has_begun:
+            self.is_arriving = False
+            self.inbox.end()
             return
-        self._num_body += len(data)
-        transport = getattr(self.channel, "flow_transport", None)
-        if transport is not None:
-            transport.num_body = self._num_body
-        if self._is_refused:
-            return
-        if self._num_body > self._body_limit:
-            self._refuse_body()
-        else:
-            super().handleContentChunk(data)
-
-    def _set_body_limit(self) -> bool:
-        """Set how large the body may be; return whether it may have a file.
-
-        The request has no path yet; its channel does (of HTTP/2: a stream).
-        """
-        self._body_limit = int(self.server.options.body_bytes)
-        raw = getattr(self.channel, "_path", None) or getattr(self.channel, "path", None) or b""
-        path = unquote_to_bytes(raw.partition(b"?")[0]).decode("utf-8", "replace")
-        bound = self.server.drain.body_bound_of(path)
-        if bound is not None and (bound[2] or bound[0] <= self._body_limit):
-            self._body_limit, self._refusal, _ = bound
-        return bound is not None and bound[2]
-
-    def _refuse_body(self) -> None:
-        self._is_refused = True
-        self.requestHeaders.removeHeader(b"expect")  # else the channel still sends 100 Continue
-        text, content_type = self._refusal.decode(), _JSON
-        if not text:
-            text = f"The request body is larger than {self._body_limit} bytes, which is the limit here."
-            content_type = _TEXT
-        if isinstance(self.channel, FlowConnection):
-            self.channel.refuse(413, "Content Too Large", text, content_type)
-        else:  # HTTP/2: each request is a stream
-            self.answer(413, text, content_type=content_type)
+        self._has_begun = True
+        if not self.is_arriving:
+            self.inbox.end()
+        super().requestReceived(command, path, version)
 
     def process(self) -> Any:
-        """Start the app, unless the request was refused or the server is going down."""
-        if self._is_refused:
+        """Start the app, unless the server is going down, or a handshake has a body, which would be read as frames."""
+        upgrades = self.requestHeaders.getRawHeaders(b"upgrade", [b""])
+        if self.is_arriving and upgrades[0].lower() == b"websocket":
+            self.answer(400, "A WebSocket's handshake has no body.")
             return None
         drain = self.server.drain
         if drain.is_draining and not drain.serves(self.path.decode("latin-1")):
@@ -210,9 +168,9 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
 
     # The response
 
-    def answer(self, status: int, text: str, *headers: tuple[bytes, bytes], content_type: str = _TEXT) -> None:
+    def answer(self, status: int, text: str, *headers: tuple[bytes, bytes]) -> None:
         """Send a whole response of the server and close the connection after it."""
-        kind = (b"content-type", content_type.encode())
+        kind = (b"content-type", b"text/plain; charset=utf-8")
         length = (b"content-length", b"%d" % len(text.encode()))
         self.close_after()
         self.handle_reply({"type": "http.response.start", "status": status, "headers": [kind, length, *headers]})
@@ -228,8 +186,13 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
         if self.finished or self.channel is None:
             return
         if message["type"] != "http.response.body":
-            if message["type"] == "http.response.start" and (self.is_arriving or self.server.drain.is_draining):
-                self.close_after()
+            if message["type"] == "http.response.start":
+                headers = list(message.get("headers", ()))
+                is_last = _CLOSE in headers
+                if is_last:
+                    message = {**message, "headers": [one for one in headers if one != _CLOSE]}
+                if is_last or self.is_arriving or self.server.drain.is_draining:
+                    self.close_after()
             super().handle_reply(message)
         elif self.method == b"HEAD" or self.code in NO_BODY_CODES:
             super().handle_reply({**message, "body": b""})
@@ -278,9 +241,7 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
         if self.application_queue:
             self.send_disconnect()
         self.server.protocol_disconnected(self)
-        if not isinstance(channel, FlowConnection):
-            channel.abortConnection()
-        elif self.chunked or self.responseHeaders.hasHeader(b"content-length"):
+        if self.chunked or self.responseHeaders.hasHeader(b"content-length"):
             channel.loseConnection()  # sends what was written, without the last chunk
         else:  # the body ends with the connection: only a reset shows that it is cut
             channel.forceAbortClient()
@@ -308,13 +269,15 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
 
 
 class FlowFactory(HTTPFactory):  # type: ignore[misc]  # daphne ships no types
-    """Makes the protocols of a new connection."""
+    """Makes the protocols of new connections: HTTP/1.1, from which a WebSocket upgrades."""
 
-    def protocol(self) -> Any:
-        """Return the protocol of a connection; Twisted calls it. HTTP/2 may be negotiated over it."""
-        return _GenericHTTPChannelProtocol(FlowConnection())
+    protocol = FlowConnection
 
     def buildProtocol(self, addr: Any) -> Any:
         protocol = super().buildProtocol(addr)
         protocol.requestFactory = FlowRequest
         return protocol
+
+    def acceptableProtocols(self) -> list[bytes]:
+        """Return what TLS negotiates. Over HTTP/2 daphne has no back-pressure; a proxy speaks it to browsers."""
+        return [b"http/1.1"]

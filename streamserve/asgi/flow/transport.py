@@ -24,7 +24,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 from streamserve.asgi.types import Message
 
@@ -37,7 +37,7 @@ class FlowConfig:
     stall_seconds: a connection that takes no byte for so long, while bytes are unsent, is aborted.
     vanish_seconds: a connection whose peer acknowledges no packet for so long is closed (Linux only, which also
         closes one that takes nothing for so long); 0 leaves that to the system.
-    body_bytes: the largest request body; a larger one gets a 413 before it is stored.
+    body_bytes: the largest request body, where the app names no bound of its own for the route (asgi/guard.py).
     head_seconds: a request's head must arrive within it, its body at 1 KiB/s after it; 0 is no limit.
     drain_seconds: how long responses in flight may take to finish after SIGTERM.
     """
@@ -72,29 +72,23 @@ LINGER_SECONDS = 2.0
 _SO_ATTACH_FILTER = 26
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
 _ACCEPTS = 1000  # in one call; Twisted sets `numberAccepts` to how many there were
-# A slower body is a slow-loris attack.
-_BODY_BYTES_PER_SECOND = 1024
 # Reading pauses at more unread WebSocket messages, or bytes of them, than this.
 _INBOX_MESSAGES = 64
 _INBOX_BYTES = 1024 * 1024
-_BODY_PIECE_BYTES = 64 * 1024
 
 
 class FlowTransport:
     """One connection, from accept to close, over any protocol. `channel` is the HTTP parser it began with."""
 
-    __slots__ = ("_buffer", "_closed", "_write", "body_since", "channel", "head_since", "linger_since", "moved_at",
-                 "num_body", "options", "tcp", "transport")  # fmt: skip
+    __slots__ = ("_buffer", "_write", "channel", "head_since", "linger_since", "moved_at", "options", "tcp",
+                 "transport")  # fmt: skip
 
     def __init__(self, transport: Any, channel: Any, options: FlowConfig) -> None:
         self.transport, self.channel, self.options = transport, channel, options
         self.tcp = _innermost(transport)
         self.moved_at = time.monotonic()  # when the socket last took bytes, or nothing was unsent
-        self.head_since: float | None = None  # when an unfinished request's first byte arrived
-        self.body_since: float | None = None
+        self.head_since: float | None = None  # when the first byte of an unfinished head arrived
         self.linger_since: float | None = None
-        self.num_body = 0
-        self._closed = False
         self._write, self._buffer = self.tcp.writeSomeData, self.tcp.write
         self.tcp.writeSomeData = self._write_some
         self.tcp.write, self.tcp.writeSequence = self._write_now, self._write_sequence_now
@@ -145,21 +139,14 @@ class FlowTransport:
         """Enforce the limits; return the reason if the connection is ended now, else None."""
         if self.linger_since is not None:
             return self._abort("it was refused") if now - self.linger_since > LINGER_SECONDS else None
-        if self._is_late(now):
-            self.channel.refuse(408, "Request Timeout", "The request did not arrive in time.")
+        if self.head_since is not None and 0 < self.options.head_seconds < now - self.head_since:
+            self.channel.refuse_late_head()
             return "its request arrived too slowly"
         if not self.num_unsent:
             self.moved_at = now
         elif self.options.stall_seconds and now - self.moved_at > self.options.stall_seconds:
             return self._abort(f"it took nothing for {self.options.stall_seconds:g} s")
         return None
-
-    def _is_late(self, now: float) -> bool:
-        if self.head_since is None or not self.options.head_seconds:
-            return False
-        if self.body_since is None:
-            return now - self.head_since > self.options.head_seconds
-        return now - self.body_since > self.options.head_seconds + self.num_body / _BODY_BYTES_PER_SECOND
 
     def _abort(self, reason: str) -> str:
         self.transport.abortConnection()
@@ -244,8 +231,8 @@ class Inbox(asyncio.Queue[Message]):
         return item
 
 
-class StreamedBody(Inbox):
-    """The messages that the app of a request has not received, while its body arrives.
+class RequestInbox(Inbox):
+    """The messages that the app of a request has not received: the pieces of its body as they arrive, then its end.
 
     A client that waits for a 100 is answered by `invite`, which the app's first `receive` calls.
     """
@@ -253,15 +240,24 @@ class StreamedBody(Inbox):
     def __init__(self, transport: Any) -> None:
         super().__init__(transport)
         self.invite: Callable[[], None] | None = None
+        self._last: Message | None = None  # piece of the body
 
     def put_nowait(self, item: Message) -> None:
-        """Take a message of daphne's; not that of its empty body."""
+        """Take a message of daphne's; not that of the body, which it sees empty."""
         if item["type"] != "http.request":
             super().put_nowait(item)
 
-    def feed(self, data: bytes, *, is_last: bool = False) -> None:
+    def feed(self, data: bytes) -> None:
         """Take a piece of the body."""
-        super().put_nowait({"type": "http.request", "body": data, "more_body": not is_last})
+        self._last = {"type": "http.request", "body": data, "more_body": True}
+        super().put_nowait(self._last)
+
+    def end(self) -> None:
+        """The body is whole: its last piece says so, unless the app has that already."""
+        if self._last is not None and not self.empty():
+            self._last["more_body"] = False
+        else:
+            super().put_nowait({"type": "http.request", "body": b"", "more_body": False})
 
     async def get(self) -> Message:
         """Return the next message."""
@@ -269,39 +265,6 @@ class StreamedBody(Inbox):
             self.invite()
             self.invite = None
         return await super().get()
-
-
-class BodyInbox(asyncio.Queue[Message]):
-    """The messages that the app of a request has not received. Its body is read from `content` as the app takes it.
-
-    daphne would put the whole body into the queue, so that a large file stood in memory.
-    """
-
-    def __init__(self, content: IO[bytes]) -> None:
-        super().__init__()
-        self._content = content
-        self._is_whole = False
-
-    def put_nowait(self, item: Message) -> None:
-        """Take a message of daphne's; not those of the body."""
-        if item["type"] != "http.request":
-            super().put_nowait(item)
-
-    async def get(self) -> Message:
-        """Return the next piece of the body, then what else has come."""
-        if self._is_whole or self._content.closed:
-            return await super().get()
-        if self._content.tell():
-            await asyncio.sleep(0)  # a large body lets other connections be served between its pieces
-        body = self._content.read(_BODY_PIECE_BYTES)
-        self._is_whole = len(body) < _BODY_PIECE_BYTES
-        if self._is_whole:
-            self._content.close()
-        return {"type": "http.request", "body": body, "more_body": not self._is_whole}
-
-    def close(self) -> None:
-        """Close the file. Call it when the app has ended."""
-        self._content.close()
 
 
 def _length(message: Message) -> int:
