@@ -123,7 +123,7 @@ def check_hosts(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     if get_problems() or get_settings().log != "file":
         return []
     from streamserve.models import Stream  # models are not loaded when this module is imported
-    from streamserve.web.site import workers_folder
+    from streamserve.web.resources import workers_folder
 
     folder = workers_folder(get_settings())
     try:
@@ -145,7 +145,7 @@ def check_hosts(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 
 
 async def _complaints(conf: SiteConfig) -> list[str]:
-    from streamserve.web.site import check_log, log_for  # imports the models
+    from streamserve.web.resources import check_log, log_for  # imports the models
 
     event_log = log_for(conf)
     try:

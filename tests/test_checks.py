@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sqlite3
 from pathlib import Path
@@ -276,8 +277,8 @@ async def test_a_process_logs_complaints_at_startup(tmp_path: Path) -> None:
     with RedisServer(tmp_path, appendonly="no") as redis:
         conf = {"MODELS": {"m": {"PATH": "echo"}}, "CLIENT": "thread", "LOG": redis.url, "STATE_DIR": str(tmp_path)}
         with override_settings(STREAMSERVE=conf), captured_events() as lines:
-            checking = site.get_site().checking
-            assert checking is not None
+            site.get_site()
+            [checking] = [task for task in asyncio.all_tasks() if task.get_name() == "check of the log"]
             assert len(await checking) == 1
             await site.reset()
     [line] = [line for line in lines if line["event"] == "stream_log_unsafe"]

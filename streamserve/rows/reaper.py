@@ -19,6 +19,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from streamserve.api.logs import get_logger
+from streamserve.conf import SiteConfig
 from streamserve.models import Job, Watch
 from streamserve.models import Stream as StreamRow
 from streamserve.rows import orm
@@ -66,6 +67,15 @@ class RowAges:
     def drop_old(self, settings: StreamConfig, now: datetime) -> tuple[int, ...]:
         """Delete them; return how many of each."""
         return tuple(delete_in_parts(rows) for rows in self.old(settings, now))
+
+
+def row_ages(settings: SiteConfig) -> RowAges:
+    """Return how long rows are kept."""
+    return RowAges(
+        streams_days=settings.keep_streams_days,
+        watches_days=settings.keep_watches_days,
+        jobs_days=settings.keep_jobs_days,
+    )
 
 
 async def keep_job_logs(log: EventLog) -> None:

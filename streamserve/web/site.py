@@ -9,126 +9,34 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from contextvars import Context
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from django.conf import settings as django_settings
 
-from streamserve.api.answers import AnswerConfig, Answers, Defaults, rows_config
-from streamserve.api.logs import get_logger
+from streamserve.api.answers import AnswerConfig, Answers, Defaults
 from streamserve.api.ops import Ops
-from streamserve.api.routes import SERVICES
 from streamserve.clients.base import EngineClient
-from streamserve.clients.factory import make_client, remote_client
 from streamserve.clients.pipeline.journal import Memo
-from streamserve.clients.process.client import ProcessClient
 from streamserve.conf import LOG_SCHEMES, SiteConfig, get_settings
 from streamserve.keys import salt_of
 from streamserve.rows import orm
 from streamserve.rows.completions import CompletionRows
 from streamserve.rows.health import DatabaseHealth
-from streamserve.rows.reaper import Reaper, RowAges
+from streamserve.rows.reaper import Reaper, row_ages
 from streamserve.rows.store import RowStore
-from streamserve.streams.lease.liveness import Liveness
-from streamserve.streams.log.base import EventLog, LogUnavailable, MemoryLog
-from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.registry import Streams
+from streamserve.web import resources
 from streamserve.web.audit import WatchAudit
 from streamserve.web.auth import WrongKeys
 from streamserve.web.live import LiveMetrics
 from streamserve.web.permissions import PermissionChecks
 from streamserve.web.pipelines import filtered, pipeline_clients
 from streamserve.web.sealed import unseal
-from streamserve.work.batches import Batches
-from streamserve.work.files import Files
-from streamserve.work.jobs import Jobs
-from streamserve.work.kinds import kinds_of, work_counts
-from streamserve.work.worker import Worker
-
-log = get_logger(__name__)
-
-LOG_FILE, WORKERS_FOLDER = "streams.sqlite3", "workers"  # in STATE_DIR
-_KEEP_ROW_SECONDS, _MAX_FINISHED_ROWS = 1.0, 32  # a finished row of a batch is read at once
-
-
-def client_for(settings: SiteConfig, alias: str) -> EngineClient:
-    """Return a new client of the model's engine, which CLIENT puts into its own process or into this one.
-
-    The engine of a model with a URL is a server elsewhere.
-    """
-    remote = settings.models[alias].remote
-    if remote is not None:
-        return remote_client(remote)
-    if settings.client == "process":
-        make_state_dir(settings)
-        return ProcessClient(settings.engine_spec(alias))
-    entry = settings.models[alias]
-    return make_client(entry.model, entry.engine, step_delay_seconds=settings.echo_step_seconds)
-
-
-def make_state_dir(settings: SiteConfig) -> None:
-    """Make STATE_DIR with a .gitignore for everything in it. It holds answers, and lies in the project by default."""
-    folder = Path(settings.state_dir)
-    if settings.state_dir and not folder.exists():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (folder / ".gitignore").write_text("*\n")
-
-
-def log_for(settings: SiteConfig) -> EventLog:
-    """Return a new event log of the kind that LOG names."""
-    if settings.log == "memory":
-        return MemoryLog()
-    if settings.log.startswith(LOG_SCHEMES):
-        from streamserve.streams.log.redis_log import RedisLog  # needs the package redis
-
-        longest = max(settings.streams.retention_seconds, settings.streams.resume_window_seconds)
-        return RedisLog(settings.log, retention_seconds=2 * longest)
-    return FileLog(Path(settings.state_dir) / LOG_FILE)
-
-
-def row_ages(settings: SiteConfig) -> RowAges:
-    """Return how long rows are kept."""
-    return RowAges(
-        streams_days=settings.keep_streams_days,
-        watches_days=settings.keep_watches_days,
-        jobs_days=settings.keep_jobs_days,
-    )
-
-
-def workers_folder(settings: SiteConfig) -> Path:
-    """Return the folder of the locks of this host's workers."""
-    return Path(settings.state_dir) / WORKERS_FOLDER
-
-
-def liveness_for(settings: SiteConfig) -> Liveness | None:
-    """Return this process's liveness lock, under a new id; None where the log is in memory and not shared."""
-    if settings.log == "memory":
-        return None
-    folder = workers_folder(settings)
-    if settings.log.startswith(LOG_SCHEMES):
-        from streamserve.streams.lease.liveness import RedisLiveness  # needs the package redis
-
-        return RedisLiveness(folder, settings.log)
-    return Liveness(folder)
-
-
-async def check_log(event_log: EventLog) -> list[str]:
-    """Return the faults by which the log can lose acknowledged events, one sentence each, and log them.
-
-    They are warnings: answers are served as long as the log can be reached.
-    """
-    complaints: list[str] = []
-    try:
-        complaints += await event_log.check()
-    except LogUnavailable as error:
-        complaints.append(f"{error.message} No answer can begin until it can be reached.")
-    for complaint in complaints:
-        log.warning("stream_log_unsafe", complaint=complaint)
-    return complaints
+from streamserve.work.kinds import work_counts
+from streamserve.work.site_work import SiteWork
 
 
 class DjangoSite:
@@ -147,19 +55,25 @@ class DjangoSite:
         self._closing.push_async_callback(asyncio.to_thread, orm.close)
 
         if settings.log != "memory":
-            make_state_dir(settings)
-        self.liveness = liveness_for(settings)
-        if self.liveness is not None:
-            self._closing.push_async_callback(asyncio.to_thread, self.liveness.close)
-        self.log = log_for(settings)
+            resources.make_state_dir(settings)
+        liveness = resources.liveness_for(settings)
+        if liveness is not None:
+            self._closing.push_async_callback(asyncio.to_thread, liveness.close)
+        self.log = resources.log_for(settings)
         self._closing.push_async_callback(self.log.aclose)
-        self.checking: asyncio.Task[list[str]] | None = None
         if settings.log.startswith(LOG_SCHEMES):
-            self.checking = loop.create_task(check_log(self.log), name="check of the log", context=Context())
-            self._closing.push_async_callback(_cancelled, self.checking)
-        models = {alias: filtered(settings.models[alias], client_for(settings, alias)) for alias in settings.models}
-        self.memos: dict[str, Memo] = {}  # of the jobs that run here, by their streams' ids
-        self.clients = {**models, **pipeline_clients(settings, models, self._memo_of)}
+            checking = loop.create_task(resources.check_log(self.log), name="check of the log", context=Context())
+            self._closing.push_async_callback(_cancelled, checking)
+        models = {
+            alias: filtered(settings.models[alias], resources.client_for(settings, alias)) for alias in settings.models
+        }
+        memos: dict[str, Memo] = {}
+
+        def memo_of(stream_id: str) -> Memo | None:
+            """Return what is kept of a run: of a job that runs here, or of a stream."""
+            return memos.get(stream_id) or self.streams.memo_of(stream_id)
+
+        self.clients = {**models, **pipeline_clients(settings, models, memo_of)}
         for client in self.clients.values():
             self._closing.push_async_callback(client.aclose)
 
@@ -168,7 +82,7 @@ class DjangoSite:
             self.clients,
             self.log,
             settings.streams,
-            store=RowStore(self.liveness, keeps_text=settings.store, chats=self.chats),
+            store=RowStore(liveness, keeps_text=settings.store, chats=self.chats),
             limits=settings.limits,
             patience={name: one.queue_seconds for name, one in settings.classes.items()},
         )
@@ -177,17 +91,14 @@ class DjangoSite:
         self.permissions = PermissionChecks(self.streams, self.watches)
         config = answer_config(settings, self.clients)
         self.answers = Answers(self.streams, config, salt_of=salt_of, on_start=self.permissions.note_start)
-        self.rows = Answers(_streams_of_rows(settings, self.clients), rows_config(config), salt_of=salt_of)
-        self._closing.push_async_callback(self.rows.streams.log.aclose)
-        self._closing.push_async_callback(self.rows.streams.aclose)
-        self.files = Files(settings)
-        if self.liveness is not None:
-            reaper = Reaper(self.streams, self.liveness, row_ages(settings), self.files.purge)
+        self.work = SiteWork(settings, self.answers, liveness, memos=memos, watch=self.permissions.ensure_running)
+        if liveness is not None:
+            reaper = Reaper(self.streams, liveness, row_ages(settings), self.work.files.purge)
             reaper.start()
             self._closing.push_async_callback(reaper.aclose)
         self._closing.push_async_callback(self.watches.aclose)
-        self._database = DatabaseHealth()
-        self._closing.push_async_callback(self._database.aclose)
+        database = DatabaseHealth()
+        self._closing.push_async_callback(database.aclose)
         self._closing.push_async_callback(self.permissions.aclose)
         self.live = LiveMetrics(models, self.streams, are_shared=settings.log != "memory")
         self.live.start()
@@ -196,57 +107,24 @@ class DjangoSite:
             self.clients,
             self.streams,
             is_debug=lambda: bool(django_settings.DEBUG),
-            health=self._health,
+            health=lambda: _health(self.streams, database),
             work=work_counts,
         )
         self.ops.is_draining = _is_draining
-        self.jobs = Jobs(self.streams, settings, self.wake_worker)
-        self.batches = Batches(settings, self.wake_worker)
-        self.worker: Worker | None = None  # embedded
-
-    def _memo_of(self, stream_id: str) -> Memo | None:
-        """Return what is kept of a run: of a job that runs here, or of a stream."""
-        return self.memos.get(stream_id) or self.streams.memo_of(stream_id)
+        self._closing.push_async_callback(self.work.aclose)
 
     @property
     def services(self) -> Mapping[str, object]:
         """What routes are given, by the names of their endpoints' parameters."""
-        return {name: getattr(self, name) for name in SERVICES}
-
-    async def _health(self) -> dict[str, str]:
-        """Return the states of log and database, for `/readyz`."""
-        outage = self.streams.writer.outage
-        return {"log": "ok" if outage is None else outage.code, "database": await self._database.state()}
-
-    def ensure_worker(self) -> None:
-        """Run jobs and batches in this process too."""
-        if self.worker is None:
-            self.worker = self.new_worker(grace_seconds=0.0)
-            working = self.loop.create_task(self.worker.run(), name="worker", context=Context())
-            self._closing.push_async_callback(_cancelled, working)  # it gives back what it runs
-
-    def new_worker(
-        self, names: Collection[str] = (), *, concurrency: int | None = None, grace_seconds: float = 30.0
-    ) -> Worker:
-        """Return a worker that serves the kinds of work of these names, or all. `concurrency`: of each kind."""
-        kinds = kinds_of(
-            self.settings,
-            streams=self.streams,
-            memos=self.memos,
-            watch=self.permissions.ensure_running,
-            files=self.files,
-            rows=self.rows,
-            names=names,
-            concurrency=concurrency,
-        )
-        return Worker(kinds, self.liveness, grace_seconds=grace_seconds)
-
-    def wake_worker(self) -> None:
-        """Have what was just queued run at once, where a worker runs here; a log in memory no other process reads."""
-        if self.settings.log == "memory":
-            self.ensure_worker()
-        if self.worker is not None:
-            self.worker.wake()
+        return {
+            "answers": self.answers,
+            "chats": self.chats,
+            "watches": self.watches,
+            "ops": self.ops,
+            "jobs": self.work.jobs,
+            "files": self.work.files,
+            "batches": self.work.batches,
+        }
 
     async def aclose(self) -> None:
         """Close streams, engine clients and log. For tests, and for servers with a shutdown event."""
@@ -271,13 +149,10 @@ def answer_config(settings: SiteConfig, clients: Mapping[str, EngineClient]) -> 
     )
 
 
-def _streams_of_rows(settings: SiteConfig, clients: Mapping[str, EngineClient]) -> Streams:
-    """Return the streams of the rows of batches: they have no row, no quota, and a log in memory.
-
-    A row that a kill has cut short is run again from its beginning, so nothing of it is kept.
-    """
-    config = replace(settings.streams, retention_seconds=_KEEP_ROW_SECONDS, max_finished=_MAX_FINISHED_ROWS)
-    return Streams(clients, MemoryLog(), config)
+async def _health(streams: Streams, database: DatabaseHealth) -> dict[str, str]:
+    """Return the states of log and database, for `/readyz`."""
+    outage = streams.writer.outage
+    return {"log": "ok" if outage is None else outage.code, "database": await database.state()}
 
 
 async def _cancelled(task: asyncio.Task[Any]) -> None:
@@ -303,7 +178,7 @@ def ensure_embedded() -> None:
     """Run jobs here, where they are embedded and no lifespan event came before the first request that is about them."""
     here = get_site()
     if here.settings.jobs.embedded and not _is_draining:
-        here.ensure_worker()
+        here.work.ensure_worker()
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
@@ -329,7 +204,7 @@ async def begin_to_serve() -> None:
     if not django_settings.DEBUG:
         start_loading()
     if get_settings().jobs.embedded:
-        get_site().ensure_worker()
+        get_site().work.ensure_worker()
 
 
 def begin_to_drain() -> None:
@@ -344,8 +219,7 @@ def begin_to_drain() -> None:
         _site.streams.begin_to_drain()
         for begin_to_leave in list(_site.on_drain):
             begin_to_leave()
-        if _site.worker is not None:
-            _site.worker.stop()  # what it runs is given back, and costs no attempt
+        _site.work.stop()
 
 
 def shut_down_streams() -> None:

@@ -134,7 +134,7 @@ class JobAdmin(RecordAdmin):
 
 
 async def _stop(job: Job) -> None:
-    await get_site().jobs.stop(job)
+    await get_site().work.jobs.stop(job)
 
 
 @admin.register(WebhookDelivery)

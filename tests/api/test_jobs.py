@@ -224,7 +224,7 @@ async def test_a_running_job_is_cancelled(caller: Caller, author: Author) -> Non
         assert (job["status"], job["error"]) == ("cancelled", None)
     events = check_native(await body_of(await caller.get(f"/jobs/{job_id}/events")))
     assert json.loads(events[-1].data)["finish_reason"] == "cancelled"
-    await until(lambda: not site.get_site().worker.claims)
+    await until(lambda: not site.get_site().work.embedded.claims)
     assert (await caller.get(f"/jobs/{job_id}")).json()["status"] == "cancelled"
 
 
@@ -387,5 +387,5 @@ async def test_embedded_jobs_begin_without_lifespan_events(author: Author, alice
     await site.reset()
     with override_settings(STREAMSERVE={"TESTING": True, "JOBS": {"EMBEDDED": is_embedded}}):
         assert (await Caller(key=alice_key).get("/jobs")).status_code == 200
-        assert (site.get_site().worker is not None) == is_embedded
+        assert (site.get_site().work.embedded is not None) == is_embedded
         await site.reset()

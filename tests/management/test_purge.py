@@ -22,9 +22,9 @@ from django.utils import timezone
 from streamserve.conf import get_settings
 from streamserve.models import Batch, StoredFile, Stream, Watch
 from streamserve.protocol.events import Done, Status
-from streamserve.rows.reaper import Reaper
+from streamserve.rows.reaper import Reaper, row_ages
 from streamserve.streams.log.base import append
-from streamserve.web import site
+from streamserve.web import resources, site
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -92,14 +92,14 @@ def test_the_command_drops_old_logs_but_not_those_of_queued_jobs(tmp_path: Path)
     kept = {"queued": False, "lost": False, "orphan": True, "new": True}
 
     async def write() -> None:
-        log = site.log_for(get_settings())
+        log = resources.log_for(get_settings())
         for name, is_ended in kept.items():
             await append(log, name, 0, [Done(finish_reason="stop") if is_ended else Status(status="queued")])
         await log.aclose()
 
     with override_settings(STREAMSERVE=conf(tmp_path)):
         asyncio.run(write())
-        with closing(sqlite3.connect(tmp_path / site.LOG_FILE)) as database, database:
+        with closing(sqlite3.connect(tmp_path / resources.LOG_FILE)) as database, database:
             database.execute("UPDATE logs SET touched_at = 1 WHERE log_id != 'new'")
         announced = printed("--dry-run")
         left = logs_of(tmp_path)
@@ -111,7 +111,7 @@ def test_the_command_drops_old_logs_but_not_those_of_queued_jobs(tmp_path: Path)
 
 
 def logs_of(folder: Path) -> set[str]:
-    with closing(sqlite3.connect(folder / site.LOG_FILE)) as database:
+    with closing(sqlite3.connect(folder / resources.LOG_FILE)) as database:
         return {name for (name,) in database.execute("SELECT log_id FROM logs")}
 
 
@@ -126,9 +126,9 @@ async def test_the_reaper_does_the_same(tmp_path: Path) -> None:
     await database_sync_to_async(planted)(timezone.now())
     with override_settings(STREAMSERVE=conf(tmp_path, KEEP_STREAMS_DAYS=7, KEEP_WATCHES_DAYS=7)):
         own = site.get_site()
-        assert own.liveness is not None
+        assert own.work.liveness is not None
         await Stream.objects.filter(pk="d" * 32).adelete()
-        await Reaper(own.streams, own.liveness, site.row_ages(own.settings)).round()
+        await Reaper(own.streams, own.work.liveness, row_ages(own.settings)).round()
         await site.reset()
     post_delete.disconnect(note, sender=Watch)
     assert await database_sync_to_async(left)() == ("ab", "ab")

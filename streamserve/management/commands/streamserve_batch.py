@@ -116,7 +116,7 @@ class Command(BaseCommand):
 
 async def _run(batch: BatchFile, caller: Caller, concurrency: int, bar: _Bar) -> None:
     try:
-        rows = site.get_site().rows
+        rows = site.get_site().work.rows
         check_endpoint(batch.endpoint, rows)
         await batch.run(rows, caller, concurrency=concurrency, show=bar.show)
     except BaseExceptionGroup as group:

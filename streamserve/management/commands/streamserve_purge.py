@@ -17,9 +17,9 @@ from django.utils import timezone
 from streamserve.conf import get_settings
 from streamserve.models import Stream
 from streamserve.rows import orm
-from streamserve.rows.reaper import keep_job_logs, purge_before
+from streamserve.rows.reaper import keep_job_logs, purge_before, row_ages
 from streamserve.streams.log.base import LogUnavailable
-from streamserve.web.site import log_for, row_ages
+from streamserve.web.resources import log_for
 from streamserve.work.files import Files
 
 

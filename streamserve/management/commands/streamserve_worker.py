@@ -56,7 +56,7 @@ class Command(BaseCommand):
     async def _run(self, names: list[str], concurrency: int | None, grace_seconds: float, drain: bool) -> None:
         here = site.get_site()
         site.start_loading()
-        worker = here.new_worker(names, concurrency=concurrency, grace_seconds=grace_seconds)
+        worker = here.work.new_worker(names, concurrency=concurrency, grace_seconds=grace_seconds)
         worker.ends_idle = drain
         running = asyncio.create_task(worker.run())
         showing = asyncio.create_task(_show(worker, sys.stderr)) if sys.stderr.isatty() else None

@@ -364,4 +364,4 @@ class _Job:
         site = get_site()
         once = once_for(caller, self._key, "jobs", self._body) if self._key else None
         request = job_request(self._body, caller, site.answers)
-        return await site.jobs.enqueue(caller, request, webhook=self._webhook, once=once)
+        return await site.work.jobs.enqueue(caller, request, webhook=self._webhook, once=once)

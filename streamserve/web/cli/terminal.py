@@ -29,7 +29,7 @@ from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from streamserve.web.cli.loading_bar import description_of
-from streamserve.web.site import client_for
+from streamserve.web.resources import client_for
 
 log = get_logger(__name__)
 

@@ -220,7 +220,7 @@ async def test_a_batch_that_waits_is_cancelled(tenant: Tenant) -> None:
 async def _half_run(tenant: Tenant, rows: list[dict[str, Any]]) -> tuple[str, asyncio.Task[None], Any]:
     """Start a batch whose last rows take very long; return when the short ones have ended."""
     batch_id = (await tenant.create(jsonl(rows))).json()["id"]
-    worker = site.get_site().new_worker(["batch"])
+    worker = site.get_site().work.new_worker(["batch"])
     running = asyncio.create_task(worker.run())
     num_short = sum("ignore_eos" not in row["body"] for row in rows)
     async with asyncio.timeout(30):
@@ -282,7 +282,7 @@ async def test_a_worker_that_stops_gives_its_batch_back(tenant: Tenant) -> None:
     ]
     rows[1]["body"].update(max_tokens=3000, ignore_eos=True, timeout_seconds=2)
     batch_id = (await tenant.create(jsonl(rows))).json()["id"]
-    worker = site.get_site().new_worker(["batch"])
+    worker = site.get_site().work.new_worker(["batch"])
     running = asyncio.create_task(worker.run())
     async with asyncio.timeout(30):
         while not (await tenant.batch(batch_id))["request_counts"]["completed"]:

@@ -43,10 +43,10 @@ async def test_a_file_comes_back_as_it_went_in(tenant: Tenant) -> None:
     assert response.headers["Content-Length"] == str(len(content))
     assert b"".join([piece async for piece in response.streaming_content]) == content
     row = await StoredFile.objects.aget()
-    assert site.get_site().files.storage.exists(row.name)
+    assert site.get_site().work.files.storage.exists(row.name)
     deleted = await tenant.delete(f"/v1/files/{file['id']}")
     assert deleted.json() == {"id": file["id"], "object": "file", "deleted": True}
-    assert not site.get_site().files.storage.exists(row.name)
+    assert not site.get_site().work.files.storage.exists(row.name)
     for path in (f"/v1/files/{file['id']}", f"/v1/files/{file['id']}/content", "/v1/files/nonsense"):
         missing = await tenant.get(path)
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "file_not_found")
@@ -135,7 +135,7 @@ async def test_what_has_expired_is_gone(tenant: Tenant) -> None:
     await StoredFile.objects.filter(pk=file["id"]).aupdate(expires_at=past)
     await StoredFile.objects.filter(pk=torn).aupdate(is_ready=False, created_at=past)
     assert (await tenant.get(f"/v1/files/{file['id']}")).status_code == 404
-    assert await site.get_site().files.purge() == (2, 0)
+    assert await site.get_site().work.files.purge() == (2, 0)
     assert [row.pk async for row in StoredFile.objects.all()] == [kept]
 
 
@@ -165,7 +165,7 @@ async def test_no_batch_begins_with_a_file_that_is_being_deleted(
         now = timezone.now()
         if does_expire:
             await StoredFile.objects.filter(pk=file_id).aupdate(expires_at=now)
-            deleting: asyncio.Future[Any] = asyncio.ensure_future(site.get_site().files.purge())
+            deleting: asyncio.Future[Any] = asyncio.ensure_future(site.get_site().work.files.purge())
         else:
             deleting = asyncio.ensure_future(tenant.delete(f"/v1/files/{file_id}"))
         await asyncio.to_thread(HeldStorage.is_asked.wait, 30)
@@ -192,7 +192,7 @@ async def test_a_file_that_its_storage_has_lost(tenant: Tenant) -> None:
     """It is a 404, and not half an answer."""
     file_id = await tenant.file(b"{}")
     row = await orm.call(StoredFile.objects.get)
-    await asyncio.to_thread(site.get_site().files.storage.delete, row.name)
+    await asyncio.to_thread(site.get_site().work.files.storage.delete, row.name)
     missing = await tenant.get(f"/v1/files/{file_id}/content")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "file_not_found")
 
@@ -201,7 +201,7 @@ async def test_contents_are_in_a_private_folder(tenant: Tenant) -> None:
     """Under a name that no client is shown, in STATE_DIR, which no web server serves."""
     file = (await tenant.upload(b"secret")).json()
     row = await orm.call(StoredFile.objects.get)
-    path = Path(site.get_site().files.storage.path(row.name))
+    path = Path(site.get_site().work.files.storage.path(row.name))
     assert path.is_relative_to(Path(settings.BASE_DIR) / "state" / "files")
     assert path.stat().st_mode & 0o077 == 0  # noqa: ASYNC240  (a test)
     assert path.name not in json.dumps(file)

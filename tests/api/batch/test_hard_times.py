@@ -48,14 +48,14 @@ def long(custom_id: str) -> dict[str, Any]:
 
 def live_rows() -> list[str]:
     """Return the rows that are being answered."""
-    return [stream.id for stream in site.get_site().rows.streams.all() if stream.is_live]
+    return [stream.id for stream in site.get_site().work.rows.streams.all() if stream.is_live]
 
 
 async def test_a_file_that_expires_is_read_to_the_batchs_end(tenant: Tenant) -> None:
     """The batch began with it. Its tenant does not see it any more, and the purge takes it when the batch has ended."""
     batch = (await tenant.create(jsonl([line("a"), line("b")]))).json()
     await StoredFile.objects.aupdate(expires_at=timezone.now() - timedelta(seconds=1))
-    files = site.get_site().files
+    files = site.get_site().work.files
     assert (await tenant.get(f"/v1/files/{batch['input_file_id']}")).status_code == 404
     assert await files.purge() == (0, 0)
     ended = await tenant.until_ended(batch["id"])
@@ -76,7 +76,7 @@ async def test_a_revoked_keys_batch_does_not_run(tenant: Tenant) -> None:
 async def test_revoking_a_key_stops_its_batch(tenant: Tenant) -> None:
     """The rows that run are ended, and what has finished is kept."""
     batch = (await tenant.create(jsonl([line("short"), long("long")]))).json()
-    worker = site.get_site().new_worker(["batch"])
+    worker = site.get_site().work.new_worker(["batch"])
     running = asyncio.create_task(worker.run())
     async with asyncio.timeout(30):
         while not await BatchRow.objects.acount():  # noqa: ASYNC110  (a row of another thread)
@@ -94,7 +94,7 @@ async def test_revoking_a_key_stops_its_batch(tenant: Tenant) -> None:
 
 async def run_until_ended() -> None:
     """Have a worker run what is queued to its end."""
-    worker = site.get_site().new_worker(["batch"])
+    worker = site.get_site().work.new_worker(["batch"])
     worker.ends_idle = True
     await worker.run()
 
@@ -105,7 +105,7 @@ async def test_rows_end_with_an_attempt_that_fails(tenant: Tenant) -> None:
     """A row that cannot be stored fails the attempt: no other row goes on in its name, beside the next attempt."""
     await orm.call(_refuse_rows, "CREATE TRIGGER refuse BEFORE INSERT ON streamserve_batchrow")
     batch = (await tenant.create(jsonl([long("one"), long("two"), line("short"), long("three")]))).json()
-    worker = site.get_site().new_worker(["batch"])
+    worker = site.get_site().work.new_worker(["batch"])
     running = asyncio.create_task(worker.run())
     try:
         await until(lambda: len(live_rows()) >= 3)
@@ -125,7 +125,7 @@ async def test_a_row_that_has_ended_is_stored_by_a_worker_that_stops(tenant: Ten
     """Its write waits for a locked database. The batch is given back with the row, which is not run again."""
     ending = line("ending", messages=HI, max_tokens=30, ignore_eos=True)
     batch = (await tenant.create(jsonl([ending, long("long")]))).json()
-    worker = site.get_site().new_worker(["batch"])
+    worker = site.get_site().work.new_worker(["batch"])
     running = asyncio.create_task(worker.run())
     await until(lambda: len(live_rows()) == 2)
     with write_lock():
@@ -146,7 +146,7 @@ def _refuse_rows(statement: str) -> None:
 async def test_a_file_that_cannot_be_dropped_keeps_no_other(tenant: Tenant) -> None:
     """The purge goes on with the next one, and tries that one again another time."""
     stuck, loose = await tenant.file(b"stuck"), await tenant.file(b"loose")
-    files = site.get_site().files
+    files = site.get_site().work.files
     row = await StoredFile.objects.aget(pk=stuck)
     path = Path(files.storage.path(row.name))
     path.unlink()  # noqa: ASYNC240  (a test)

@@ -33,7 +33,7 @@ async def tenant(engine: None, alice_key: str) -> Any:
 
 async def lose(batch_id: str, attempts: int) -> None:
     """Run the batch until its first row has ended; then its worker is gone, for the last of so many times."""
-    worker = site.get_site().new_worker([BATCHES])
+    worker = site.get_site().work.new_worker([BATCHES])
     running = asyncio.create_task(worker.run())
     async with asyncio.timeout(30):
         while not await BatchRow.objects.acount():  # noqa: ASYNC110  (a row of another thread)
@@ -89,7 +89,7 @@ async def test_a_message_batch_has_a_result_for_each_request(tenant: Tenant) -> 
     ]
     batch = (await tenant.post("/v1/messages/batches", {"requests": requests})).json()
     await lose(batch["id"], 20)
-    worker = site.get_site().new_worker([BATCHES])
+    worker = site.get_site().work.new_worker([BATCHES])
     worker.ends_idle = True
     await worker.run()
     ended = (await tenant.get(f"/v1/messages/batches/{batch['id']}")).json()

@@ -45,7 +45,7 @@ async def created(tenant: Tenant, *requests: Any) -> dict[str, Any]:
 
 async def until_ended(tenant: Tenant, batch_id: str) -> dict[str, Any]:
     """Have a worker run what is queued until the batch has ended; return it."""
-    worker = site.get_site().new_worker(["batch"])
+    worker = site.get_site().work.new_worker(["batch"])
     running = asyncio.create_task(worker.run())
     try:
         async with asyncio.timeout(30):

@@ -97,7 +97,7 @@ async def test_a_row_waits_for_an_engine_that_is_paused(alice_key: str) -> None:
     refused = await Tenant(alice_key).post(CHAT, asked)
     assert refused.json()["error"]["code"] == "engine_paused"
     with pytest.raises(TryLater):
-        await run_row(site.get_site().rows, Caller("user:1"), CHAT, asked, "req_1")
+        await run_row(site.get_site().work.rows, Caller("user:1"), CHAT, asked, "req_1")
     await site.get_site().ops.control("echo", "resume")
-    reply = await run_row(site.get_site().rows, Caller("user:1"), CHAT, asked, "req_1")
+    reply = await run_row(site.get_site().work.rows, Caller("user:1"), CHAT, asked, "req_1")
     assert reply.status_code == 200

@@ -29,10 +29,7 @@ def jsonl(lines: Iterable[Any]) -> bytes:
 
 async def without_worker() -> None:
     """Stop the worker that a site with a log in memory has in its process, for good."""
-    here = site.get_site()
-    here.ensure_worker()
-    assert here.worker is not None
-    here.worker.stop()
+    site.get_site().work.ensure_worker().stop()
 
 
 class Tenant:
@@ -83,7 +80,7 @@ class Tenant:
 
     async def until_ended(self, batch_id: str) -> dict[str, Any]:
         """Have a worker run what is queued until the batch has ended; return the batch."""
-        worker = site.get_site().new_worker(["batch"])
+        worker = site.get_site().work.new_worker(["batch"])
         running = asyncio.create_task(worker.run())
         try:
             async with asyncio.timeout(30):

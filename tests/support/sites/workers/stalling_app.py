@@ -17,11 +17,11 @@ from django.conf import settings
 from project.asgi import application
 from streamserve.conf import SiteConfig
 from streamserve.streams.log.base import Batch, Result
-from streamserve.web import site
+from streamserve.web import resources
 
 __all__ = ["application"]
 
-_make_log = site.log_for
+_make_log = resources.log_for
 
 
 class _StallingLog:
@@ -59,4 +59,4 @@ def _stalling_log(of: SiteConfig) -> Any:
     return _StallingLog(_make_log(of), Path(settings.STATE_DIR))
 
 
-site.log_for = _stalling_log
+resources.log_for = _stalling_log
