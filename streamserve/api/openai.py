@@ -143,7 +143,7 @@ _IDS = "return_token_ids"
 
 
 def _messages_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the messages of a request; none of one that sends a pipeline its `input` alone."""
+    """Return the messages of a request; none where it sends a pipeline its `input` alone."""
     if body.get("prompt") is not None:
         return [{"role": "user", "content": body["prompt"]}]
     return body.get("messages") or []
@@ -166,7 +166,7 @@ async def delete_chat(call: Call, answers: Answers, chats: StoredChats | None = 
 
 
 async def chat_messages(call: Call, chats: StoredChats) -> Reply:
-    """GET /v1/chat/completions/chatcmpl-{stream id}/messages: those of the request, of one that is stored."""
+    """GET /v1/chat/completions/chatcmpl-{stream id}/messages: the messages of a stored completion's request."""
     stream_id = call.params["stream_id"]
     found = await chats.find(call.caller, stream_id)
     if found is None:
@@ -234,7 +234,7 @@ async def models(call: Call, answers: Answers) -> Reply:
 
 
 async def model(call: Call, answers: Answers) -> Reply:
-    """GET /v1/models/{id}: one of them."""
+    """GET /v1/models/{id}: a served model."""
     described = answers.client(call.params["model"]).describe()
     if anthropic_message.VERSION_HEADER in call.headers:
         return json_reply(anthropic_message.model_json(described), headers=id_header(call.request_id))
@@ -268,7 +268,7 @@ async def completions(call: Call, answers: Answers) -> Reply:
 
 
 async def _start_all(call: Call, answers: Answers, asked: CompletionRequest, once: Once | None) -> list[Stream]:
-    """Start a stream for each prompt. Where one is refused, those before it end, and the refusal is the response.
+    """Start a stream for each prompt. Where a prompt is refused, the streams before it end, and that is the response.
 
     They take their places together: those that have begun would wait for their reader.
     """

@@ -118,9 +118,9 @@ def _known(call: Call, answers: Answers) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A job as its owner sees it. `place`: how many are taken before a queued one; `error` its code and message.
+    """A job as its owner sees it. `place`: how many jobs are taken before a queued job; `error` its code and message.
 
-    `waits_for`, of a queued one: "worker" (none that runs jobs is alive), "retry" (until `due_at`) or "turn".
+    `waits_for`, of a queued job: "worker" (no worker that runs jobs is alive), "retry" (until `due_at`) or "turn".
     """
 
     id: str
@@ -175,7 +175,7 @@ class JobQueue(Protocol):
         """Return a part of the tenant's jobs, without their results, and whether there are more."""
 
     async def cancel(self, caller: Caller, job_id: str) -> JobView:
-        """End a job as cancelled; one that has ended stays as it is."""
+        """End a job as cancelled; a job that has ended stays as it is."""
 
 
 async def enqueue(call: Call, jobs: JobQueue, answers: Answers) -> Reply:

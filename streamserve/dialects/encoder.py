@@ -16,7 +16,7 @@ from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame
 
 
 class Encoder(Protocol):
-    """One reader's fold over the log.
+    """One reader's view of a log.
 
     `first_bytes` are sent at once, before any event; `keepalive` after silence, only between events; b"" means the
     dialect has none. `keepalive_event` is a keepalive that page scripts can see. `encode` returns the frames of one
@@ -55,7 +55,7 @@ class FrameIds:
                             id: log-9      content    event 9, and with it the joined events before it
 
     Invariant: the frames before an event's last one are the same however its tokens are joined, so that a reader that
-    resumes with `num_seen` of them lacks exactly the others. The last one is never left out.
+    resumes with `num_seen` of them lacks exactly the others. The last frame is never left out.
 
     `last_id` is the id of the last frame that the reader has. Without a `log_id` no frame has an id.
     """
@@ -118,7 +118,7 @@ def coalesce(events: Sequence[LoggedEvent], *, max_tokens: int | None = None) ->
     `max_tokens` bounds how many token ids a joined event may hold.
     """
     out: list[LoggedEvent] = []
-    run: list[Token] = []  # neighbours that become one
+    run: list[Token] = []  # neighbours that become one event
     num_tokens = last_seq = 0
     for seq, event in events:
         if not isinstance(event, Token):

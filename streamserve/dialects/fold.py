@@ -51,7 +51,7 @@ class Block:
     """A block of a choice.
 
     `call` numbers the calls of the choice from 0; None for other kinds. `begin` is how many characters of the choice's
-    content precede a text block; None for other kinds.
+    content precede a text block; None for other kinds. `is_implied`: it is of text and had no start.
     """
 
     choice: int
@@ -61,6 +61,7 @@ class Block:
     name: str | None = None
     call: int | None = None
     begin: int | None = None
+    is_implied: bool = False
 
 
 class PromptScored(NamedTuple):
@@ -202,7 +203,9 @@ class Fold:
         choice = self._choice(number)
         block = choice.blocks.get(index)
         if block is None:
-            block = choice.blocks[index] = Block(choice=number, index=index, begin=None if index else 0)
+            block = choice.blocks[index] = Block(
+                choice=number, index=index, begin=None if index else 0, is_implied=True
+            )
         return block
 
     def _begin(self, start: BlockStart) -> Block:
@@ -271,7 +274,6 @@ class AnswerBlock:
     logprobs: list[PositionLogprobs] | None = None
     signature: str | None = None
     is_ended: bool = False
-    has_start: bool = True
     _text: StringIO = field(default_factory=StringIO)
 
     @property
@@ -331,12 +333,12 @@ class AnswerChoice:
         """Why it ended; None while it has not."""
         return None if self.ended is None else self.ended.finish_reason
 
-    def block(self, block: Block, *, has_start: bool = False) -> AnswerBlock:
+    def block(self, block: Block) -> AnswerBlock:
         """Return the block, which this adds if it is new."""
         found = self._blocks.get(block.index)
         if found is None:
             self._end_block()
-            found = self._blocks[block.index] = AnswerBlock(block, has_start=has_start)
+            found = self._blocks[block.index] = AnswerBlock(block)
             self.parts.append(found)
         return found
 
@@ -356,7 +358,7 @@ class AnswerChoice:
 
     def as_text(self) -> ChoiceText:
         """Return the choice as a snapshot has it."""
-        is_plain = not any(block.has_start for block in self.blocks)
+        is_plain = all(block.block.is_implied for block in self.blocks)
         return ChoiceText(
             text=self.text,
             finish_reason=self.finish_reason,
@@ -366,7 +368,7 @@ class AnswerChoice:
 
 
 class Answer:
-    """An answer so far, or the whole of it. It is fed the same events as a `Fold`, or the pieces of another's.
+    """An answer so far, or the whole of it. It is fed the events of one log from seq 1, in order.
 
     `steps` are the statuses of a run's outline, `prompt` the prompt's log-probabilities. `end` is None before the end.
     """
@@ -400,16 +402,15 @@ class Answer:
     def feed(self, event: Event) -> None:
         """Add an event."""
         for piece in self._fold.feed(event):
-            self.add(piece)
+            self._add(piece)
 
-    def add(self, piece: Piece) -> None:
-        """Add a piece."""
+    def _add(self, piece: Piece) -> None:
         if isinstance(piece, Delta):
             choice = self.choice(piece.block.choice)
             choice.token_ids.extend(piece.token.token_ids)
             choice.block(piece.block).add(piece.token)
         elif isinstance(piece, BlockBegun):
-            self.choice(piece.block.choice).block(piece.block, has_start=True)
+            self.choice(piece.block.choice).block(piece.block)
         elif isinstance(piece, BlockEnded):
             block = self.choice(piece.block.choice).block(piece.block)
             block.signature, block.is_ended = piece.signature, True

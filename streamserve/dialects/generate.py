@@ -238,7 +238,7 @@ def _kept_tokens(value: Any, param: str) -> int:
 
 
 def stop_strings(limits: Limits) -> Reader:
-    """Read the strings that end an answer. An empty one ends nothing, and is left out."""
+    """Read the strings that end an answer. An empty string ends nothing, and is left out."""
     several = strings(limits.max_stop_chars, limits.max_stop)
 
     def reader(value: Any, param: str) -> tuple[str, ...]:
@@ -347,7 +347,7 @@ def prompts(limits: Limits) -> Reader:
 
 
 def _token_ids(most: int) -> Reader:
-    """Read 1 to `most` token ids. A megabyte of right ones takes the event loop a few milliseconds."""
+    """Read 1 to `most` token ids. A megabyte of right ids takes the event loop a few milliseconds."""
     one_by_one = list_of(integer(0, _MAX_TOKEN_ID), low=1, high=most)
 
     def reader(value: Any, param: str) -> tuple[int, ...]:

@@ -9,8 +9,8 @@
 
 The last row are the names of vLLM before 0.12, which many programs still send; of all names one may be sent. A grammar
 that is text alone, as in `guided_grammar` or llama-server's `grammar`, is GBNF where a rule has "::=", else Lark.
-Types, sizes and combinations are checked here; whether the grammar is one is found at acceptance, where it is compiled
-(engine/grammar/). The order of a schema's keys is kept: it is the order of the answer's. Pure.
+Types, sizes and combinations are checked here; whether the text is a grammar is found at acceptance, where it is
+compiled (engine/grammar/). The order of a schema's keys is kept: it is the order of the answer's. Pure.
 """
 
 from __future__ import annotations
@@ -164,11 +164,11 @@ _FORMAT_NAMES = ("response_format", "structured_outputs", *_GUIDED)
 @lru_cache(maxsize=8)
 def format_fields(limits: Limits) -> Mapping[str, Reader]:
     """Return the readers of `response_format`, `structured_outputs` and the older names; each value is a `Grammar`."""
-    ones = _readers(limits)
-    guided = {f"guided_{name}": _of_kind(kind, ones[name], limits) for name, kind in _KINDS.items()}
+    readers = _readers(limits)
+    guided = {f"guided_{name}": _of_kind(kind, readers[name], limits) for name, kind in _KINDS.items()}
     return {
         "response_format": response_format(limits),
-        "structured_outputs": _structured_outputs({**ones, "json_object": boolean}, limits),
+        "structured_outputs": _structured_outputs({**readers, "json_object": boolean}, limits),
         **guided,
     }
 

@@ -33,7 +33,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 _MAX_PARTS = 1_024
 _MAX_TOOL_CALLS = 1_024
-# Fields that only one role may carry; empty ones are no fields.
+# Fields that only one role may carry; an empty field counts as absent.
 _ONLY = {"tool_calls": ("assistant",), "tool_call_id": ("tool", "function")}
 # Roles whose content may be missing: an answer that has none, and a tool that returned nothing.
 _MAY_BE_SILENT = ("assistant", "tool", "function")

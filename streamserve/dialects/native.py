@@ -1,7 +1,7 @@
 """The native dialect: `POST /streams` bodies in, numbered SSE events and WebSocket messages out (docs/api.md).
 
-Every event of the log is one frame or message, with `event.payload()` as its data: blocks and citations too, and an
-`unknown` one, so that ids stay dense. Clients ignore events whose name they do not know. Before `done` stands `meta`
+Every event of the log is one frame or message, with `event.payload()` as its data: blocks and citations too, and
+`unknown` events, so that ids stay dense. Clients ignore events whose name they do not know. Before `done` stands `meta`
 once more, with what is known only then (`closing_meta`): it is made from `done`, is in no log, and has no id. Other
 dialects show less of the same log. `"format": "tokens"` and `"text"` are plainer: see `TokensEncoder`, `TextEncoder`.
 Pure.
@@ -165,7 +165,7 @@ class NativeEncoder:
         self._token_head = numbered_head(Token.type, f"{log_id}-")
 
     def encode(self, logged: LoggedEvent) -> bytes:
-        """Return the event's one frame; before that of `done` the one of `closing_meta`."""
+        """Return the event's frame; before the frame of `done` stands the frame of `closing_meta`."""
         event = logged.event
         if isinstance(event, Token) and event.logprobs is None:  # nearly every event: the general case, written out
             ids = event.token_ids
@@ -203,7 +203,7 @@ def websocket_message(stream_id: str, log_id: str, logged: LoggedEvent) -> dict[
 
 
 def closing_message(stream: NamedStream, done: Done) -> dict[str, Any]:
-    """Return `closing_meta` as a WebSocket message, which precedes that of `done`."""
+    """Return `closing_meta` as a WebSocket message, which precedes the message of `done`."""
     data = closing_meta(meta_of(stream), done, stream.outline)
     return {"type": "event", "id": stream.id, "event": Meta.type, "data": data}
 
@@ -211,9 +211,6 @@ def closing_message(stream: NamedStream, done: Done) -> dict[str, Any]:
 def error_json(body: ErrorBody) -> dict[str, Any]:
     """Return the body of an error response."""
     return {"error": {"code": body.code, "message": body.message, "param": body.param}}
-
-
-# A pipeline's run
 
 
 def outline_json(outline: Iterable[Citation | Status]) -> dict[str, list[dict[str, Any]]]:

@@ -159,7 +159,7 @@ class NextTurn:
     def after(self, before: GenerateRequest, answer: str | Message, on_disconnect: str) -> NativeRequest:
         """Return the request for `before`'s conversation, then `answer`, then the new turns. Its tools stay.
 
-        Raises BadRequest or Gone for a conversation that cannot be continued, BadRequest for one that is too long.
+        Raises BadRequest or Gone for a conversation that cannot be continued, BadRequest where it becomes too long.
         """
         turn = Message(role="assistant", content=answer) if isinstance(answer, str) else answer
         values = {"on_disconnect": on_disconnect, **_given(before, self._limits), **self._changed}

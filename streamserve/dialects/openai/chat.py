@@ -2,9 +2,9 @@
 
 Shapes as the official client's types have them (openai 3.52, `types/chat`). A failure after the head is one
 `data: {"error": {…}}`, which makes that client raise, and then no `[DONE]`. Text blocks are `content`. Thinking is
-`reasoning_content` and `reasoning`, fields that other servers added; the public API has none. A tool_use block is one
-of `tool_calls`: its id and name first, then its arguments piece by piece. Token ids, where they are asked for, are in
-vLLM's fields. Bodies are parsed in request.py.
+`reasoning_content` and `reasoning`, fields that other servers added; the public API has none. A tool_use block is an
+entry of `tool_calls`: its id and name first, then its arguments piece by piece. Token ids, where they are asked for,
+are in vLLM's fields. Bodies are parsed in request.py.
 
 Citations with a url are annotations (`AnnotationURLCitation`). That type requires a title and a place in the content. A
 citation without a title shows its source. Citations without a url have no such form.
@@ -51,7 +51,7 @@ def identity(stream: NamedStream) -> dict[str, Any]:
 
 
 def encoder_for(stream: NamedStream, **options: Any) -> ChatEncoder:
-    """Return the encoder of that stream: the same bytes for a reader of the answer and for one that resumes it.
+    """Return the encoder of that stream: the same bytes for a reader of the answer and for a reader who resumes it.
 
     `options` are those of `ChatEncoder`.
     """
@@ -63,7 +63,7 @@ class ChatEncoder(PieceEncoder):
 
     @property
     def keepalive_event(self) -> bytes:
-        """A chunk without choices, as the one with the usage is."""
+        """A chunk without choices, as the chunk with the usage is."""
         return frame(self._chunk([]).data)
 
     def __init__(

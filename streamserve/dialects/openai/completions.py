@@ -137,7 +137,7 @@ class Joined:
         self._num_open -= 1
 
     def end(self) -> list[Frame]:
-        """Return what follows the streams; nothing where one of them has failed, which its error has said."""
+        """Return what follows the streams; nothing where a stream has failed, which its error has said."""
         if self._num_open:
             return []
         chunk = Frame(one_line_json({**self._head, "choices": [], "usage": self._usage.as_json()}))
@@ -157,7 +157,7 @@ class CompletionEncoder(PieceEncoder):
 
     @property
     def keepalive_event(self) -> bytes:
-        """A chunk without choices, as the one with the usage is."""
+        """A chunk without choices, as the chunk with the usage is."""
         usage: dict[str, Any] = {"usage": None} if self._include_usage else {}
         return frame(one_line_json({**self._head, "choices": [], **usage}))
 
@@ -312,7 +312,7 @@ def _logprobs_json(positions: Sequence[PositionLogprobs], offsets: _Offsets) -> 
 
 
 def _top_json(position: PositionLogprobs) -> dict[str, float] | None:
-    """Return the likeliest tokens, and the chosen one where it is not among them."""
+    """Return the likeliest tokens, and the chosen token where it is not among them."""
     if position.chosen.logprob is None:
         return None
     found: dict[str, float] = {}

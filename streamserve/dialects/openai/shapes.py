@@ -2,7 +2,7 @@
 
     "prompt_logprobs": [null, {"464": {"logprob": -3.1, "rank": 2, "decoded_token": "The"}, "15": {…}}, …]
 
-vLLM has added that field. One entry for each token of the prompt: the token itself, and the likeliest ones at its
+vLLM has added that field. One entry for each token of the prompt: the token itself, and the likeliest tokens at its
 place. (Source: vLLM, `CompletionResponseChoice` and `Logprob`.)
 """
 
