@@ -182,6 +182,7 @@ class Exchange:
         Raises what ended the delivery early, so that the server aborts the connection: a clean end, with a last chunk,
         would make half an answer look whole.
         """
+        self._receiver.drop_body()
         send = self._send_watched if self._stall_seconds else self._send_frame
         running = asyncio.create_task(delivery.run(send, untaken_of(self._scope, self._send)), name="delivery")
         self._receiver.on_left(delivery.close)  # the engine is freed before anything else runs

@@ -4,11 +4,9 @@ A 200 of that type that is not handed over gets headers that keep proxies from b
 once, a comment after silence (only between events), and a bound on the size of an event. When its client has left, its
 app is ended, whether or not it awaits `receive`. Every other response passes unchanged.
 
-`ReceiveTee`: `receive` for an app, while the hardening also waits for the client's disconnect. ASGI forbids two
-concurrent calls of a server's `receive`: one of them would never get the disconnect.
 `EventBounds`: where the events of a `text/event-stream` end, while its bytes come in pieces of any size. Pure.
 
-asyncio; plain ASGI; runs in the server's task for the request.
+asyncio; plain ASGI; runs in the server's task for the request, whose `Receiver` learns that the client has left.
 """
 
 from __future__ import annotations
@@ -18,17 +16,15 @@ import contextlib
 import logging
 import re
 import time
-from collections import deque
 from dataclasses import dataclass
 
 from streamserve.asgi.handover import HEADER
+from streamserve.asgi.receiver import RECEIVER, Receiver
 from streamserve.asgi.types import App, Message, Receive, Scope, Send
 from streamserve.protocol.sse import FIRST_BYTES, KEEPALIVE
 
 logger = logging.getLogger("streamserve.asgi")
 
-# Body messages kept for an app that does not read them. After these only the app itself reads.
-_MAX_AHEAD = 16
 # WHATWG HTML, 9.2.5: a line ends with CRLF, LF or CR; a blank line ends an event. A piece may end inside a CRLF.
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _ADDED = (
@@ -39,71 +35,6 @@ _ADDED = (
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # A dropped send yields to the loop this often: an app that awaits nothing else would block it for ever.
 _DROPS_A_YIELD = 100
-
-
-class ReceiveTee:
-    """The `receive` of one request. `has_left`: the client disconnected; `is_noticed`: the app awaits or has that."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._turn = asyncio.Lock()
-        self._ahead: deque[Message] = deque()
-        self._left = asyncio.Event()
-        self._num_receiving = 0
-        self._is_delivered = False
-
-    @property
-    def has_left(self) -> bool:
-        return self._left.is_set()
-
-    @property
-    def is_noticed(self) -> bool:
-        return self._is_delivered or self._num_receiving > 0
-
-    async def receive(self) -> Message:
-        """Return the client's next message, to the app."""
-        self._num_receiving += 1
-        try:
-            async with self._turn:
-                message = self._ahead.popleft() if self._ahead else await self._next()
-        finally:
-            self._num_receiving -= 1
-        self._is_delivered = message["type"] == "http.disconnect"
-        return message
-
-    def disconnect(self) -> None:
-        """Have `receive` return a synthetic `http.disconnect`."""
-        self._left.set()
-
-    async def wait_left(self) -> None:
-        """Return when the client has left, whether the disconnect comes here or to the app."""
-        while not self._left.is_set():
-            async with self._turn:
-                if len(self._ahead) == _MAX_AHEAD:
-                    break
-                message = await self._next()
-                if message["type"] != "http.disconnect":
-                    self._ahead.append(message)
-        await self._left.wait()
-
-    async def _next(self) -> Message:
-        """Return the server's next message, or a disconnect when `disconnect` is called meanwhile."""
-        if not self._left.is_set():
-            receiving, leaving = asyncio.create_task(_await(self._receive)), asyncio.create_task(self._left.wait())
-            try:
-                await asyncio.wait({receiving, leaving}, return_when=asyncio.FIRST_COMPLETED)
-                if receiving.done() and receiving.result()["type"] != "http.disconnect":
-                    return receiving.result()
-            finally:
-                receiving.cancel()
-                leaving.cancel()
-                await asyncio.gather(receiving, leaving, return_exceptions=True)
-            self._left.set()
-        return {"type": "http.disconnect"}
-
-
-async def _await(receive: Receive) -> Message:
-    return await receive()
 
 
 class EventBounds:
@@ -162,7 +93,7 @@ class Hardened:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await _Guard(scope, receive, send, self._options).serve(self._app)
+            await _Guard(scope, send, self._options).serve(self._app, receive)
         else:
             await self._app(scope, receive, send)
 
@@ -170,30 +101,31 @@ class Hardened:
 class _Guard:
     """One request and its response."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, options: Hardening) -> None:
+    def __init__(self, scope: Scope, send: Send, options: Hardening) -> None:
         self._scope, self._send, self._options = scope, send, options
-        self._tee = ReceiveTee(receive)
+        self._receiver: Receiver = scope[RECEIVER]
         self._bounds = EventBounds()
         self._turn = asyncio.Lock()  # one message at a time: the app's, or a comment
         self._app_task = asyncio.current_task()
         self._num_cancels = 0 if self._app_task is None else self._app_task.cancelling()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._keeping_alive: asyncio.Task[None] | None = None
         self._is_guarding = self._is_encoded = self._has_sent = self._is_broken = False
         self._has_cancelled = False
         self._num_dropped = 0
         self._sent_at = 0.0
 
-    async def serve(self, app: App) -> None:
+    async def serve(self, app: App, receive: Receive) -> None:
         """Run the app. A cancellation that this guard caused ends here."""
         try:
-            await app(_uncompressed(self._scope), self._tee.receive, self.send)
+            await app(_uncompressed(self._scope), receive, self.send)
         except asyncio.CancelledError:
             if not self._has_cancelled:
                 raise
         finally:
             self._stop_guarding()
             await self._absorb_cancel()
-            for result in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if self._keeping_alive is not None:
+                [result] = await asyncio.gather(self._keeping_alive, return_exceptions=True)
                 if isinstance(result, Exception) and not isinstance(result, OSError):  # ASGI 2.4: the client has left
                     logger.error("the event stream of %s was not kept alive", self._scope["path"], exc_info=result)
         if self._is_broken:
@@ -206,7 +138,7 @@ class _Guard:
             await self._begin(message)
         elif not self._is_guarding or message["type"] != "http.response.body":
             await self._send(message)
-        elif self._tee.has_left:
+        elif self._receiver.has_left:
             await self._drop(message)
         else:
             await self._send_body(message)
@@ -227,11 +159,11 @@ class _Guard:
         self._is_guarding = True
         added = [(name, value) for name, value in _ADDED if name not in names]
         await self._send({**start, "headers": given + added})
-        work = [self._watch()]
         if not self._is_encoded:  # a comment inside compressed bytes would corrupt them
             await self._put(FIRST_BYTES)
-            work.append(self._keep_alive())
-        self._tasks = [asyncio.create_task(one, name="event stream guard") for one in work]
+            self._keeping_alive = asyncio.create_task(self._keep_alive(), name="event stream guard")
+        self._receiver.on_left(self._leave)
+        self._receiver.watching()
 
     async def _send_body(self, message: Message) -> None:
         try:
@@ -243,7 +175,7 @@ class _Guard:
                 if not message.get("more_body", False):
                     self._stop_guarding()
         except asyncio.CancelledError:
-            if not self._tee.has_left:
+            if not self._receiver.has_left:
                 raise
             _cancel_at_next_await()
 
@@ -255,7 +187,7 @@ class _Guard:
         self._has_sent = self._has_sent or bool(body)
         if self._bounds.feed(body) > self._options.event_bytes:
             self._is_broken = True
-            self._tee.disconnect()
+            self._receiver.leave()
             return None
         return {**message, "body": body}
 
@@ -276,12 +208,9 @@ class _Guard:
 
     # The client's disconnect
 
-    async def _watch(self) -> None:
-        await self._tee.wait_left()
-        if self._tee.is_noticed:  # the app knows, and gets time to end by itself
-            asyncio.get_running_loop().call_later(self._options.grace_seconds, self._cancel)
-        else:
-            self._cancel()
+    def _leave(self) -> None:
+        is_told = self._receiver.is_told  # then the app gets time to end by itself
+        asyncio.get_running_loop().call_later(self._options.grace_seconds if is_told else 0, self._cancel)
 
     async def _drop(self, message: Message) -> None:
         """Return without waiting, so that a cancel reaches the app and not this `send`; yield to the loop at times."""
@@ -298,8 +227,9 @@ class _Guard:
 
     def _stop_guarding(self) -> None:
         self._is_guarding = False
-        for task in self._tasks:
-            task.cancel()
+        self._receiver.off_left(self._leave)
+        if self._keeping_alive is not None:
+            self._keeping_alive.cancel()
 
     async def _absorb_cancel(self) -> None:
         """End this guard's own cancellation here; re-raise one by the server."""

@@ -9,7 +9,7 @@ import pytest
 
 from streamserve.asgi.application import Request
 from streamserve.asgi.middleware import StreamMiddleware
-from streamserve.asgi.receiver import RECEIVER, Receiver
+from streamserve.asgi.receiver import _MAX_AHEAD, RECEIVER, Receiver
 from streamserve.asgi.types import Message, Receive, Scope, Send
 
 BODY: Message = {"type": "http.request", "body": b"a", "more_body": True}
@@ -87,6 +87,37 @@ async def test_a_call_waits_for_the_body_and_then_watches() -> None:
     receiver.close()
 
 
+async def test_a_body_is_kept_while_the_client_is_watched() -> None:
+    """Nothing of it is lost or out of order, however late the app reads; of a long one the server keeps the rest."""
+    pieces = [{"type": "http.request", "body": b"%d" % number, "more_body": True} for number in range(3 * _MAX_AHEAD)]
+    server = StrictServer(*pieces)
+    receiver = Receiver(server.receive)
+    receiver.watching()
+    for _ in range(3 * len(pieces)):
+        await asyncio.sleep(0)
+    assert server.messages.qsize() == len(pieces) - _MAX_AHEAD
+    assert [await receiver.receive() for _ in pieces] == pieces
+    server.messages.put_nowait(LEFT)
+    assert (await receiver.receive(), receiver.has_left, receiver.is_told) == (LEFT, True, True)
+
+
+async def test_an_app_that_waits_or_was_told_knows_that_its_client_left() -> None:
+    """Any other app is not told, also where the server says it to the watch."""
+    server = StrictServer(REST)
+    receiver = Receiver(server.receive)
+    receiver.watching()
+    assert not receiver.is_told
+    assert await receiver.receive() == REST
+    assert not receiver.is_told
+    waiting = asyncio.create_task(receiver.receive())
+    await asyncio.sleep(0)
+    assert receiver.is_told
+    receiver.leave()
+    assert await waiting == LEFT
+    assert receiver.is_told
+    receiver.close()
+
+
 async def test_a_body_that_is_dropped_lets_others_run() -> None:
     """A server whose `receive` never has to wait does not hold the loop."""
 
@@ -94,6 +125,7 @@ async def test_a_body_that_is_dropped_lets_others_run() -> None:
         return BODY
 
     receiver = Receiver(receive)
+    receiver.drop_body()
     watching = receiver.watching()
     for _ in range(3):
         await asyncio.sleep(0)
