@@ -47,14 +47,13 @@ from streamserve.asgi.types import App, Receive, Scope, Send
 from streamserve.dialects.native import NativeEncoder, websocket_message
 from streamserve.protocol.engine import Accepted
 from streamserve.protocol.events import Done, Event, Token
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import Admission, GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from streamserve.web.views import to_django
 
@@ -179,7 +178,7 @@ class SourceClient:
 
     alias = "source"
 
-    async def generate(self, request: GenerateRequest) -> Source:
+    async def generate(self, request: GenerateRequest, *rest: object) -> Source:
         """Accept everything."""
         return Source(request)
 

@@ -14,10 +14,18 @@ from streamserve.api.idempotency import StartOnce
 from streamserve.clients.base import EngineClient
 from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.protocol.errors import no_model, no_stream
-from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES, GenerateRequest, Limits, with_system
+from streamserve.protocol.requests import (
+    LATENCY_CLASSES,
+    ROUTES_WITH_CLASSES,
+    Admission,
+    GenerateRequest,
+    Limits,
+    Once,
+    with_system,
+)
 from streamserve.streams.quota import Places
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission, Once, Record
+from streamserve.streams.store import Record
 from streamserve.streams.stream import Stream
 
 
@@ -208,7 +216,7 @@ class Answers:
         if not store.has_records:
             return self._find_here(caller, stream_id, log_id)
         record = await store.find(stream_id=stream_id, log_id=log_id)
-        if record is None or record.tenant != caller.tenant:
+        if record is None or record.admission.tenant != caller.tenant:
             raise no_stream()
         return Found(stream=await self.streams.reach(record.id, record), record=record)
 

@@ -15,9 +15,9 @@ from streamserve.dialects.anthropic import message, request
 from streamserve.dialects.anthropic.request import MessagesRequest
 from streamserve.dialects.fold import Answer
 from streamserve.protocol.errors import BadRequest
+from streamserve.protocol.requests import Once
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect
-from streamserve.streams.store import Once
 from streamserve.streams.stream import Stream
 
 

@@ -19,10 +19,10 @@ from weakref import WeakValueDictionary
 
 from streamserve.api.call import Call, Caller
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, KeyReused, Overloaded, QuotaExceeded
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import Admission, GenerateRequest, Once
 from streamserve.streams.quota import Places
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission, KeyTaken, Once
+from streamserve.streams.store import KeyTaken
 from streamserve.streams.stream import Stream
 
 HEADER = "idempotency-key"

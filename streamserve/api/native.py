@@ -22,8 +22,9 @@ from streamserve.api.resume import (
 from streamserve.dialects import native
 from streamserve.dialects.native import NativeEncoder, NativeRequest
 from streamserve.protocol.errors import Forbidden
+from streamserve.protocol.requests import Once
 from streamserve.streams.reader.delivery import Delivery
-from streamserve.streams.store import Once, Record
+from streamserve.streams.store import Record
 from streamserve.streams.stream import Stream
 
 

@@ -43,11 +43,11 @@ from streamserve.dialects.query import query_values
 from streamserve.protocol.errors import BadRequest, Forbidden, NotFinished, NotFound, StreamserveError
 from streamserve.protocol.events import SUCCESS_REASONS, Done, LoggedEvent, Token, Usage
 from streamserve.protocol.measures import RESPONSES
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import GenerateRequest, Once
 from streamserve.streams.quota import Places
 from streamserve.streams.reader.delivery import Delivery, JoinedDelivery
 from streamserve.streams.reader.follow import collect
-from streamserve.streams.store import Once, Record
+from streamserve.streams.store import Record
 from streamserve.streams.stream import Stream
 
 

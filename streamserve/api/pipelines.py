@@ -27,10 +27,9 @@ from streamserve.dialects.pace import PACE
 from streamserve.dialects.query import query_values
 from streamserve.protocol.errors import BadRequest, Forbidden, NotFound
 from streamserve.protocol.ids import parse_event_id
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import GenerateRequest, Once
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect
-from streamserve.streams.store import Once
 
 _EVENT_STREAM = "text/event-stream"
 # Of jobs.

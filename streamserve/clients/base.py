@@ -22,7 +22,7 @@ from typing import Protocol, Self
 
 from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription, Park
 from streamserve.protocol.events import TERMINALS, Event
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import NO_CALLER, START, Admission, GenerateRequest, Resume
 
 
 class Source:
@@ -181,13 +181,18 @@ class EngineClient(Protocol):
 
     alias: str
 
-    async def generate(self, request: GenerateRequest) -> Generation:
-        """Accept the request or raise: BadRequest (never fits, bad template), Refused (not now)."""
+    async def generate(
+        self, request: GenerateRequest, admission: Admission = NO_CALLER, resume: Resume = START
+    ) -> Generation:
+        """Accept the request or raise: BadRequest (never fits, bad template), Refused (not now).
 
-    async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
+        With `resume` the answer continues there.
+        """
+
+    async def tokenize(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> tuple[int, ...]:
         """Return the prompt's token ids as `generate` would see them."""
 
-    async def warm(self, request: GenerateRequest) -> None:
+    async def warm(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> None:
         """Prefill the prompt into the prefix cache, while there is nothing else to do, and generate nothing.
 
         Raises StreamserveError if that could not be done.

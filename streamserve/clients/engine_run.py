@@ -34,7 +34,7 @@ from streamserve.clients.base import EngineClient, Generation
 from streamserve.protocol.engine import HOPELESS, Losses, Park
 from streamserve.protocol.errors import CannotContinue, EngineUnavailable, Refused
 from streamserve.protocol.events import Event, Status
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import START, Admission, GenerateRequest, Resume
 
 # A reader that returns to a long answer replays it first; a prefill is worth its cost when so few tokens are unread.
 NO_READER = Park(reason="reader", resume_at_lead=128)
@@ -190,6 +190,7 @@ class RunState(Enum):
 class EngineRun:
     """See above. `request` is what the engine is asked for, with what its first acceptance has decided.
 
+    `resume`: what the `generation` that is given was asked to continue after.
     `generation` is there while the answer runs, or was accepted for a new run. `was_admitted`: an engine has accepted
     it before.
     """
@@ -198,53 +199,55 @@ class EngineRun:
         self,
         client: EngineClient,
         request: GenerateRequest,
+        admission: Admission,
         lag: Lag,
         generation: Generation | None = None,
         *,
+        resume: Resume = START,
         was_admitted: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.client, self.request, self.lag = client, request, lag
-        self.parking = Parking(Losses(request.num_losses))
+        self.client, self.request, self.admission, self.lag = client, request, admission, lag
+        self.parking = Parking(Losses(resume.num_losses))
         self.state = RunState.WAITING
         self.generation: Generation | None = None
         self.may_repeat = False  # the generation continues an answer, and may give events again that were shown
         self.was_admitted, self._clock = was_admitted, clock
         self._num_cached_tokens: int | None = None  # of the last generation
-        self._known = request.reader_tokens  # the position that the engine has
+        self._known = resume.reader_tokens  # the position that the engine has
         self._is_known_away = False
         self._away_at = -math.inf  # when that was last sent
         if generation is not None:
             self.take(generation)
 
-    async def ask(self, resumed: GenerateRequest, patience_seconds: float) -> Generation | list[Status]:
-        """Ask the engine to begin or to continue; `resumed` is `request` with what was shown so far.
+    async def ask(self, resume: Resume, patience_seconds: float) -> Generation | list[Status]:
+        """Ask the engine to begin or to continue; `resume` has what was shown so far.
 
         Returns the generation, to `take` or to cancel; or what readers are shown while it refuses. Raises a refusal
         that is final, the refusal of an engine that has refused for `patience_seconds`, and other StreamserveErrors.
         """
-        resumed = replace(
-            resumed,
+        resume = replace(
+            resume,
             reader_tokens=self.lag.reader_tokens,
             num_losses=self.parking.losses.num_losses,
             was_admitted=self.was_admitted,
         )
         try:
-            generation = await self.client.generate(resumed)
+            generation = await self.client.generate(self.request, self.admission, resume)
         except Refused as refused:
             if isinstance(refused, EngineUnavailable) and refused.lost is not None:
                 return self.lose(refused.lost)
             if not self.parking.refuse(refused, self._clock(), patience_seconds):
                 raise
             return self.parking.news(refused)
-        self._known, self._is_known_away = resumed.reader_tokens, False
+        self._known, self._is_known_away = resume.reader_tokens, False
         return generation
 
     def take(self, generation: Generation) -> bool:
         """Continue with what the engine makes from now on; return whether readers are shown "resumed"."""
         self.may_repeat = self.was_admitted and generation.accepted.may_repeat
         if not self.was_admitted:  # what was decided for it stays when it continues
-            self.request, self.was_admitted = _as_accepted(self.request, generation), True
+            self.request, self.was_admitted = self.request.as_accepted(generation.accepted), True
         self.generation, self.state = generation, RunState.RUNNING
         return self.parking.end()
 
@@ -310,7 +313,7 @@ class EngineRun:
         since = self.parking.unloaded_at
         if since is None:
             return False
-        self.request = replace(self.request, arrived_at=now)
+        self.admission = replace(self.admission, arrived_at=now)
         if not self.client.describe().is_loading or now >= since + seconds:
             return False
         self.parking.await_engine(now)
@@ -329,13 +332,3 @@ class EngineRun:
     def _leave(self, generation: Generation) -> None:
         self._num_cached_tokens = generation.num_cached_tokens
         self.generation, self.state = None, RunState.WAITING
-
-
-def _as_accepted(request: GenerateRequest, generation: Generation) -> GenerateRequest:
-    """Return `request` with what acceptance has decided, so that asking again gives the same tokens."""
-    accepted = generation.accepted
-    unset = tuple(name for name in ("seed", "max_tokens") if getattr(request.sampling, name) is None)
-    sampling = replace(request.sampling, seed=accepted.seed, max_tokens=accepted.max_tokens)
-    needs = tuple(sorted({*request.needs, *accepted.needs}))
-    # What it waited for its first acceptance is spent.
-    return replace(request, sampling=sampling, unset=request.unset + unset, needs=needs, waited_seconds=0.0)

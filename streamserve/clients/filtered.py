@@ -3,7 +3,7 @@
     engine ── events ──► FilterSource: a chain of filters for each block ──► the stream, its log, readers
 
 Each token keeps its ids, so that an answer which was parked continues after what the model said, in any process. The
-filters' state is not kept: the engine repeats the events of the shown ids first (`GenerateRequest.replay`), and they go
+filters' state is not kept: the engine repeats the events of the shown ids first (`Resume.replay`), and they go
 through new filters unseen. A server elsewhere gives no ids, and readers have only what the filters let through: such an
 answer is not continued once it has begun. Pipelines have the same filters (clients/pipeline/filters.py).
 """
@@ -18,7 +18,7 @@ from streamserve.clients.pipeline.filters import Chain, OutputFilter, Stopped
 from streamserve.protocol.engine import EngineStats, ModelDescription
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import BlockStart, BlockStop, ChoiceDone, Done, Event, Token, Usage
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import NO_CALLER, START, Admission, GenerateRequest, Resume
 
 Filters = Sequence[Callable[[], OutputFilter]]
 _STOPPED = "content_filter"
@@ -32,21 +32,23 @@ class FilteredClient:
         self.alias = client.alias
         self._client, self._filters = client, tuple(filters)
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(
+        self, request: GenerateRequest, admission: Admission = NO_CALLER, resume: Resume = START
+    ) -> Generation:
         """Accept the request, as the client does. Raises BadRequest for a request with log-probabilities too."""
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(request.sampling, name) is not None:
                 raise BadRequest(_LOGPROBS, code="invalid_value", param=name)
-        unfiltered = await self._client.generate(replace(request, replay=True))
-        return FilterSource(unfiltered, request, self._filters).generation
+        unfiltered = await self._client.generate(request, admission, replace(resume, replay=True))
+        return FilterSource(unfiltered, request.n, resume, self._filters).generation
 
-    async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
+    async def tokenize(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> tuple[int, ...]:
         """Return the prompt's token ids."""
-        return await self._client.tokenize(request)
+        return await self._client.tokenize(request, admission)
 
-    async def warm(self, request: GenerateRequest) -> None:
+    async def warm(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> None:
         """Prefill the prompt into the prefix cache."""
-        await self._client.warm(request)
+        await self._client.warm(request, admission)
 
     def start(self) -> None:
         """Start loading the model."""
@@ -75,17 +77,16 @@ class FilterSource(Source):
     It takes from that generation what its own stream takes, so that back-pressure passes through it.
     """
 
-    def __init__(self, unfiltered: Generation, request: GenerateRequest, filters: Filters) -> None:
+    def __init__(self, unfiltered: Generation, n: int, resume: Resume, filters: Filters) -> None:
         needs = tuple(sorted({*unfiltered.accepted.needs, "filters"}))
         super().__init__(replace(unfiltered.accepted, needs=needs))
         unfiltered.on_news = self.generation.announce
-        shown = (*request.output_token_ids, *[()] * (request.n - len(request.output_token_ids)))
         self._unfiltered = unfiltered
         has_ids = unfiltered.accepted.has_token_ids
         self._choices = [
-            _Choice(filters, index, num_shown=len(ids), has_ids=has_ids) for index, ids in enumerate(shown)
+            _Choice(filters, index, num_shown=len(resume.output_of(index)), has_ids=has_ids) for index in range(n)
         ]
-        self._reader: tuple[Sequence[int] | None, bool] = (request.reader_tokens, False)
+        self._reader: tuple[Sequence[int] | None, bool] = (resume.reader_tokens, False)
         self._is_stopped = False  # every choice is
 
     @property

@@ -1,25 +1,29 @@
-"""A request as frozen values: `SamplingParams`, `Message`, `GenerateRequest`; the JSON that keeps one in its row; and
-`Limits`, one value that bounds every number and size a client can send, before anything is allocated.
+"""A request as three frozen values, which go whole from a body to the engine, and the JSON that keeps them in a row.
 
-Dialects make these from bodies, after checking every field once; everything below trusts them.
+    GenerateRequest   what was asked                        dialects make it of a body, after checking every field once
+    Admission         what was decided about it             the site makes it: whose it is, its salt, id and times
+    Resume            where its answer continues            the stream makes it: what was shown, its reader's position
 
-Two releases share the rows and the engine processes during a rolling restart. An event's unknown field is skipped, a
-request's must not be: without its grammar an answer is silently another one. So a request names in `needs` what it
-cannot do without, and `check_needs` refuses what is not in `KNOWN_NEEDS`. A field that may be dropped is no need. An
-answer in blocks is a need: an engine that does not parse them would continue it with tokens outside of any block.
-0.1.0 knows no `needs`: it refuses a row that has the field (hence none is written where there are none), and its engine
-would drop it, but no worker uses an engine process of another version. Pure: no I/O, no clock.
+`SamplingParams` are a part of the first, and go whole to the sampler. `Limits` bounds every number and size that a
+client can send, before anything is allocated.
+
+Two releases share the rows during a rolling restart. An event's unknown field is skipped, a request's must not be:
+without its grammar an answer is silently another one. So a row keeps no field at its default, and one that is not known
+here is refused. What no field says a request names in `needs`, and `check_needs` refuses what is not in `KNOWN_NEEDS`:
+an answer in blocks is such a need, as an engine that does not parse them would continue it with tokens outside of any
+block. No web process uses an engine process of another version. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from streamserve.protocol.engine import Accepted
 from streamserve.protocol.errors import BadRequest, UnmetNeeds
 from streamserve.protocol.events import BlockText
 
@@ -75,8 +79,8 @@ class Limits:
     max_wrong_keys: int = 20  # that one address may send within a minute
 
 
-# What a request may need of the release that serves it: fields that change the answer and that 0.1.0 does not know.
-KNOWN_NEEDS = frozenset({"blocks", "filters", "grammar", "pipeline", "sampling", "tools"})
+# What a request may need of the release that serves it, beside its fields.
+KNOWN_NEEDS = frozenset({"blocks", "filters"})
 
 # Roles of a message by which the caller has a system prompt of its own ("developer" is OpenAI's newer word).
 SYSTEM_ROLES = ("system", "developer")
@@ -223,76 +227,145 @@ ROUTES_WITH_CLASSES = ("streams", "websocket", "chat_completions", "completions"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One request to a model: exactly one of `messages`, `prompt` and `prompt_token_ids` is set.
+    """One request to a model, as it was asked: exactly one of `messages`, `prompt` and `prompt_token_ids` is set.
 
     A pipeline is requested like a model, and takes `input`, a JSON object, beside or instead of them.
 
-    `salt` keeps prefix-cache blocks apart between tenants ("" only where the server itself made the whole prompt).
-    `output_token_ids[choice]` are tokens already shown to readers: an unparked or re-admitted stream sends them back,
-    and generation continues after them; `shown[choice]` is the same for an engine that gives no ids. `unset` names the
-    sampling fields that the caller left open: the model's generation config fills those it has a default for,
-    acceptance `seed` and `max_tokens`. `arrived_at` is `time.monotonic()` of the first arrival (one clock for all
-    processes of a machine), `first_token_at` of the first token, when there was one. `reader_tokens[choice]` is how
-    many output tokens the furthest reader has received; None lets the engine compute ahead of its readers. `num_losses`
-    says how often an engine has ended in a step with this answer since its last new token. `was_admitted`: an engine
-    has accepted it before, so that no full queue refuses it now. `needs` names what the request cannot do without.
+    `unset` names the sampling fields that the caller left open: the model's generation config fills those it has a
+    default for, acceptance `seed` and `max_tokens`. `needs` names what the request cannot do without.
     `tools` are shown to the model by its chat template; with `parallel_tool_calls` False it calls one at most.
     `continue_final_message`: the last message is the beginning of the answer, and is not closed. `echo`: the answer
-    begins with the text of the prompt. `num_prompt_chars[choice]` of that text, and the log-probabilities of the first
-    `num_prompt_logprobs` tokens, readers were shown before this admission.
-    `replay`: the events of `output_token_ids` come again, before the new ones; an engine that gives no ids cannot do
-    that, and continues no answer that has begun.
+    begins with the text of the prompt.
     `has_public_system`: the first message is the server's own (`with_system`), and its blocks need no salt; or the
     first `num_static_messages` are a pipeline's, the same in every run of it. No body sets either.
-    `counted_as`: whose share of the engine it takes, where that is not its tenant's alone.
-    `waited_seconds`: of the patience of its class, what it has spent before it was asked for here.
     """
 
     model: str
     messages: tuple[Message, ...] | None = None
     prompt: str | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    input: Mapping[str, Any] = field(default_factory=dict)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     unset: tuple[str, ...] = ()
     n: int = 1
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     timeout_seconds: float | None = None
     latency_class: str = "chat"
-    tenant: str = ""
-    salt: str = ""
-    stream_id: str = ""
-    arrived_at: float | None = None
-    output_token_ids: tuple[tuple[int, ...], ...] = ()
-    first_token_at: float | None = None
-    reader_tokens: tuple[int, ...] | None = None
-    num_losses: int = 0
-    was_admitted: bool = False
-    needs: tuple[str, ...] = ()
-    has_public_system: bool = False
-    num_static_messages: int = 0
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     parallel_tool_calls: bool = True
     grammar: Grammar | None = None
     continue_final_message: bool = False
     echo: bool = False
-    input: Mapping[str, Any] = field(default_factory=dict)
-    shown: tuple[ShownChoice, ...] = ()
-    num_prompt_chars: tuple[int, ...] = ()
-    num_prompt_logprobs: int = 0
-    replay: bool = False
+    needs: tuple[str, ...] = ()
+    has_public_system: bool = False
+    num_static_messages: int = 0
+
+    @property
+    def public_messages(self) -> tuple[Message, ...]:
+        """The messages before anything of a caller's."""
+        return (self.messages or ())[: self.num_static_messages or int(self.has_public_system)]
+
+    def with_seed(self, seed: int) -> GenerateRequest:
+        """Return the request with this seed, where the caller left it open."""
+        if self.sampling.seed is not None:
+            return self
+        return replace(self, sampling=replace(self.sampling, seed=seed), unset=(*self.unset, "seed"))
+
+    def as_accepted(self, accepted: Accepted) -> GenerateRequest:
+        """Return the request with what acceptance has decided, so that asking again gives the same tokens."""
+        unset = tuple(name for name in ("seed", "max_tokens") if getattr(self.sampling, name) is None)
+        sampling = replace(self.sampling, seed=accepted.seed, max_tokens=accepted.max_tokens)
+        needs = tuple(sorted({*self.needs, *accepted.needs}))
+        return replace(self, sampling=sampling, unset=self.unset + unset, needs=needs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Once:
+    """What makes a request one that is answered once: digests of its caller and key, and of what it asks."""
+
+    key: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """What is decided about a request beside what it asks.
+
+    Limits are counted per `owner`; every caller of `tenant` may read the stream. `counted_as` stands for both in the
+    counting, where callers share it ("": they do not). `salt` keeps prefix-cache blocks apart between tenants ("" only
+    where the server itself made the whole prompt). `on_disconnect` is what becomes of the answer without a reader
+    (`ON_DISCONNECT` in streams/stream.py). With `once` there is one stream of that key. `begins_unloaded`: while its
+    model loads the answer begins and shows `status: loading`; else its start waits.
+
+    Times are of `time.monotonic()`, which is one clock for all processes of a machine. Those of the answer count from
+    `received_at` (None: from its start). `arrived_at`: its place in the engine's queue, which begins when its caller
+    had a place for it and its model was there; None: when the engine accepts it. `waited_seconds`: of the patience of
+    its class, what it spent before that. `stream_id` is given at its start.
+    """
+
+    owner: str
+    tenant: str
     counted_as: str = ""
+    salt: str = ""
+    on_disconnect: str = "park"
+    once: Once | None = None
+    begins_unloaded: bool = False
+    stream_id: str = ""
+    received_at: float | None = None
+    arrived_at: float | None = None
     waited_seconds: float = 0.0
+
+    @property
+    def place_of(self) -> str:
+        """Whose place among the concurrent streams it takes."""
+        return self.counted_as or self.owner
 
     @property
     def share_of(self) -> str:
         """Whose share of the engine it takes."""
         return self.counted_as or self.tenant
 
+
+# Of what the server itself asks its engines.
+NO_CALLER = Admission(owner="", tenant="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Where an answer continues, after a park, a loss or a wait; the default is its beginning.
+
+    `output_token_ids[choice]` are tokens already shown to readers: generation continues after them. `shown[choice]` is
+    the same for an engine that gives no ids. `replay`: the events of `output_token_ids` come again, before the new
+    ones; an engine that gives no ids cannot do that, and continues no answer that has begun. `num_prompt_chars[choice]`
+    of the text of an echoed prompt, and the log-probabilities of the first `num_prompt_logprobs` tokens, were shown.
+    `reader_tokens[choice]` is how many output tokens the furthest reader has received; None lets the engine compute
+    ahead of its readers. `first_token_at`: `time.monotonic()` of the first token, when there was one. `num_losses` says
+    how often an engine has ended in a step with this answer since its last new token. `was_admitted`: an engine has
+    accepted it before, so that no full queue refuses it now.
+    """
+
+    output_token_ids: tuple[tuple[int, ...], ...] = ()
+    shown: tuple[ShownChoice, ...] = ()
+    replay: bool = False
+    num_prompt_chars: tuple[int, ...] = ()
+    num_prompt_logprobs: int = 0
+    reader_tokens: tuple[int, ...] | None = None
+    first_token_at: float | None = None
+    num_losses: int = 0
+    was_admitted: bool = False
+
     @property
-    def public_messages(self) -> tuple[Message, ...]:
-        """The messages before anything of a caller's."""
-        return (self.messages or ())[: self.num_static_messages or int(self.has_public_system)]
+    def has_tokens(self) -> bool:
+        """Whether readers were shown a token id."""
+        return any(self.output_token_ids)
+
+    def output_of(self, choice: int) -> tuple[int, ...]:
+        """Return the ids that were shown of a choice."""
+        return self.output_token_ids[choice] if choice < len(self.output_token_ids) else ()
+
+
+START = Resume()
 
 
 def with_system(request: GenerateRequest, system: str) -> GenerateRequest:
@@ -349,71 +422,53 @@ def check_needs(needs: tuple[str, ...]) -> None:
         raise UnmetNeeds(message, param="needs")
 
 
-# Fields that 0.1.0 does not have, by the need that guards them: its rows have none of them at their default.
-_ADDED_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "tools": ("tools", "tool_choice", "parallel_tool_calls"),
-        "grammar": ("grammar",),
-        "sampling": ("continue_final_message", "echo", "num_prompt_chars", "num_prompt_logprobs"),
-        "pipeline": ("input",),
-        "filters": ("replay",),
-    }
-)
-_ADDED_SAMPLING = (
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "include_stop",
-    "prompt_logprobs",
-    "skip_special_tokens",
-    "truncate_prompt_tokens",
-)
-_PLAIN: Mapping[str, Any] = msgspec.to_builtins(GenerateRequest(model=""), enc_hook=dict)  # the fields' defaults
+_PLAIN_SAMPLING: Mapping[str, Any] = msgspec.to_builtins(SamplingParams())
+# The fields' defaults, of which a row keeps none; the model is always kept.
+_PLAIN: Mapping[str, Any] = {
+    **msgspec.to_builtins(GenerateRequest(model=""), enc_hook=dict),
+    "sampling": {},
+    "model": None,
+}
 
 
-def encode_request(request: GenerateRequest) -> dict[str, Any]:
-    """Return the request as JSON values, for `decode_request` of this release or of the one before.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """What a row keeps in one column: the request, and of its admission what has no column of its own."""
 
-    It names the needs that its own fields imply, beside those that it has already.
+    request: GenerateRequest
+    salt: str
+    arrived_at: float | None
+
+
+def encode_request(request: GenerateRequest, admission: Admission) -> dict[str, Any]:
+    """Return the request as JSON values, for `decode_request` of this release or of another.
+
+    A field at its default is left out, so that a release that does not know it reads the row all the same.
     """
-    kept: dict[str, Any] = msgspec.to_builtins(request, enc_hook=dict)
-    # Counted by the process that has the stream; in the log; so is every stream that has a row; in a column of the row;
-    # before it was accepted.
-    for name in ("num_losses", "shown", "was_admitted", "counted_as", "waited_seconds"):
-        del kept[name]
-    for message in kept["messages"] or ():
+    asked: dict[str, Any] = msgspec.to_builtins(request, enc_hook=dict)
+    for message in asked["messages"] or ():
         del message["param"]  # of the body, which was accepted
-    sampling, needs = kept["sampling"], set(request.needs)
-    for name in _ADDED_SAMPLING:
-        if sampling[name] == _PLAIN["sampling"][name]:
-            del sampling[name]
-        else:
-            needs.add("sampling")
-    for need, names in _ADDED_FIELDS.items():
-        for name in names:
-            if kept[name] == _PLAIN[name]:
-                del kept[name]
-            else:
-                needs.add(need)
-    kept["needs"] = sorted(needs)
-    for name in ("needs", "has_public_system", "num_static_messages"):
-        if not kept[name]:
-            del kept[name]
-    return kept
+    asked["sampling"] = {name: one for name, one in asked["sampling"].items() if one != _PLAIN_SAMPLING[name]}
+    asked = {name: one for name, one in asked.items() if one != _PLAIN[name]}
+    return {"request": asked, "salt": admission.salt, "arrived_at": admission.arrived_at}
 
 
-def decode_request(value: object) -> GenerateRequest:
-    """Return the request that `encode_request` has made `value` of.
+def decode_request(value: object, admission: Admission) -> tuple[GenerateRequest, Admission]:
+    """Return the request that `encode_request` has made `value` of, and `admission` with what the row keeps of it.
 
-    Raises UnmetNeeds for a request that needs what this release lacks, ValueError for anything that is no request: a
-    missing or wrong field, or an unknown one that no need explains.
+    Raises UnmetNeeds for a request that needs what this release lacks, or has a field that it does not know; ValueError
+    for anything that is no request: a missing or wrong field.
     """
-    names = {one.name for one in fields(GenerateRequest)}
-    unknown: set[Any] = set()
-    if isinstance(value, Mapping):
-        unknown = set(value) - names
-        if value.get("needs"):
-            check_needs(msgspec.convert(value["needs"], tuple[str, ...]))
-    if unknown:
-        raise ValueError(f"a request with {', '.join(sorted(map(str, unknown)))}, which is not known here")
-    return msgspec.convert(value, GenerateRequest)  # its ValidationError is a ValueError
+    check_needs(tuple(_unknown_fields(value)))
+    kept = msgspec.convert(value, _Kept)  # its ValidationError is a ValueError
+    check_needs(kept.request.needs)
+    return kept.request, replace(admission, salt=kept.salt, arrived_at=kept.arrived_at)
+
+
+def _unknown_fields(value: object) -> Iterator[str]:
+    """Yield the names of the fields that a kept request and its sampling have beside those that are known here."""
+    asked = value.get("request") if isinstance(value, Mapping) else None
+    sampling = asked.get("sampling") if isinstance(asked, Mapping) else None
+    for found, known in ((asked, _PLAIN), (sampling, _PLAIN_SAMPLING)):
+        if isinstance(found, Mapping):
+            yield from map(str, found.keys() - known.keys())

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 
 from streamserve.dialects.batches import Page
 from streamserve.protocol.errors import KeyReused, NotFound, Overloaded, QuotaExceeded
-from streamserve.streams.store import Once
+from streamserve.protocol.requests import Once
 
 T = TypeVar("T")
 RowT = TypeVar("RowT", bound=models.Model)

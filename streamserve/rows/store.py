@@ -15,11 +15,11 @@ from django.db import IntegrityError
 from streamserve.api.logs import get_logger
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import UnmetNeeds
-from streamserve.protocol.requests import decode_request, encode_request
+from streamserve.protocol.requests import Admission, Once, decode_request, encode_request
 from streamserve.rows import orm
 from streamserve.rows.completions import CompletionRows
 from streamserve.streams.lease.liveness import Liveness
-from streamserve.streams.store import Group, KeyTaken, Once, Record
+from streamserve.streams.store import Group, KeyTaken, Record
 from streamserve.streams.transcript import StreamSummary
 
 log = get_logger(__name__)
@@ -93,17 +93,18 @@ class RowStore:
 
 def row_of(record: Record) -> StreamRow:
     """Return a new stream's record as a row."""
+    admission = record.admission
     return StreamRow(
         id=record.id,
         log_id=record.log_id,
-        owner=record.owner,
-        tenant=record.tenant,
-        counted_as=record.counted_as or None,
+        owner=admission.owner,
+        tenant=admission.tenant,
+        counted_as=admission.counted_as or None,
         model=record.model,
-        on_disconnect=record.on_disconnect,
+        on_disconnect=admission.on_disconnect,
         fence=record.fence,
         producer=record.producer,
-        request=None if record.request is None else _column_of(encode_request(record.request)),
+        request=None if record.request is None else _column_of(encode_request(record.request, admission)),
         created_at=datetime.fromtimestamp(record.created, UTC),
         request_key=None if record.once is None else record.once.key,
         request_digest=None if record.once is None else record.once.digest,
@@ -119,22 +120,27 @@ def _column_of(request: dict[str, Any]) -> dict[str, Any] | str:
 def record_of(row: StreamRow) -> Record:
     """Return a row as a record. A request that this release cannot decode becomes None."""
     request, refusal = None, None
+    admission = Admission(
+        owner=row.owner,
+        tenant=row.tenant,
+        counted_as=row.counted_as or "",
+        on_disconnect=row.on_disconnect,
+        stream_id=row.pk,
+        once=None if row.request_key is None else Once(key=row.request_key, digest=row.request_digest or ""),
+    )
     if row.request is not None:
         try:
-            request = decode_request(json.loads(row.request) if isinstance(row.request, str) else row.request)
+            kept = json.loads(row.request) if isinstance(row.request, str) else row.request
+            request, admission = decode_request(kept, admission)
         except UnmetNeeds as error:
             refusal = error
         except ValueError:
             log.exception("stream_request_unreadable", stream_id=row.pk)
     return Record(
-        id=row.pk,
+        admission=admission,
         log_id=row.log_id,
-        owner=row.owner,
-        tenant=row.tenant,
-        counted_as=row.counted_as or "",
         model=row.model,
         created=row.created_at.timestamp(),
-        on_disconnect=row.on_disconnect,
         request=request,
         refusal=refusal,
         fence=row.fence,
@@ -148,7 +154,6 @@ def record_of(row: StreamRow) -> Record:
         phases=row.phases,
         last_seq=row.last_seq,
         text=row.text,
-        once=None if row.request_key is None else Once(key=row.request_key, digest=row.request_digest or ""),
     )
 
 

@@ -26,14 +26,14 @@ from streamserve.protocol.engine import HOPELESS, Losses, ModelDescription
 from streamserve.protocol.errors import EngineUnavailable, StreamserveError, no_model
 from streamserve.protocol.events import Error
 from streamserve.protocol.measures import Measures
-from streamserve.protocol.requests import GenerateRequest, Limits, size_of
+from streamserve.protocol.requests import Admission, GenerateRequest, Limits, Resume, size_of
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease
 from streamserve.streams.lease.restore import record_of, restore
 from streamserve.streams.log.base import EventLog, LogUnavailable
 from streamserve.streams.quota import Places, StreamQuota
 from streamserve.streams.run_memo import RunMemo, run_log
-from streamserve.streams.store import Admission, Group, NullStore, Record, StreamStore, answer_text, groups_of
+from streamserve.streams.store import Group, NullStore, Record, StreamStore, answer_text, groups_of
 from streamserve.streams.stream import Stream
 from streamserve.streams.transcript import StreamSummary
 from streamserve.streams.writer import LogWriter
@@ -100,21 +100,14 @@ class Streams:
         patience = self._patience.get(request.latency_class, 0.0)
         async with self._quota.reserve(admission.place_of, patience, places) as make_room:
             now = time.monotonic()
-            request = replace(
-                request,
-                tenant=admission.tenant,
-                counted_as=admission.counted_as,
-                salt=admission.salt,
-                stream_id=secrets.token_hex(16),
-                arrived_at=now if request.arrived_at is None else request.arrived_at,
-                waited_seconds=now - asked_at,
-                reader_tokens=None if admission.on_disconnect == "finish" else (0,) * request.n,
+            admission = replace(
+                admission, stream_id=secrets.token_hex(16), arrived_at=now, waited_seconds=now - asked_at
             )
-            self._starting.add(request.stream_id)
+            self._starting.add(admission.stream_id)
             try:
                 stream = await self._accepted(client, request, admission)
             finally:
-                self._starting.discard(request.stream_id)
+                self._starting.discard(admission.stream_id)
             try:
                 await make_room()
             except BaseException:
@@ -238,10 +231,11 @@ class Streams:
         A stream that `begins_unloaded` is returned without a generation while its model loads.
         """
         began, losses = time.monotonic(), Losses()
+        resume = Resume(reader_tokens=None if admission.on_disconnect == "finish" else (0,) * request.n)
         wait_until, loaded_at, generation = began + self.settings.engine_wait_seconds, None, None
         while generation is None:
             try:
-                generation = await client.generate(request)
+                generation = await client.generate(request, admission, resume)
                 break
             except EngineUnavailable as refused:
                 if refused.lost is not None:
@@ -257,14 +251,25 @@ class Streams:
             await until_loaded(client, min(wait_until - time.monotonic(), _MAX_LOAD_POLL_SECONDS))
             await asyncio.sleep(_ENGINE_POLL_SECONDS)
             loaded_at = time.monotonic()
-            request = replace(request, arrived_at=loaded_at, num_losses=losses.num_losses)
+            admission = replace(admission, arrived_at=loaded_at)
+            resume = replace(resume, num_losses=losses.num_losses)
         if self._is_closing:
             if generation is not None:
                 generation.cancel()
             raise EngineUnavailable("The server is shutting down.")
-        lease = Lease(self.store, request.stream_id)
-        request = request if generation is not None else _with_seed(request)
-        stream = Stream(client, self.writer, self.settings, request, generation, admission=admission, lease=lease)
+        if generation is None:  # another process may continue the answer
+            request = request.with_seed(secrets.randbits(63))
+        lease = Lease(self.store, admission.stream_id)
+        stream = Stream(
+            client,
+            self.writer,
+            self.settings,
+            request,
+            admission,
+            generation,
+            lease=lease,
+            resume=resume,
+        )
         if generation is None:
             stream.engine.parking.await_engine(time.monotonic())
         elif loaded_at is not None:
@@ -440,11 +445,3 @@ class Streams:
 def _is_replaced(model: ModelDescription) -> bool:
     """Return whether another engine may accept soon. A draining one may be replaced; "ready" may be out of date."""
     return (model.was_ready and model.state in ("ready", "draining")) or model.stage == "connecting"
-
-
-def _with_seed(request: GenerateRequest) -> GenerateRequest:
-    """Return the request with the seed that acceptance would have drawn: another process may continue the answer."""
-    if request.sampling.seed is not None:
-        return request
-    sampling = replace(request.sampling, seed=secrets.randbits(63))
-    return replace(request, sampling=sampling, unset=(*request.unset, "seed"))

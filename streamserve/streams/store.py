@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from streamserve.dialects.fold import TOOL_USE, Answer, AnswerBlock
 from streamserve.protocol.errors import Refused
 from streamserve.protocol.events import Done, LoggedEvent
-from streamserve.protocol.requests import GenerateRequest, Message
+from streamserve.protocol.requests import Admission, GenerateRequest, Message, Once
 from streamserve.streams.log.base import EventLog
 from streamserve.streams.transcript import StreamSummary
 
@@ -31,40 +31,6 @@ class KeyTaken(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Once:
-    """What makes a request one that is answered once: digests of its caller and key, and of what it asks."""
-
-    key: str
-    digest: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
-    """What is decided about a request beside what it asks.
-
-    Limits are counted per `owner`; every caller of `tenant` may read the stream. `counted_as` stands for both in the
-    counting, where callers share it ("": they do not). `salt` keeps prefix-cache blocks apart between tenants.
-    `on_disconnect` is what becomes of the answer without a reader (`ON_DISCONNECT` in stream.py). The
-    times of the answer count from `received_at` (None: from its start). With `once` there is one stream of that key.
-    `begins_unloaded`: while its model loads the answer begins and shows `status: loading`; else its start waits.
-    """
-
-    owner: str
-    tenant: str
-    counted_as: str = ""
-    salt: str = ""
-    on_disconnect: str = "park"
-    received_at: float | None = None
-    once: Once | None = None
-    begins_unloaded: bool = False
-
-    @property
-    def place_of(self) -> str:
-        """Whose place among the concurrent streams it takes."""
-        return self.counted_as or self.owner
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """The data of a stream that any process needs to resume and to show it.
 
@@ -73,14 +39,10 @@ class Record:
     are written at the end.
     """
 
-    id: str
+    admission: Admission
     log_id: str
-    owner: str
-    tenant: str
     model: str
     created: float
-    counted_as: str = ""
-    on_disconnect: str = "park"
     request: GenerateRequest | None = None
     fence: int = 1
     producer: str = ""
@@ -93,8 +55,17 @@ class Record:
     phases: Mapping[str, float] | None = None
     last_seq: int = 0
     text: str = ""
-    once: Once | None = None  # of a request with an Idempotency-Key
     refusal: Refused | None = None  # why this worker cannot serve `request`, although a newer one can
+
+    @property
+    def id(self) -> str:
+        """The stream's id."""
+        return self.admission.stream_id
+
+    @property
+    def once(self) -> Once | None:
+        """The key of a request with an Idempotency-Key."""
+        return self.admission.once
 
 
 @dataclass(frozen=True, slots=True)

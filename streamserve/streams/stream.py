@@ -31,7 +31,7 @@ from streamserve.protocol.engine import Accepted, Park
 from streamserve.protocol.errors import EngineUnavailable, Refused, StreamserveError
 from streamserve.protocol.events import Citation, Done, Error, Event, LoggedEvent, Meta, Status, Usage
 from streamserve.protocol.measures import FIRST_TOKEN, PARKED
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import START, Admission, GenerateRequest, Resume
 from streamserve.streams.config import JOB, StreamConfig
 from streamserve.streams.follower import Follower
 from streamserve.streams.lease.lease import Lease, LeaseResult
@@ -40,7 +40,6 @@ from streamserve.streams.log.base import Batch, Ended, EventLog, Fenced, LogLost
 from streamserve.streams.outbox import Outbox
 from streamserve.streams.readers import Attachment, ReaderLag, Readers
 from streamserve.streams.recent import Recent
-from streamserve.streams.store import Admission
 from streamserve.streams.timers import Timers
 from streamserve.streams.transcript import StreamSummary, Transcript
 from streamserve.streams.writer import LogWriter
@@ -77,23 +76,23 @@ class Stream:
         writer: LogWriter,
         config: StreamConfig,
         request: GenerateRequest,
+        admission: Admission,
         generation: Generation | None,
         *,
-        admission: Admission,
         lease: Lease | None = None,
         log_id: str = "",
         created: int | None = None,
+        resume: Resume = START,
     ) -> None:
-        self.id, self.log_id = request.stream_id, log_id or new_log_id()
-        self.admission = admission
+        self.id, self.log_id = admission.stream_id, log_id or new_log_id()
         self.created = int(time.time()) if created is None else created
-        lease = lease or Lease(None, request.stream_id)
+        lease = lease or Lease(None, admission.stream_id)
         self.life = Life.OPENING if lease.is_held else Life.FOLLOWING
         self.readers, self.recent, self.outbox = Readers(), Recent(), Outbox()
         self.transcript = Transcript(
             _NOT_ACCEPTED if generation is None else generation.accepted,
             request.n,
-            request.arrived_at or time.monotonic(),
+            admission.arrived_at or time.monotonic(),
             shows_prompt=request.echo or request.sampling.prompt_logprobs is not None,
         )
         if generation is not None:
@@ -101,7 +100,9 @@ class Stream:
         is_bounded = admission.on_disconnect not in ("finish", JOB)
         self.lag = ReaderLag(self.transcript, self.readers, is_bounded)
         was_admitted = not lease.is_held and admission.on_disconnect != JOB  # a job's run is begun anew
-        self.engine = EngineRun(client, request, self.lag, generation, was_admitted=was_admitted)
+        self.engine = EngineRun(
+            client, request, admission, self.lag, generation, resume=resume, was_admitted=was_admitted
+        )
         self.follower = Follower(writer.log, self.log_id, lease, self.transcript, self.readers, self._on_read)
         self.ended = asyncio.Event()  # set once nothing more will be committed here
         self._config, self._writer, self._timers = config, writer, Timers()
@@ -128,6 +129,11 @@ class Stream:
     def request(self) -> GenerateRequest:
         """What was asked for, with what acceptance has decided."""
         return self.engine.request
+
+    @property
+    def admission(self) -> Admission:
+        """What was decided about it."""
+        return self.engine.admission
 
     @property
     def on_disconnect(self) -> str:
@@ -653,7 +659,7 @@ class Stream:
             if self.engine.is_loading(now, self._config.engine_wait_seconds):
                 return
         try:
-            given = await self.engine.ask(self.transcript.resume(self.request), self._config.resume_window_seconds)
+            given = await self.engine.ask(self.transcript.resume(), self._config.resume_window_seconds)
         except Refused as refused:
             self._give_up(Error(code=refused.code, message=refused.message, retryable=True))
             return

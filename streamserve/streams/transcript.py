@@ -31,7 +31,7 @@ from streamserve.protocol.events import (
     Usage,
 )
 from streamserve.protocol.measures import Timings, parts_of
-from streamserve.protocol.requests import GenerateRequest, ShownChoice
+from streamserve.protocol.requests import Resume, ShownChoice
 from streamserve.streams.shown_prompt import ShownPrompt
 
 
@@ -240,11 +240,10 @@ class Transcript:
             for index, choice in enumerate(self._choices)
         )
 
-    def resume(self, request: GenerateRequest) -> GenerateRequest:
-        """Return `request` as an engine is asked to continue after all this."""
+    def resume(self) -> Resume:
+        """Return where an engine is asked to continue: after all this."""
         prompt, n = self.shown_prompt, len(self._choices)
-        return replace(
-            request,
+        return Resume(
             output_token_ids=self.token_ids,
             shown=self.shown,
             first_token_at=self.timings.first_at,

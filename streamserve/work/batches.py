@@ -27,9 +27,9 @@ from streamserve.dialects.batches import (
 from streamserve.dialects.openai.batches import OPENAI
 from streamserve.models import Batch, StoredFile
 from streamserve.protocol.errors import BadRequest, QuotaExceeded
+from streamserve.protocol.requests import Once
 from streamserve.rows import orm
 from streamserve.rows.queries import hold_limit, last_of, made_once, part_of, sent_before
-from streamserve.streams.store import Once
 from streamserve.work.files import seconds_of
 
 _RETRY_SECONDS = 60

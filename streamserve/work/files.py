@@ -35,9 +35,9 @@ from streamserve.protocol.errors import (
     UnsupportedMedia,
 )
 from streamserve.protocol.json_body import file_too_large
+from streamserve.protocol.requests import Once
 from streamserve.rows import orm
 from streamserve.rows.queries import delete_in_parts, hold_limit, last_of, made_once, part_of, sent_before
-from streamserve.streams.store import Once
 from streamserve.work.uploads import Uploads
 
 log = get_logger(__name__)

@@ -26,14 +26,14 @@ from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import BadRequest, NotFound, Overloaded, QuotaExceeded
 from streamserve.protocol.events import Done, Meta
 from streamserve.protocol.ids import is_stream_id
-from streamserve.protocol.requests import GenerateRequest, check_needs, check_sampling
+from streamserve.protocol.requests import Admission, GenerateRequest, Once, check_needs, check_sampling
 from streamserve.rows import orm
 from streamserve.rows.queries import hold_limit, made_once, part_of, sent_before
 from streamserve.rows.store import row_of
 from streamserve.streams.config import JOB
 from streamserve.streams.log.base import append, new_log_id
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import ANONYMOUS, Once, Record
+from streamserve.streams.store import ANONYMOUS, Record
 from streamserve.work.queue import JOBS
 
 _RETRY_AFTER = 30
@@ -182,23 +182,19 @@ class Jobs:
         request = replace(
             request,
             sampling=sampling,
-            tenant=caller.tenant,
-            counted_as=caller.counted_as,
-            salt=salt_of(caller.tenant),
-            stream_id=secrets.token_hex(16),
-            arrived_at=time.monotonic(),
             timeout_seconds=request.timeout_seconds or config.timeout_seconds,
         )
-        return Record(
-            id=request.stream_id,
-            log_id=new_log_id(),
+        admission = Admission(
             owner=caller.owner,
             tenant=caller.tenant,
             counted_as=caller.counted_as,
-            model=request.model,
-            created=time.time(),
+            salt=salt_of(caller.tenant),
             on_disconnect=JOB,
-            request=request,
+            stream_id=secrets.token_hex(16),
+            arrived_at=time.monotonic(),
+        )
+        return Record(
+            admission=admission, log_id=new_log_id(), model=request.model, created=time.time(), request=request
         )
 
 
@@ -208,8 +204,8 @@ def _row_of(record: Record, webhook: str, once: Once | None) -> Job:
         id=secrets.token_hex(16),
         stream_id=record.id,
         pipeline=record.model,
-        owner=record.owner,
-        tenant=record.tenant,
+        owner=record.admission.owner,
+        tenant=record.admission.tenant,
         webhook=webhook,
         request_key=None if once is None else once.key,
         request_digest=None if once is None else once.digest,

@@ -12,9 +12,9 @@ from django.test.utils import override_settings
 from streamserve.api.idempotency import StartOnce
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import BadRequest, KeyReused
+from streamserve.protocol.requests import Admission, Once
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission, Once
 from streamserve.streams.stream import Stream
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready

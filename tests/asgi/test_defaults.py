@@ -26,9 +26,9 @@ class Noting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest, *rest: Any) -> Generation:
         self.requests.append(request)
-        return await self._client.generate(request)
+        return await self._client.generate(request, *rest)
 
 
 def classed(scope: Scope) -> Caller:

@@ -23,9 +23,9 @@ from streamserve.asgi.handover import hand_over
 from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.events import Done
+from streamserve.protocol.requests import Admission
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from tests.support.apps.asgi_app import Client
 from tests.support.checks.stream_checks import check_native
 from tests.support.servers.web_servers import ROOT

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from streamserve.asgi import handover
 from streamserve.dialects.native import NativeEncoder
+from streamserve.protocol.requests import Admission
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.streams.hand_made import ScriptedClient, ask, until
 

@@ -11,9 +11,9 @@ from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.types import Message, Receive, Scope, Send
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.events import Done
+from streamserve.protocol.requests import Admission
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.apps.asgi_app import Client, HandingOver
 from tests.support.checks.stream_checks import check_native

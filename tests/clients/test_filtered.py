@@ -14,11 +14,10 @@ from streamserve.protocol.engine import Park
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import BlockStart, BlockStop, ChoiceDone, Done, Event, Token, Usage
 from streamserve.protocol.grammar import check_events
-from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
+from streamserve.protocol.requests import Admission, GenerateRequest, Message, SamplingParams
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from tests.support.bodies.event_logs import META
 from tests.support.streams.hand_made import ParkingClient, ScriptedClient, ask, tok, until
 

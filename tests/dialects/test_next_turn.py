@@ -9,6 +9,7 @@ import pytest
 
 from streamserve.dialects import native
 from streamserve.dialects.websocket import NextTurn
+from streamserve.protocol.engine import Accepted
 from streamserve.protocol.errors import BadRequest, StreamserveError
 from streamserve.protocol.requests import GenerateRequest, Limits, Message, Tool, ToolChoice, with_system
 
@@ -33,10 +34,10 @@ def asked(**fields: Any) -> GenerateRequest:
 
 def accepted(request: GenerateRequest) -> GenerateRequest:
     """Return the request as a stream keeps it, with the values that acceptance fills in (streams/stream.py)."""
-    unset = tuple(name for name in ("seed", "max_tokens") if getattr(request.sampling, name) is None)
-    sampling = replace(request.sampling, seed=request.sampling.seed or 99, max_tokens=request.sampling.max_tokens or 99)
-    placed = replace(request, tenant="t", salt="s", stream_id="0" * 32, arrived_at=1.0, reader_tokens=(0,))
-    return replace(placed, sampling=sampling, unset=request.unset + unset)
+    sampling = request.sampling
+    return request.as_accepted(
+        Accepted(num_prompt_tokens=1, seed=sampling.seed or 99, max_tokens=sampling.max_tokens or 99)
+    )
 
 
 def next_turn(before: GenerateRequest, answer: str = "Hi.", on_disconnect: str = "park", **fields: Any) -> Any:

@@ -16,7 +16,6 @@ from streamserve.models import Stream as StreamRow
 from streamserve.protocol.engine import Park
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.events import Done, Token
-from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import Batch, EventLog, LogUnavailable, Result, make_batch
 from streamserve.streams.log.file_log import FileLog
@@ -67,15 +66,15 @@ class Restarting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, *asked: Any) -> Generation:
         self.num_asked += 1
         if self.num_asked == 1:
             raise EngineUnavailable("the engine is loading.", code="engine_loading", retry_after=2)
         if self.num_asked == 2:
-            lost = ScriptedSource(request)
+            lost = ScriptedSource(asked[0])
             lost.park(Park(reason="lost", is_counted=False))
             return lost.generation
-        return await self._client.generate(request)
+        return await self._client.generate(*asked)
 
 
 @pytest.fixture(params=["file", "redis"])

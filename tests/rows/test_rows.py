@@ -18,8 +18,16 @@ from django.utils import timezone
 
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.models import Stream as StreamRow
+from streamserve.protocol.errors import UnmetNeeds
 from streamserve.protocol.events import Meta
-from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, decode_request, encode_request
+from streamserve.protocol.requests import (
+    Admission,
+    GenerateRequest,
+    Message,
+    SamplingParams,
+    decode_request,
+    encode_request,
+)
 from streamserve.rows import orm
 from streamserve.rows.store import RowStore
 from streamserve.streams.log.base import append, new_log_id
@@ -78,19 +86,15 @@ async def test_a_request_is_read_back_as_it_was_kept() -> None:
         chat_template_kwargs={"thinking": True},
         timeout_seconds=1.5,
         latency_class="batch",
-        tenant="t",
-        salt="s",
-        stream_id="i",
-        arrived_at=5.5,
-        output_token_ids=((1,), (2, 3)),
-        first_token_at=6.5,
-        reader_tokens=(0, 0),
     )
-    kept = encode_request(request)
-    assert decode_request(kept) == request
-    for wrong in ({**kept, "n": "2"}, {**kept, "new": 1}, {"n": 1}, [], "x"):
+    admission = Admission(owner="u", tenant="t", salt="s", stream_id="i", arrived_at=5.5)
+    kept = encode_request(request, admission)
+    assert decode_request(kept, admission) == (request, admission)
+    for wrong in ({**kept, "request": {**kept["request"], "n": "2"}}, {"n": 1}, [], "x"):
         with pytest.raises(ValueError):
-            decode_request(wrong)
+            decode_request(wrong, admission)
+    with pytest.raises(UnmetNeeds):
+        decode_request({**kept, "request": {**kept["request"], "new": 1}}, admission)
 
 
 @pytest.mark.parametrize("by", ["a reader", "the reaper"])
@@ -158,11 +162,11 @@ async def test_each_call_is_one_query(one: Worker, gate: Gate) -> None:
     stream = await one.start(asked())
     record = await counted(1, one.store.find(stream_id=stream.id))
     assert record == await counted(1, one.store.find(log_id=stream.log_id))
-    assert (record.owner, record.producer, record.request) == ("user:1", one.workers.own_id, stream.request)
+    assert (record.admission.owner, record.producer, record.request) == ("user:1", one.workers.own_id, stream.request)
     assert int(record.created) in (stream.created, stream.created + 1)
     assert await counted(1, one.store.running(Group("user:1"))) == []  # its own are in memory
     assert await counted(1, RowStore(None).running(Group("user:1"))) == [(stream.id, one.workers.own_id)]
-    copy = replace(record, id="0" * 32, log_id="0" * 12, producer="")
+    copy = replace(record, admission=replace(record.admission, stream_id="0" * 32), log_id="0" * 12, producer="")
     await counted(1, one.store.insert(copy))
     assert await counted(1, one.store.claim(copy.id, 1)) is True
     assert await counted(1, one.store.claim(copy.id, 1)) is False
@@ -172,6 +176,7 @@ async def test_each_call_is_one_query(one: Worker, gate: Gate) -> None:
     found = await one.store.find(stream_id=copy.id)
     assert found == replace(
         copy,
+        admission=replace(copy.admission, salt="", arrived_at=None),  # kept with the request
         is_finished=True,
         fence=2,
         request=None,

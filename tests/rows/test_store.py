@@ -13,12 +13,11 @@ from django.utils import timezone
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import QuotaExceeded, UnmetNeeds
 from streamserve.protocol.events import Done, Status
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.requests import Admission, Limits
 from streamserve.rows.store import record_of
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from tests.rows.conftest import FINE, NUM_TOKENS, asked, held, in_row, left, quiet
 from tests.support.checks.stream_checks import check_native, check_native_part, going_away_of, text_of
 from tests.support.sites.two_workers import Worker
@@ -155,12 +154,16 @@ async def test_a_worker_that_stops_leaves_its_streams(one: Worker, two: Worker, 
     assert text_of(first + rest) == reference
 
 
+def needing_canvas(kept: dict[str, Any], **fields: str) -> dict[str, Any]:
+    return {**kept, "request": {**kept["request"], "needs": ["canvas"], **fields}}
+
+
 @pytest.mark.cut_streams("the reader leaves")
 async def test_a_worker_that_lacks_what_a_request_needs_keeps_it(one: Worker, two: Worker, gate: Gate) -> None:
     """An older worker shows a newer one's stream, but does not resume it without what it needs, nor end it."""
     stream, reading = await held(one, gate, asked(max_tokens=30), 4)
     row = await StreamRow.objects.aget(pk=stream.id)
-    await StreamRow.objects.filter(pk=stream.id).aupdate(request={**row.request, "needs": ["canvas"], "canvas": "x"})
+    await StreamRow.objects.filter(pk=stream.id).aupdate(request=needing_canvas(row.request, canvas="x"))
     assert check_native_part(await two.read(stream.id, 0, 3))[-1].seq >= 3
     record = record_of(await StreamRow.objects.aget(pk=stream.id))
     assert record.request is None
@@ -175,7 +178,7 @@ async def test_an_unmet_need_is_no_end(one: Worker, two: Worker, gate: Gate) -> 
     stream, reading = await held(one, gate, asked(max_tokens=30), 4)
     await left(reading)
     row = await StreamRow.objects.aget(pk=stream.id)
-    await StreamRow.objects.filter(pk=stream.id).aupdate(request={**row.request, "needs": ["canvas"]})
+    await StreamRow.objects.filter(pk=stream.id).aupdate(request=needing_canvas(row.request))
     one.release_lock()
     reading = asyncio.create_task(two.read(stream.id))
     await until(lambda: two.streams.find(stream.id) is not None, "the older worker has it")

@@ -9,9 +9,9 @@ import pytest
 
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.events import Done, Event, Usage, is_terminal
+from streamserve.protocol.requests import Admission
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.streams.hand_made import ScriptedClient, ask
 

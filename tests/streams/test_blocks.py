@@ -6,6 +6,7 @@ import asyncio
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,10 +22,10 @@ from streamserve.protocol.engine import Park
 from streamserve.protocol.events import BlockStart, Done, Event, Meta, Status, Token
 from streamserve.protocol.grammar import check_events
 from streamserve.protocol.ids import tool_call_id
-from streamserve.protocol.requests import GenerateRequest, Message, Tool
+from streamserve.protocol.requests import Admission, GenerateRequest, Message, Tool
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission, answer_turn
+from streamserve.streams.store import answer_turn
 from streamserve.streams.stream import Stream
 from tests.support.engines.engine_processes import spec_in
 from tests.support.streams.hand_made import ParkingSource, ask, until, untimed
@@ -59,9 +60,9 @@ class CutClient:
         self._inner, self._num_events = inner, num_events
         self.requests: list[GenerateRequest] = []
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: GenerateRequest, *rest: Any) -> Generation:
         self.requests.append(request)
-        generation = await self._inner.generate(request)
+        generation = await self._inner.generate(request, *rest)
         if len(self.requests) > 1:
             return generation
         return CutSource(generation, LOST, self._num_events).generation

@@ -11,12 +11,12 @@ import pytest
 from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, StreamserveError
 from streamserve.protocol.events import Done, Error, Event, Meta, Status, Token, Usage
+from streamserve.protocol.requests import Admission
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.streams.hand_made import ScriptedClient, ask, tok, until
 from tests.support.streams.stores import SharedRecords
@@ -76,7 +76,7 @@ async def test_an_answer_begins_before_its_model_is_loaded(streams: Streams, loa
 async def test_the_time_of_loading_is_a_phase_of_its_own(streams: Streams, loading: ScriptedClient) -> None:
     """`loading` is neither intake nor queue; with it the phases add up to the latency, and the queue begins after."""
     stream = await begin(streams)
-    arrived_at, began_at = stream.request.arrived_at, time.monotonic()
+    arrived_at, began_at = stream.admission.arrived_at, time.monotonic()
     load(loading)
     loaded_at = time.monotonic()
     await until(lambda: bool(loading.sources), "the loaded engine is asked")
@@ -87,7 +87,7 @@ async def test_the_time_of_loading_is_a_phase_of_its_own(streams: Streams, loadi
     assert done.phases["loading"] >= loaded_at - began_at
     assert sum(done.phases.values()) == pytest.approx(done.latency)
     assert arrived_at is not None
-    queued_at = loading.requests[-1].arrived_at
+    queued_at = loading.admissions[-1].arrived_at
     assert queued_at is not None
     assert arrived_at < began_at < loaded_at < queued_at
 
@@ -98,7 +98,7 @@ async def test_any_other_start_waits(streams: Streams, loading: ScriptedClient) 
     await until(lambda: len(loading.requests) == 1, "the engine has refused once")
     load(loading)
     stream = await starting
-    first, last = loading.requests
+    first, last = loading.admissions
     assert last.arrived_at > first.arrived_at
     stream.attach(Attachment())
     loading.last.push(tok("a", 5), DONE)

@@ -10,12 +10,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, Overloaded, QuotaExceeded
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.requests import Admission, Limits
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.quota import Places
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.streams.conftest import DONE
 from tests.support.streams.hand_made import ScriptedClient, ask, until
@@ -61,7 +60,7 @@ async def end(streams: Streams, stream: Stream) -> None:
     """Have the engine end it."""
     client = streams.clients["scripted"]
     assert isinstance(client, ScriptedClient)
-    index = [request.stream_id for request in client.requests].index(stream.id)
+    index = [admission.stream_id for admission in client.admissions].index(stream.id)
     client.sources[index].push(DONE)
     await stream.ended.wait()
 
@@ -73,9 +72,9 @@ async def test_a_request_waits_for_its_callers_place(streams: Streams, scripted:
     assert len(scripted.requests) == 2
     await end(streams, first)
     assert (await third).state == "running"
-    before, waited = (scripted.requests[index].waited_seconds for index in (0, 2))
+    before, waited = (scripted.admissions[index].waited_seconds for index in (0, 2))
     assert waited > before
-    arrived_at = [request.arrived_at for request in scripted.requests]
+    arrived_at = [admission.arrived_at for admission in scripted.admissions]
     assert arrived_at == sorted(arrived_at, key=lambda at: at or 0.0)
 
 

@@ -12,13 +12,12 @@ import pytest
 from streamserve.protocol.engine import ModelDescription, Park
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, Overloaded, QuotaExceeded
 from streamserve.protocol.events import Done
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.requests import Admission, Limits
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.quota import StreamQuota
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.streams.conftest import DONE
 from tests.support.streams.hand_made import ScriptedClient, StallingLog, ask, until
@@ -249,7 +248,7 @@ async def test_callers_that_are_counted_as_one_share_the_places_of_all_processes
     await begin(two, "anon:d", counted_as="")
     again = await two.reach(first.id, shared.records[first.id])
     assert again is not None
-    assert (again.admission.place_of, again.request.share_of) == ("anon:@here", "anon:@here")
+    assert (again.admission.place_of, again.admission.share_of) == ("anon:@here", "anon:@here")
     assert (again.owner, again.tenant) == ("anon:a", "anon:a")
     await one.aclose()
     await two.aclose()

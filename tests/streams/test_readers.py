@@ -12,6 +12,7 @@ from streamserve.clients.engine_run import EngineRun
 from streamserve.protocol.engine import Accepted
 from streamserve.protocol.errors import QuotaExceeded
 from streamserve.protocol.events import ChoiceDone, Status
+from streamserve.protocol.requests import NO_CALLER, START, Resume
 from streamserve.streams.readers import Attachment, ReaderLag, Readers
 from streamserve.streams.transcript import Transcript
 from tests.support.streams.hand_made import ScriptedClient, ScriptedSource, ask, tok
@@ -32,14 +33,14 @@ class Engine(EngineRun):
     """An answer that runs, and knows the position `known`."""
 
     def __init__(self, lag: ReaderLag, *, known: int, clock: Callable[[], float] = time.monotonic) -> None:
-        client, request = ScriptedClient(), ask(reader_tokens=(known,))
+        client, request, resume = ScriptedClient(), ask(), Resume(reader_tokens=(known,))
         self.scripted = ScriptedSource(request)
-        super().__init__(client, request, lag, self.scripted.generation, clock=clock)
+        super().__init__(client, request, NO_CALLER, lag, self.scripted.generation, resume=resume, clock=clock)
 
     async def begin_anew(self) -> None:
         """Have the engine resume the answer, as after a park."""
         self.cancel()
-        self.take(await self.ask(self.request, 0.0))
+        self.take(await self.ask(START, 0.0))
         self.scripted = self.client.last
 
 

@@ -46,7 +46,7 @@ async def test_the_record_is_there_before_the_stream_can_be_read(scripted: Scrip
     stream = await starting
     await until(lambda: stream.last_seq == 2, "meta and a token are committed")
     record = shared.records[stream.id]
-    assert (record.log_id, record.owner, record.producer, record.fence) == (stream.log_id, "u1", "one", 1)
+    assert (record.log_id, record.admission.owner, record.producer, record.fence) == (stream.log_id, "u1", "one", 1)
     assert record.request == stream.request
     assert store.calls == {"insert": 1}
     await streams.aclose()

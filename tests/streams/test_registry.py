@@ -13,13 +13,13 @@ import pytest
 from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.errors import EngineUnavailable, NotFound, Overloaded
 from streamserve.protocol.events import Done, Error
+from streamserve.protocol.requests import Admission
 from streamserve.streams import registry
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.transcript import StreamSummary
 from tests.streams.conftest import start
 from tests.support.streams.hand_made import ScriptedClient, ask, tok, until, untimed
@@ -54,9 +54,9 @@ async def test_an_engine_that_is_coming_is_waited_for(scripted: ScriptedClient, 
     scripted.description = ModelDescription(alias="scripted", state="loading", stage=stage, was_ready=was_ready)
     scripted.refusals.extend(EngineUnavailable("being replaced") for _ in range(2))
     await start(streams)
-    arrivals = [request.arrived_at for request in scripted.requests]
+    arrivals = [admission.arrived_at for admission in scripted.admissions]
     assert len(arrivals) == len(set(arrivals)) == 3
-    assert len({request.stream_id for request in scripted.requests}) == 1
+    assert len({admission.stream_id for admission in scripted.admissions}) == 1
     await streams.aclose()
 
 
@@ -78,11 +78,11 @@ async def test_no_other_engine_is_waited_for(
 
 
 async def test_the_request_is_completed_for_the_engine(streams: Streams, scripted: ScriptedClient) -> None:
-    """The directory sets tenant, id and arrival."""
+    """The directory sets id and arrival, and passes on whose it is."""
     stream = await start(streams)
-    (request,) = scripted.requests
-    assert (request.tenant, request.stream_id) == ("t1", stream.id)
-    assert request.arrived_at is not None
+    (admission,) = scripted.admissions
+    assert (admission.tenant, admission.stream_id) == ("t1", stream.id)
+    assert admission.arrived_at is not None
     assert len(stream.id) == 32
     assert int(stream.id, 16)
 

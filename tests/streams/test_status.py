@@ -13,12 +13,12 @@ from streamserve.dialects.plain import TextEncoder, TokensEncoder
 from streamserve.protocol.engine import Park
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.events import Done, Meta, Status, Token, Usage
+from streamserve.protocol.requests import Admission
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.checks.stream_checks import check_native, check_openai, check_tokens, text_of
 from tests.support.streams.hand_made import Gate, ScriptedClient, StallingLog, ask, started_echo, tok, until

@@ -10,12 +10,12 @@ import pytest
 
 from streamserve.protocol.events import Done, Error, Meta, Token, Usage
 from streamserve.protocol.measures import Arrival
+from streamserve.protocol.requests import Admission
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import Batch, Result
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from tests.streams.conftest import DONE, events_of, start
 from tests.support.streams.hand_made import ScriptedClient, StallingLog, ask, tok, until, untimed
 

@@ -19,8 +19,8 @@ from django.utils import timezone
 from streamserve import routing
 from streamserve.models import ApiKey
 from streamserve.protocol.errors import Unauthorized
+from streamserve.protocol.requests import Admission
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.web import permissions, site
 from streamserve.web.permissions import Login, PermissionChecks, ended_logins
 from tests.conftest import Caller, until_ready

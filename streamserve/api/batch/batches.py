@@ -34,8 +34,7 @@ from streamserve.dialects.openai.batches import (
     parse_page,
 )
 from streamserve.protocol.errors import BadRequest, NotFound
-from streamserve.protocol.requests import Limits
-from streamserve.streams.store import Once
+from streamserve.protocol.requests import Limits, Once
 
 
 class Batches(Protocol):

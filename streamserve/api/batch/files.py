@@ -18,9 +18,9 @@ from streamserve.api.idempotency import HEADER, once_of
 from streamserve.dialects.batches import FileRecord, Page
 from streamserve.dialects.openai.batches import MOST_FILES, deleted_json, file_json, list_json, parse_page, parse_upload
 from streamserve.protocol.errors import BadRequest, NotFound
+from streamserve.protocol.requests import Once
 from streamserve.streams.reader.channel import nothing
 from streamserve.streams.reader.delivery import Closing
-from streamserve.streams.store import Once
 
 # Beside the file, what a form may have: its fields, and the heads of its parts.
 FORM_BYTES = 64 * 1024

@@ -24,7 +24,7 @@ from streamserve.clients.pipeline.tools import ToolCall
 from streamserve.protocol.errors import EngineUnavailable, error_for
 from streamserve.protocol.events import TEXT, BlockStart, BlockStop, Done, Error, Event, Status, Token
 from streamserve.protocol.measures import FIRST_TOKEN, parts_of
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import Admission, GenerateRequest, Resume
 
 # How long a run waits for an engine that refuses what has not begun: one that loads, is replaced, or is full.
 ENGINE_SECONDS = 60.0
@@ -41,13 +41,14 @@ class Answering:
         self,
         client: EngineClient,
         request: GenerateRequest,
+        admission: Admission,
         speech: Speech | None,
         phases: RunPhases,
         through: OutputFilter | None = None,
         journal: Journal | None = None,
         window_seconds: float = math.inf,
     ) -> None:
-        self._engine, self._speech, self._phases = EngineRun(client, request, self), speech, phases
+        self._engine, self._speech, self._phases = EngineRun(client, request, admission, self), speech, phases
         self._through, self._journal = through, journal
         self._key: Key | None = None  # in the journal
         self._events: list[Event] = []  # for the journal, neighbouring tokens as one
@@ -137,8 +138,8 @@ class Answering:
         engine = self._engine
         while True:
             shown = (tuple(self._token_ids),) if self._token_ids else ()
-            resumed = replace(engine.request, output_token_ids=shown, first_token_at=self._first_token_at)
-            given = await engine.ask(resumed, self._patience_seconds())
+            resume = Resume(output_token_ids=shown, first_token_at=self._first_token_at)
+            given = await engine.ask(resume, self._patience_seconds())
             if not isinstance(given, list):
                 break
             await self._wait(given)

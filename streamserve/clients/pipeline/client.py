@@ -35,7 +35,17 @@ from streamserve.clients.pipeline.static import IS_IN_RUN
 from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, ProducerLost, StreamserveError, no_model
 from streamserve.protocol.events import Error, Event
-from streamserve.protocol.requests import LATENCY_CLASSES, GenerateRequest, Limits, check_needs, check_sampling
+from streamserve.protocol.requests import (
+    LATENCY_CLASSES,
+    NO_CALLER,
+    START,
+    Admission,
+    GenerateRequest,
+    Limits,
+    Resume,
+    check_needs,
+    check_sampling,
+)
 
 Function = Callable[[Run], Awaitable[Any]]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -132,15 +142,17 @@ class PipelineClient:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(
+        self, request: GenerateRequest, admission: Admission = NO_CALLER, resume: Resume = START
+    ) -> Generation:
         """Start a run, or continue it. Raises what a model that cannot answer raises.
 
         Raises ProducerLost for a run that had begun and kept nothing, LogUnavailable while that cannot be read.
         """
         check_needs(request.needs)
         check_sampling(request.sampling)
-        memo = self._memo_of(request.stream_id)
-        if request.output_token_ids and memo is None:
+        memo = self._memo_of(admission.stream_id)
+        if resume.output_token_ids and memo is None:
             raise ProducerLost(LOST)
         if request.n != 1:
             raise BadRequest("A pipeline gives one answer: leave n out.", code="invalid_value", param="n")
@@ -153,7 +165,7 @@ class PipelineClient:
         seed = secrets.randbits(63) if seed is None else seed
         most = request.sampling.max_tokens or self._limits.max_tokens
         source = RunSource(Accepted(num_prompt_tokens=0, max_tokens=most, seed=seed, may_repeat=False))
-        source.num_read = None if request.reader_tokens is None else request.reader_tokens[0]
+        source.num_read = None if resume.reader_tokens is None else resume.reader_tokens[0]
         request = replace(request, sampling=replace(request.sampling, seed=seed))
         journal = None
         if memo is not None:
@@ -162,6 +174,7 @@ class PipelineClient:
         speech = Speech(source, self._pipeline.filters, None if journal is None else journal.turns())
         run = Run(
             request,
+            admission,
             speech,
             self._clients,
             model=self._model,
@@ -171,20 +184,20 @@ class PipelineClient:
             window_seconds=self._window_seconds,
         )
         task = asyncio.get_running_loop().create_task(
-            self._run(run, speech, memo), name=f"pipeline {self.alias} {request.stream_id}", context=Context()
+            self._run(run, speech, memo), name=f"pipeline {self.alias} {admission.stream_id}", context=Context()
         )
         source.task = task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return source.generation
 
-    async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
+    async def tokenize(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> tuple[int, ...]:
         """Return the prompt's token ids for the pipeline's model."""
-        return await self._client.tokenize(replace(request, model=self._model))
+        return await self._client.tokenize(replace(request, model=self._model), admission)
 
-    async def warm(self, request: GenerateRequest) -> None:
+    async def warm(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> None:
         """Prefill a prompt of the pipeline's model."""
-        await self._client.warm(replace(request, model=self._model))
+        await self._client.warm(replace(request, model=self._model), admission)
 
     def start(self) -> None:
         """Start loading the pipeline's model."""

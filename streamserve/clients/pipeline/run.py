@@ -34,7 +34,7 @@ from streamserve.dialects.fields import read
 from streamserve.dialects.generate import build, request_fields, sampling_fields
 from streamserve.protocol.errors import BadRequest, Refused, StreamserveError, no_model
 from streamserve.protocol.events import Citation, Event, Status, Token, Usage
-from streamserve.protocol.requests import GenerateRequest, Limits, Message
+from streamserve.protocol.requests import Admission, GenerateRequest, Limits, Message
 
 logger = logging.getLogger("streamserve.pipelines")
 
@@ -61,6 +61,7 @@ class Run:
     def __init__(
         self,
         request: GenerateRequest,
+        admission: Admission,
         speech: Speech,
         clients: Mapping[str, EngineClient],
         *,
@@ -72,9 +73,10 @@ class Run:
     ) -> None:
         self.input: Mapping[str, Any] = request.input
         self.messages: tuple[Message, ...] = request.messages or ()
-        self.stream_id, self.tenant, self.model = request.stream_id, request.tenant, model
+        self.stream_id, self.tenant, self.model = admission.stream_id, admission.tenant, model
         self.deadline = None if request.timeout_seconds is None else time.monotonic() + request.timeout_seconds
-        self._request, self._speech, self._clients = request, speech, clients
+        self._request, self._admission = request, admission
+        self._speech, self._clients = speech, clients
         self._limits, self._call, self._journal = limits, call, journal
         self._window_seconds = window_seconds
         self.phases = RunPhases()
@@ -148,12 +150,14 @@ class Run:
         callers. `through` is a filter of this answer alone: readers see its text, and `Answer` has what the model said.
         Raises StreamserveError.
         """
-        client, request = self._prepare(messages, model, fields)
+        client, request, admission = self._prepare(messages, model, fields)
         offered = {one.tool.name: one for one in map(function_tool, tools)}
         request = replace(request, tools=tuple(one.tool for one in offered.values()))
         for round_ in range(max_rounds + 1):
             shown = self._speech if show else None
-            answering = Answering(client, request, shown, self.phases, through, self._journal, self._window_seconds)
+            answering = Answering(
+                client, request, admission, shown, self.phases, through, self._journal, self._window_seconds
+            )
             text, done = await answering.run()
             if not (offered and answering.calls):
                 return Answer(text=text, finish_reason=done.finish_reason, usage=done.usage)
@@ -166,8 +170,8 @@ class Run:
 
     def warm(self, messages: str | Messages, *, model: str = "") -> None:
         """Have the prefix of a later `generate` computed meanwhile. Failing, it costs nothing but the time."""
-        client, request = self._prepare(messages, model, {})
-        task = asyncio.get_running_loop().create_task(_warm(client, request))
+        client, request, admission = self._prepare(messages, model, {})
+        task = asyncio.get_running_loop().create_task(_warm(client, request, admission))
         self._warming.add(task)
         task.add_done_callback(self._warming.discard)
 
@@ -186,11 +190,11 @@ class Run:
 
     async def _fitting(self, passages: Sequence[str], max_tokens: int, model: str) -> list[str]:
         """Return the first passages that fit."""
-        client, _ = self._prepare("-", model, {})
+        client, _, admission = self._prepare("-", model, {})
         kept = list(passages)
         while kept:
             request = replace(self._request, model=client.alias, messages=None, prompt="\n\n".join(kept))
-            num_tokens = await self._when_taken(client, partial(_num_tokens, client, request))
+            num_tokens = await self._when_taken(client, partial(_num_tokens, client, request, admission))
             if num_tokens <= max_tokens:
                 break
             # As many as fit if all are alike, but one less at least.
@@ -291,8 +295,8 @@ class Run:
 
     def _prepare(
         self, messages: str | Messages | None, model: str, fields: Mapping[str, Any]
-    ) -> tuple[EngineClient, GenerateRequest]:
-        """Return the model's client and a checked request with the caller's tenant, class and time left."""
+    ) -> tuple[EngineClient, GenerateRequest, Admission]:
+        """Return the model's client, a checked request with the caller's class and time left, and its admission."""
         client = self._clients.get(model or self.model)
         if client is None or client.alias == self._request.model:
             raise no_model(model or self.model, self._clients)
@@ -309,20 +313,16 @@ class Run:
             request = replace(request, messages=self.messages, prompt=None)
         own = self._request
         left = None if self.deadline is None else max(0.1, self.deadline - time.monotonic())
-        return client, replace(
+        request = replace(
             request,
             model=client.alias,
-            tenant=own.tenant,
-            counted_as=own.counted_as,
-            salt=own.salt,
             num_static_messages=num_static(body.get("messages", ())),
-            stream_id=own.stream_id,
             latency_class=own.latency_class
             if own.latency_class == "batch"
             else fields.get("latency_class", own.latency_class),
             timeout_seconds=left,
-            arrived_at=time.monotonic(),
         )
+        return client, request, replace(self._admission, arrived_at=time.monotonic(), waited_seconds=0.0)
 
 
 def _as_json(result: Any) -> Any:
@@ -337,10 +337,10 @@ def _from_json(value: Any) -> Any:
     return value
 
 
-async def _num_tokens(client: EngineClient, request: GenerateRequest) -> int:
+async def _num_tokens(client: EngineClient, request: GenerateRequest, admission: Admission) -> int:
     """Return how many tokens a prompt has; an estimate if only a server knows that does not say."""
     try:
-        return len(await client.tokenize(request))
+        return len(await client.tokenize(request, admission))
     except BadRequest as error:
         if error.code != "unsupported_parameter" or request.prompt is None:
             raise
@@ -369,8 +369,8 @@ def estimate(text: str) -> int:
     return num
 
 
-async def _warm(client: EngineClient, request: GenerateRequest) -> None:
+async def _warm(client: EngineClient, request: GenerateRequest, admission: Admission) -> None:
     try:
-        await client.warm(request)
+        await client.warm(request, admission)
     except StreamserveError as error:
         logger.debug("a prefix was not warmed: %s", error)

@@ -13,7 +13,7 @@ from streamserve.clients.process.config import LaunchConfig
 from streamserve.clients.process.link import EngineLink
 from streamserve.clients.process.messages import Control, Open, Tokenize, Warm
 from streamserve.protocol.engine import EngineStats, ModelDescription
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import NO_CALLER, START, Admission, GenerateRequest, Resume
 
 
 class ProcessClient:
@@ -39,21 +39,23 @@ class ProcessClient:
         session = self._link.session
         return None if session is None or not self._link.is_connected else session.connection.peer.pid
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(
+        self, request: GenerateRequest, admission: Admission = NO_CALLER, resume: Resume = START
+    ) -> Generation:
         """Accept the request or raise: BadRequest (never fits, bad template), Refused (not now)."""
-        answer = await self._link.require().ask(Open, request)
+        answer = await self._link.require().ask(Open, request, admission, resume, stream_id=admission.stream_id)
         assert isinstance(answer, Generation)
         return answer
 
-    async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
+    async def tokenize(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> tuple[int, ...]:
         """Return the prompt's token ids as `generate` would see them."""
-        answer = await self._link.require().ask(Tokenize, request)
+        answer = await self._link.require().ask(Tokenize, request, admission, stream_id=admission.stream_id)
         assert isinstance(answer, tuple)
         return answer
 
-    async def warm(self, request: GenerateRequest) -> None:
+    async def warm(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> None:
         """Prefill the prompt into the prefix cache and generate nothing; returns when that is done."""
-        await self._link.require().ask(Warm, request)
+        await self._link.require().ask(Warm, request, admission, stream_id=admission.stream_id)
 
     async def control(self, action: str) -> None:
         """Pause, resume or drain for all workers; "stop" drains and then ends the process."""

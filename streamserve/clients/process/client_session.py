@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from streamserve.clients.base import Generation, Source
 from streamserve.clients.process.frame_socket import Connection
@@ -36,7 +37,6 @@ from streamserve.protocol.engine import Accepted, Park
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Error, Event
 from streamserve.protocol.frames import MSGPACK_ERRORS, FrameError, decode_event, encode_event
-from streamserve.protocol.requests import GenerateRequest
 
 
 class SocketSource(Source):
@@ -110,15 +110,18 @@ class ClientSession:
         self._stream_ids: dict[int, str] = {}  # of the questions
 
     async def ask(
-        self, kind: type[Open] | type[Warm] | type[Tokenize] | type[Control], content: GenerateRequest | str
+        self, kind: type[Open] | type[Warm] | type[Tokenize] | type[Control], *content: Any, stream_id: str = ""
     ) -> Generation | tuple[int, ...]:
-        """Send a message with a new id and wait for its answer; raises what the engine refuses it with."""
+        """Send a message with a new id and wait for its answer; raises what the engine refuses it with.
+
+        `stream_id`: of the stream that asks, as the engine reports it of its steps.
+        """
         request_id = next(self._ids)
         question: asyncio.Future[Generation | tuple[int, ...]] = asyncio.get_running_loop().create_future()
         self._questions[request_id] = question
-        self._stream_ids[request_id] = content.stream_id if isinstance(content, GenerateRequest) else ""
+        self._stream_ids[request_id] = stream_id
         try:
-            self.connection.send(encode(kind(request_id, content)))  # type: ignore[arg-type]
+            self.connection.send(encode(kind(request_id, *content)))
             return await question
         except FrameError as error:
             raise BadRequest("the request is too large, or holds a number beyond 64 bits.") from error

@@ -22,9 +22,9 @@ import msgspec
 from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription, Park
 from streamserve.protocol.errors import Refused, StreamserveError
 from streamserve.protocol.frames import MSGPACK_ERRORS, FrameError, unpack
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import Admission, GenerateRequest, Resume
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,10 +50,12 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Open(Message, frozen=True):
-    """Begin generation `id`."""
+    """Begin generation `id`, or continue one."""
 
     id: int
     request: GenerateRequest
+    admission: Admission
+    resume: Resume
 
 
 class Warm(Message, frozen=True):
@@ -61,6 +63,7 @@ class Warm(Message, frozen=True):
 
     id: int
     request: GenerateRequest
+    admission: Admission
 
 
 class Tokenize(Message, frozen=True):
@@ -68,6 +71,7 @@ class Tokenize(Message, frozen=True):
 
     id: int
     request: GenerateRequest
+    admission: Admission
 
 
 class Control(Message, frozen=True):

@@ -107,14 +107,16 @@ class ServerSession:
         try:
             match message:
                 case Open():
-                    generation = self._generations[message.id] = await self._client.generate(message.request)
+                    generation = self._generations[message.id] = await self._client.generate(
+                        message.request, message.admission, message.resume
+                    )
                     answer = Opened(message.id, generation.accepted)
                     generation.on_news = lambda: self._note_news(message.id)
                     self._note_news(message.id)  # what is there already; sent after `Opened`, in a later loop turn
                 case Warm():
-                    await self._client.warm(message.request)
+                    await self._client.warm(message.request, message.admission)
                 case Tokenize():
-                    answer = Reply(message.id, await self._client.tokenize(message.request))
+                    answer = Reply(message.id, await self._client.tokenize(message.request, message.admission))
                 case Control():
                     await self._control(message.action)
         except StreamserveError as error:

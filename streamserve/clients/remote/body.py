@@ -32,6 +32,7 @@ from streamserve.protocol.requests import (
     GenerateRequest,
     Grammar,
     Message,
+    Resume,
     SamplingParams,
     ShownChoice,
 )
@@ -109,7 +110,9 @@ _WITH_DEFAULTS = tuple(name for name in MODEL_DEFAULTS if name in _EXTRA)
 CUT = "the connection to the model's server was lost in the middle of this answer. Ask again."
 
 
-def body_of(request: GenerateRequest, model: str, server: str, dialect: Dialect) -> tuple[str, dict[str, Any]]:
+def body_of(
+    request: GenerateRequest, resume: Resume, model: str, server: str, dialect: Dialect
+) -> tuple[str, dict[str, Any]]:
     """Return the route and the JSON body. Raises BadRequest for what the server lacks, CannotContinue."""
     refuse_unsupported(request, server, dialect)
     is_chat = request.messages is not None
@@ -117,11 +120,11 @@ def body_of(request: GenerateRequest, model: str, server: str, dialect: Dialect)
     body: dict[str, Any] = {"model": model, "stream": True, "stream_options": options}
     if request.n > 1:
         body["n"] = request.n
-    body |= _sampling(request, dialect)
+    body |= _sampling(request, resume, dialect)
     if is_chat:
-        body |= _chat(request, dialect)
+        body |= _chat(request, resume, dialect)
     else:
-        body |= _prompt(request)
+        body |= _prompt(request, resume)
     body |= grammar_fields(request.grammar, server, dialect, is_chat=is_chat)
     if request.sampling.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": request.sampling.logprobs}
@@ -166,14 +169,14 @@ def can_continue(request: GenerateRequest, shown: ShownChoice, dialect: Dialect)
     return is_text and (request.prompt is not None or (request.messages is not None and dialect.continues))
 
 
-def _sampling(request: GenerateRequest, dialect: Dialect) -> dict[str, Any]:
+def _sampling(request: GenerateRequest, resume: Resume, dialect: Dialect) -> dict[str, Any]:
     """Return the sampling fields that the caller has set, under the server's names."""
     sampling, unset = request.sampling, request.unset
     out: dict[str, Any] = {name: getattr(sampling, name) for name in _STANDARD if name not in unset}
     for name in ("seed", "max_tokens"):
         if name not in unset and getattr(sampling, name) is not None:
             out[name] = getattr(sampling, name)
-    num_shown = sum(choice.num_tokens for choice in request.shown)
+    num_shown = sum(choice.num_tokens for choice in resume.shown)
     if "max_tokens" in out:
         out["max_tokens"] -= num_shown
     if sampling.stop:
@@ -196,11 +199,11 @@ def _plain(name: str, value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _chat(request: GenerateRequest, dialect: Dialect) -> dict[str, Any]:
+def _chat(request: GenerateRequest, resume: Resume, dialect: Dialect) -> dict[str, Any]:
     assert request.messages is not None
     messages = [_message(message) for message in request.messages]
     out: dict[str, Any] = {"messages": messages}
-    begun = _shown_text(request)
+    begun = _shown_text(resume)
     if begun:
         if request.continue_final_message:
             messages[-1] = {**messages[-1], "content": messages[-1]["content"] + begun}
@@ -248,8 +251,8 @@ def _tools(request: GenerateRequest) -> dict[str, Any]:
     return out if request.parallel_tool_calls else {**out, "parallel_tool_calls": False}
 
 
-def _prompt(request: GenerateRequest) -> dict[str, Any]:
-    begun = _shown_text(request)
+def _prompt(request: GenerateRequest, resume: Resume) -> dict[str, Any]:
+    begun = _shown_text(resume)
     if request.prompt is not None:
         echo = {"echo": True} if request.echo and not begun else {}
         return {"prompt": request.prompt + begun, **echo}
@@ -258,8 +261,8 @@ def _prompt(request: GenerateRequest) -> dict[str, Any]:
     return {"prompt": list(request.prompt_token_ids or ())}
 
 
-def _shown_text(request: GenerateRequest) -> str:
-    return "".join(block.text for choice in request.shown for block in choice.blocks)
+def _shown_text(resume: Resume) -> str:
+    return "".join(block.text for choice in resume.shown for block in choice.blocks)
 
 
 def _unsupported(name: str, server: str, where: str = "") -> BadRequest:

@@ -23,7 +23,16 @@ from streamserve.clients.remote.tokens import NoTokenizer, tokenize
 from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription
 from streamserve.protocol.errors import BadRequest, CannotContinue, error_for
 from streamserve.protocol.events import TEXT, BlockText, Done, Error, Usage
-from streamserve.protocol.requests import GenerateRequest, ShownChoice, check_needs, check_sampling
+from streamserve.protocol.requests import (
+    NO_CALLER,
+    START,
+    Admission,
+    GenerateRequest,
+    Resume,
+    ShownChoice,
+    check_needs,
+    check_sampling,
+)
 
 logger = logging.getLogger("streamserve.remote")
 
@@ -42,37 +51,39 @@ class RemoteClient:
         self._counting = asyncio.Semaphore(_MAX_COUNTING)
         self._sources: dict[asyncio.Task[None], HTTPSource] = {}
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(
+        self, request: GenerateRequest, admission: Admission = NO_CALLER, resume: Resume = START
+    ) -> Generation:
         """Accept the request or raise: BadRequest (the server refuses it), Refused (not now, or not any more)."""
         check_needs(request.needs)
         check_sampling(request.sampling)
         server = self._server
         dialect = await server.require()
-        self._refuse_continuing(request, dialect)
-        route, body = body_of(request, self._config.model, server.kind, dialect)
+        self._refuse_continuing(request, resume, dialect)
+        route, body = body_of(request, resume, self._config.model, server.kind, dialect)
         sampling = request.sampling
         accepted = Accepted(
             num_prompt_tokens=0,
             max_tokens=sampling.max_tokens or 0,
             seed=sampling.seed or 0,
-            queue_position=server.places.num_ahead(request.share_of),
+            queue_position=server.places.num_ahead(admission.share_of),
             has_token_ids=False,
         )
         source = HTTPSource(
             accepted,
-            ChunkParser(request.n, request.shown),
+            ChunkParser(request.n, resume.shown),
             server,
-            tenant=request.share_of,
-            continues=not request.replay and can_continue(request, _TEXT_SO_FAR, dialect),
-            reader_tokens=request.reader_tokens,
+            tenant=admission.share_of,
+            continues=not resume.replay and can_continue(request, _TEXT_SO_FAR, dialect),
+            reader_tokens=resume.reader_tokens,
         )
         if body.get("max_tokens", 1) < 1:  # all of it was shown before the connection was lost
             usage = Usage(completion_tokens=source.answer.num_tokens)
             source.generation.put([Done(finish_reason="length", usage=usage)])
             return source.generation
-        if not request.was_admitted:
-            server.places.check_room(request.share_of)
-        server.metrics.counts.continued += any(choice.num_tokens for choice in request.shown)
+        if not resume.was_admitted:
+            server.places.check_room(admission.share_of)
+        server.metrics.counts.continued += any(choice.num_tokens for choice in resume.shown)
         server.note_use()
         task = source.start(route, body)
         self._sources[task] = source
@@ -80,7 +91,7 @@ class RemoteClient:
         await source.opened()
         return source.generation
 
-    async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
+    async def tokenize(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> tuple[int, ...]:
         """Return the prompt's ids as the server has them. Raises BadRequest where it has no route for that."""
         await self._server.require()
         self._server.note_use()
@@ -97,13 +108,11 @@ class RemoteClient:
             self._server.note_loss(str(reason))
             raise unavailable(self.alias, retry_after=FAILED_RETRY_SECONDS) from reason
 
-    async def warm(self, request: GenerateRequest) -> None:
+    async def warm(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> None:
         """Have the server prefill the prompt into its prefix cache, by an answer of one token."""
         sampling = replace(request.sampling, max_tokens=1, min_tokens=0)
         unset = tuple(name for name in request.unset if name != "max_tokens")
-        generation = await self.generate(
-            replace(request, sampling=sampling, unset=unset, n=1, output_token_ids=(), shown=(), reader_tokens=None)
-        )
+        generation = await self.generate(replace(request, sampling=sampling, unset=unset, n=1), admission)
         try:
             async for event in generation:
                 if isinstance(event, Error):
@@ -151,14 +160,14 @@ class RemoteClient:
         await asyncio.gather(*self._sources, return_exceptions=True)
         await self._server.aclose()
 
-    def _refuse_continuing(self, request: GenerateRequest, dialect: Dialect) -> None:
+    def _refuse_continuing(self, request: GenerateRequest, resume: Resume, dialect: Dialect) -> None:
         """Raise CannotContinue for an answer that this server would not continue where it is.
 
         Nor for one whose text is to come again first (`replay`): what readers were shown is not what the model said.
         """
-        if any(request.output_token_ids):  # by an engine that this site had before
+        if resume.has_tokens:  # by an engine that this site had before
             raise CannotContinue(CUT)
-        has_more = [choice for choice in request.shown if any(block.text for block in choice.blocks)]
-        is_alone = len(request.shown) == 1 and not request.replay
+        has_more = [choice for choice in resume.shown if any(block.text for block in choice.blocks)]
+        is_alone = len(resume.shown) == 1 and not resume.replay
         if has_more and not (is_alone and can_continue(request, has_more[0], dialect)):
             raise CannotContinue(CUT)

@@ -17,7 +17,7 @@ import msgspec
 from streamserve.clients.remote.body import body_of
 from streamserve.clients.remote.config import SERVERS, RemoteConfig
 from streamserve.clients.remote.errors import UpstreamLost, clean
-from streamserve.protocol.requests import GenerateRequest, SamplingParams
+from streamserve.protocol.requests import START, GenerateRequest, SamplingParams
 
 if TYPE_CHECKING:
     import httpx
@@ -55,7 +55,7 @@ async def tokenize(
         tool_choice=request.tool_choice,
         continue_final_message=request.continue_final_message,
     )
-    _, body = body_of(plain, config.model, server, SERVERS[server])
+    _, body = body_of(plain, START, config.model, server, SERVERS[server])
     fields = {name: body[name] for name in _PROMPT_FIELDS if name in body}
     if server != "llama-server":
         return await _ids(http, config, {"model": config.model, **fields})

@@ -24,7 +24,15 @@ from streamserve.engine.text.formats.base import AnswerSource, OutputFormat, Par
 from streamserve.engine.text.tokenizer import Prompt, PublicPrefixes, Tokenizer
 from streamserve.protocol.engine import Accepted
 from streamserve.protocol.errors import BadRequest, PromptTooLong, StreamserveError
-from streamserve.protocol.requests import GenerateRequest, Grammar, SamplingParams, check_needs, check_sampling
+from streamserve.protocol.requests import (
+    Admission,
+    GenerateRequest,
+    Grammar,
+    Resume,
+    SamplingParams,
+    check_needs,
+    check_sampling,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +88,8 @@ class Prepared:
     """
 
     request: GenerateRequest
+    admission: Admission
+    resume: Resume
     prompt: Prompt
     sampling: SamplingParams
     choices: tuple[Choice, ...]
@@ -105,75 +115,83 @@ class Prepared:
             needs=self.needs,
         )
 
-    def sequence_request(self, seq_id: int, index: int, accepted_at: float, queue_seconds: float) -> SequenceRequest:
+    def sequence_request(self, seq_id: int, index: int, queue_seconds: float) -> SequenceRequest:
         """Make the engine's part of one choice, which may wait so long; choices differ in their seeds.
 
         The first choice alone scores the prompt, for all.
         """
-        request = self.request
+        admission, resume = self.admission, self.resume
         assert self.sampling.seed is not None
-        arrived_at = request.arrived_at if request.arrived_at is not None else accepted_at
+        assert admission.arrived_at is not None
         sampling = replace(self.sampling, seed=(self.sampling.seed + index) & _MAX_SEED)
         if index:
             sampling = replace(sampling, prompt_logprobs=None)
         return SequenceRequest(
             seq_id=seq_id,
             prompt_token_ids=self.prompt.token_ids,
-            output_token_ids=request.output_token_ids[index] if index < len(request.output_token_ids) else (),
+            output_token_ids=resume.output_of(index),
             sampling=sampling,
-            salt=request.salt,
+            salt=admission.salt,
             num_public_tokens=self.prompt.num_public_tokens,
             eos_token_ids=self.eos_token_ids,
-            arrived_at=arrived_at,
-            deadline=None if self.timeout_seconds is None else arrived_at + self.timeout_seconds,
-            latency_class=request.latency_class,
-            tenant=request.share_of,
-            reader_tokens=None if request.reader_tokens is None else request.reader_tokens[index],
-            first_token_at=request.first_token_at,
-            stream_id=request.stream_id,
-            num_losses=request.num_losses,
+            arrived_at=admission.arrived_at,
+            deadline=None if self.timeout_seconds is None else admission.arrived_at + self.timeout_seconds,
+            latency_class=self.request.latency_class,
+            tenant=admission.share_of,
+            reader_tokens=None if resume.reader_tokens is None else resume.reader_tokens[index],
+            first_token_at=resume.first_token_at,
+            stream_id=admission.stream_id,
+            num_losses=resume.num_losses,
             queue_seconds=queue_seconds,
             matcher=self.matchers[index] if self.matchers else None,
             bad_word_ids=self.bad_word_ids,
-            num_scored=max(0, request.num_prompt_logprobs - 1),
+            num_scored=max(0, resume.num_prompt_logprobs - 1),
         )
 
 
-def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest) -> Prepared:
+def prepare(
+    engine: LoadedEngine, config: EngineConfig, request: GenerateRequest, admission: Admission, resume: Resume
+) -> Prepared:
     """Make a request ready, or raise BadRequest. Tokens already shown is fed to the choices silently."""
     latency_class = _checked_class(config, request)
+    _check_position(request, resume)
     tokenizer, vocab_size = engine.tokenizer, engine.runner.vocab_size
     check_sampling(request.sampling)  # before it is computed with
     prompt = encode(engine, request)
     num_prompt_tokens = len(prompt.token_ids)
     rules.check_prompt_logprobs(request, num_prompt_tokens)
-    is_scored_first = request.sampling.prompt_logprobs is not None and not request.num_prompt_logprobs
+    is_scored_first = request.sampling.prompt_logprobs is not None and not resume.num_prompt_logprobs
     sampling = resolve_params(
         request, engine.facts.sampling_defaults, num_prompt_tokens, engine.max_tokens, config.default_max_tokens
     )
     check_sampling(sampling)  # the model's own defaults, too
-    _check_ids(request, prompt, vocab_size)
+    _check_ids(request, resume, prompt, vocab_size)
     grammar, source = request.grammar, None
     if engine.format is not None:
-        grammar, source = engine.format.grammar(request, prompt), _source(engine.format, request, prompt, sampling)
+        grammar, source = (
+            engine.format.grammar(request, prompt),
+            _source(engine.format, request, prompt, f"{admission.stream_id}/{sampling.seed}"),
+        )
     elif request.tools:
         rules.refuse_forced_call(request)
-    choices = _choices(tokenizer, request, sampling, source, is_free=grammar is None)
+    choices = _choices(tokenizer, request, resume, sampling, source, is_free=grammar is None)
     bad_word_ids = rules.bad_word_ids(tokenizer, sampling, vocab_size) if sampling.bad_words else ()
     if sampling.allowed_token_ids:
         rules.check_choice(sampling, bad_word_ids, engine.facts.eos_token_ids, has_grammar=grammar is not None)
     return Prepared(
         request=request,
+        admission=admission,
+        resume=resume,
         prompt=prompt,
         sampling=sampling,
         choices=choices,
         eos_token_ids=engine.facts.eos_token_ids,
         timeout_seconds=latency_class.timeout_seconds if request.timeout_seconds is None else request.timeout_seconds,
-        num_tokens=request.n * num_prompt_tokens + sum(map(len, request.output_token_ids)),
+        num_tokens=request.n * num_prompt_tokens + sum(map(len, resume.output_token_ids)),
         needs=() if source is None else ("blocks",),
         grammar=grammar,
         bad_word_ids=bad_word_ids,
-        echoes=rules.echoes(tokenizer, request, prompt) if request.echo else (),
+        echoes=rules.echoes(tokenizer, request, resume, prompt) if request.echo else (),
         first_scored=prompt.token_ids[0] if is_scored_first else None,
     )
 
@@ -189,40 +207,41 @@ def _checked_class(config: EngineConfig, request: GenerateRequest) -> LatencyCla
     latency_class = config.classes.get(request.latency_class)
     if latency_class is None:
         raise BadRequest(f"latency_class is one of {', '.join(config.classes)}.", param="latency_class")
-    if request.reader_tokens is not None and len(request.reader_tokens) != request.n:
-        raise BadRequest(f"reader_tokens has one number for each of the {request.n} choices.", param="reader_tokens")
     return latency_class
+
+
+def _check_position(request: GenerateRequest, resume: Resume) -> None:
+    if resume.reader_tokens is not None and len(resume.reader_tokens) != request.n:
+        raise BadRequest(f"reader_tokens has one number for each of the {request.n} choices.", param="reader_tokens")
 
 
 def _choices(
     tokenizer: Tokenizer,
     request: GenerateRequest,
+    resume: Resume,
     sampling: SamplingParams,
     source: AnswerSource | None,
     *,
     is_free: bool,
 ) -> tuple[Choice, ...]:
     """Make the text side of each choice, in the state in which its readers saw it last."""
-    shown = (*request.output_token_ids, *[()] * (request.n - len(request.output_token_ids)))
     return tuple(
         Choice(
             tokenizer,
             sampling,
             index=index,
-            shown_token_ids=shown[index],
+            shown_token_ids=resume.output_of(index),
             # The text of a grammar is its tokens' bytes, to the first one.
             strip_leading_space=request.messages is not None and is_free and not request.continue_final_message,
             source=source if index == 0 or source is None else replace(source, has_echo=request.echo),
-            replay=request.replay,
+            replay=resume.replay,
         )
         for index in range(request.n)
     )
 
 
-def _source(
-    format_: OutputFormat, request: GenerateRequest, prompt: Prompt, sampling: SamplingParams
-) -> AnswerSource | None:
-    """Return what the choices need for their blocks, None where the whole output is text."""
+def _source(format_: OutputFormat, request: GenerateRequest, prompt: Prompt, answer: str) -> AnswerSource | None:
+    """Return what the choices need for their blocks, None where the whole output is text. `answer` names it."""
     if format_.parser(request, prompt) is None:
         return None
 
@@ -231,8 +250,7 @@ def _source(
         assert parser is not None
         return parser
 
-    answer = f"{request.stream_id}/{sampling.seed}"
-    has_prompt = request.echo or sampling.prompt_logprobs is not None  # of choices but the first: its text only
+    has_prompt = request.echo or request.sampling.prompt_logprobs is not None  # of choices but the first: its text only
     return AnswerSource(tags=format_.tags, make_parser=make_parser, answer=answer, has_echo=has_prompt)
 
 
@@ -290,14 +308,14 @@ def resolve_params(
     return replace(request.sampling, **resolved)  # type: ignore[arg-type]
 
 
-def _check_ids(request: GenerateRequest, prompt: Prompt, vocab_size: int) -> None:
+def _check_ids(request: GenerateRequest, resume: Resume, prompt: Prompt, vocab_size: int) -> None:
     """Refuse ids that the model lacks: its tokenizer may have more, and one such id would break the whole step."""
     groups = {
         "prompt": prompt.token_ids,
         "stop_token_ids": request.sampling.stop_token_ids,
         "logit_bias": tuple(token_id for token_id, _ in request.sampling.logit_bias),
         "allowed_token_ids": request.sampling.allowed_token_ids,
-        "output_token_ids": tuple(chain.from_iterable(request.output_token_ids)),
+        "output_token_ids": tuple(chain.from_iterable(resume.output_token_ids)),
     }
     for param, ids in groups.items():
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):

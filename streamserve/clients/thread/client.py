@@ -37,7 +37,7 @@ from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.engine import EngineStats, ModelDescription
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, error_for
 from streamserve.protocol.events import Error
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import NO_CALLER, START, Admission, GenerateRequest, Resume
 
 # Rendering is Python, tokenising releases the GIL: with two, one long prompt or chat does not block the short ones.
 _TOKENIZER_THREADS = 2
@@ -78,24 +78,30 @@ class ThreadClient:
         self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix=f"tokenize-{alias}")
         self._compilers = ThreadPoolExecutor(NUM_PROVERS, thread_name_prefix=f"grammar-{alias}")
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(
+        self, request: GenerateRequest, admission: Admission = NO_CALLER, resume: Resume = START
+    ) -> Generation:
         """Accept the request or raise: BadRequest (never fits, bad template), Refused (not now)."""
-        engine, _ = self._require_engine(request)
+        engine, _ = self._require_engine(resume)
         accepted_at = self._clock()
+        if admission.arrived_at is None:
+            admission = replace(admission, arrived_at=accepted_at)
         loop = asyncio.get_running_loop()
-        may_refuse = not (request.was_admitted or any(request.output_token_ids))  # what was accepted once may wait
-        with self._admission.reserve(request.n, request.latency_class, request.share_of, may_refuse=may_refuse):
-            prepared = await loop.run_in_executor(self._tokenizers, prepare, engine, self._config, request)
+        may_refuse = not (resume.was_admitted or resume.has_tokens)  # what was accepted once may wait
+        with self._admission.reserve(request.n, request.latency_class, admission.share_of, may_refuse=may_refuse):
+            prepared = await loop.run_in_executor(
+                self._tokenizers, prepare, engine, self._config, request, admission, resume
+            )
             if prepared.grammar is not None:  # on threads of its own, as it may take seconds
                 prepared = await loop.run_in_executor(self._compilers, constrain, engine, prepared)
         # Nothing is awaited from here on, so that the checks still hold when the sequences are added.
-        _, core = self._require_engine(request)
+        _, core = self._require_engine(resume)
         queue_position, queue_seconds = self._admission.check_wait(
             request.latency_class,
             core.stats,
-            tenant=request.share_of,
+            tenant=admission.share_of,
             num_tokens=len(prepared.prompt.token_ids),
-            waited_seconds=request.waited_seconds,
+            waited_seconds=admission.waited_seconds if may_refuse else 0.0,  # spent, once it was accepted
             may_refuse=may_refuse,
         )
         choices = {next(self._seq_ids): choice for choice in prepared.choices}
@@ -109,7 +115,7 @@ class ThreadClient:
             first_scored=prepared.first_scored,
         )
         for seq_id, choice in choices.items():
-            sequence = prepared.sequence_request(seq_id, choice.index, accepted_at, queue_seconds)
+            sequence = prepared.sequence_request(seq_id, choice.index, queue_seconds)
             self._router.add(source, sequence)
             core.add(sequence)
             if choice.stopped_at is not None:  # resumed after its stop string
@@ -120,32 +126,22 @@ class ThreadClient:
             source.fail(error_event(self._thread.end_code))
         return source.generation
 
-    async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
+    async def tokenize(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> tuple[int, ...]:
         """Return the prompt's token ids as `generate` would see them."""
         engine, _ = self._require_engine()
-        with self._admission.reserve(1, request.latency_class, request.share_of):
+        with self._admission.reserve(1, request.latency_class, admission.share_of):
             loop = asyncio.get_running_loop()
             prompt = await loop.run_in_executor(self._tokenizers, encode, engine, request)
         return prompt.token_ids
 
-    async def warm(self, request: GenerateRequest) -> None:
+    async def warm(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> None:
         """Prefill the prompt into the prefix cache and generate nothing. It delays no answer, and counts as none.
 
         Returns when that is done. Raises StreamserveError if it is not: the engine was never idle, paused, or failed.
         """
         sampling = replace(request.sampling, max_tokens=0, min_tokens=0, prompt_logprobs=None)
-        generation = await self.generate(
-            replace(
-                request,
-                sampling=sampling,
-                n=1,
-                output_token_ids=(),
-                reader_tokens=None,
-                latency_class=PREFILL_ONLY,
-                grammar=None,
-                echo=False,
-            )
-        )
+        prefix = replace(request, sampling=sampling, n=1, latency_class=PREFILL_ONLY, grammar=None, echo=False)
+        generation = await self.generate(prefix, admission)
         try:
             async for event in generation:
                 if isinstance(event, Error):
@@ -207,7 +203,7 @@ class ThreadClient:
         self._compilers.shutdown(wait=False)
         self._tokenizers.shutdown(wait=False)  # requests that are tokenised afterwards are refused
 
-    def _require_engine(self, request: GenerateRequest | None = None) -> tuple[LoadedEngine, EngineCore]:
+    def _require_engine(self, resume: Resume | None = None) -> tuple[LoadedEngine, EngineCore]:
         """Return the engine; refuse while it has failed, is not loaded (loading starts), or an operator closed it."""
         self.start()
         engine, core = self._thread.engine, self._thread.core
@@ -217,7 +213,7 @@ class ThreadClient:
                 f"model {self.alias} is loading. Try again in a moment.", code="engine_loading", retry_after=2
             )
         state = self._operator_state
-        if request is None or state == "ready" or (state == "draining" and any(request.output_token_ids)):
+        if resume is None or state == "ready" or (state == "draining" and resume.has_tokens):
             return engine, core
         raise EngineUnavailable(
             f"model {self.alias} {_REFUSALS[state]} Try again later.",

@@ -16,7 +16,7 @@ from streamserve.engine.grammar.matcher import Matcher
 from streamserve.engine.text.formats.lark import callable_tools
 from streamserve.engine.text.tokenizer import Prompt, Tokenizer
 from streamserve.protocol.errors import BadRequest, Overloaded, StreamserveError
-from streamserve.protocol.requests import GenerateRequest, Grammar, SamplingParams, Tool
+from streamserve.protocol.requests import GenerateRequest, Grammar, Resume, SamplingParams, Tool
 
 if TYPE_CHECKING:
     from streamserve.clients.thread.acceptance import LoadedEngine, Prepared
@@ -96,7 +96,7 @@ def check_choice(
         raise BadRequest(message, code="conflicting_fields", param="allowed_token_ids")
 
 
-def echoes(tokenizer: Tokenizer, request: GenerateRequest, prompt: Prompt) -> tuple[str, ...]:
+def echoes(tokenizer: Tokenizer, request: GenerateRequest, resume: Resume, prompt: Prompt) -> tuple[str, ...]:
     """Return the prompt's text that each choice of a request with `echo` still has to begin with."""
     if request.messages is not None:
         text = request.messages[-1].content
@@ -104,7 +104,7 @@ def echoes(tokenizer: Tokenizer, request: GenerateRequest, prompt: Prompt) -> tu
         text = tokenizer.decode(prompt.token_ids)
     else:
         text = request.prompt
-    shown = (*request.num_prompt_chars, *[0] * (request.n - len(request.num_prompt_chars)))
+    shown = (*resume.num_prompt_chars, *[0] * (request.n - len(resume.num_prompt_chars)))
     return tuple(text[num_chars:] for num_chars in shown[: request.n])
 
 
@@ -133,9 +133,9 @@ def constrain(engine: LoadedEngine, prepared: Prepared) -> Prepared:
 
 
 def _matchers(engine: LoadedEngine, prepared: Prepared, grammar: Grammar) -> tuple[Matcher, ...]:
-    request, sampling = prepared.request, prepared.sampling
+    sampling = prepared.sampling
     ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else prepared.eos_token_ids)}
-    shown = (*request.output_token_ids, *[()] * (request.n - len(request.output_token_ids)))
+    shown = [prepared.resume.output_of(index) for index in range(prepared.request.n)]
     texts = [ids[:-1] if ids and ids[-1] in ends else ids for ids in shown]
     return engine.grammars.matchers(grammar, texts)
 

@@ -12,10 +12,10 @@ from typing import cast
 
 from streamserve.clients.base import EngineClient, Generation
 from streamserve.protocol.errors import NotFound, ProducerLost, StreamserveError
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import NO_CALLER, START, Admission, GenerateRequest, Resume
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease
-from streamserve.streams.store import Admission, Record, StreamStore
+from streamserve.streams.store import Record, StreamStore
 from streamserve.streams.stream import Stream
 from streamserve.streams.writer import LogWriter
 
@@ -23,18 +23,13 @@ from streamserve.streams.writer import LogWriter
 def record_of(stream: Stream, worker_id: str) -> Record:
     """Return the record of a new stream."""
     return Record(
-        id=stream.id,
+        admission=stream.admission,
         log_id=stream.log_id,
-        owner=stream.owner,
-        tenant=stream.tenant,
-        counted_as=stream.admission.counted_as,
         model=stream.model,
         created=time.time(),
-        on_disconnect=stream.on_disconnect,
         request=stream.request,
         fence=stream.lease.fence,
         producer=worker_id,
-        once=stream.admission.once,
     )
 
 
@@ -47,29 +42,16 @@ async def restore(
 ) -> Stream | None:
     """Return the stream with every committed event counted; None if its log is gone. The caller must run it."""
     arrived_at = time.monotonic() - (time.time() - record.created)  # on this machine's clock
-    request = record.request
-    if request is None:
-        request = GenerateRequest(model=record.model, prompt="")
-    elif request.arrived_at is not None and abs(request.arrived_at - arrived_at) < _CLOCK_SECONDS:
-        arrived_at = request.arrived_at
+    admission = record.admission
+    if admission.arrived_at is None or abs(admission.arrived_at - arrived_at) >= _CLOCK_SECONDS:
+        admission = replace(admission, arrived_at=arrived_at)
     stream = Stream(
         client if client is not None and record.request is not None else _unable(record),
         writer,
         settings,
-        replace(
-            request,
-            tenant=record.tenant,
-            counted_as=record.counted_as,
-            stream_id=record.id,
-            arrived_at=arrived_at,
-        ),
+        record.request or GenerateRequest(model=record.model, prompt=""),
+        admission,
         None,
-        admission=Admission(
-            owner=record.owner,
-            tenant=record.tenant,
-            counted_as=record.counted_as,
-            on_disconnect=record.on_disconnect,
-        ),
         lease=Lease(store, record.id, fence=record.fence, is_held=False, producer=record.producer),
         log_id=record.log_id,
         created=int(record.created),
@@ -88,7 +70,9 @@ class _Unable:
     def __init__(self, error: StreamserveError) -> None:
         self._error = error
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(
+        self, request: GenerateRequest, admission: Admission = NO_CALLER, resume: Resume = START
+    ) -> Generation:
         raise self._error
 
 

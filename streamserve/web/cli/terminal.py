@@ -23,10 +23,10 @@ from streamserve.dialects import native
 from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.errors import EngineUnavailable, StreamserveError, error_for
 from streamserve.protocol.events import TEXT, BlockStart, Error, Token
+from streamserve.protocol.requests import Admission
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from streamserve.web.cli.loading_bar import description_of
 from streamserve.web.resources import client_for

@@ -14,12 +14,11 @@ from streamserve.clients.pipeline.run import Run
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.events import Event, Token
 from streamserve.protocol.grammar import check_events
-from streamserve.protocol.requests import GenerateRequest, Message
+from streamserve.protocol.requests import Admission, GenerateRequest, Message
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 
 Function = Callable[[Run], Awaitable[Any]]

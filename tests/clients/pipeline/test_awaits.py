@@ -13,11 +13,11 @@ from streamserve.clients.pipeline.run import Run
 from streamserve.clients.pipeline.speech import MAX_WAITING
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.events import Done, Error, Status, Token
+from streamserve.protocol.requests import Admission
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import LogUnavailable
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from tests.clients.pipeline.conftest import asked
 from tests.support.streams.hand_made import StallingLog, until
 

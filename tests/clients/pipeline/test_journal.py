@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,15 +15,15 @@ from streamserve.clients.pipeline.journal import Key
 from streamserve.clients.pipeline.run import Run
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.events import BlockStart, BlockStop, Citation, Done, Error, Event, Status, Token
-from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
+from streamserve.protocol.requests import Admission, GenerateRequest, Message, Resume, SamplingParams
 from tests.support.streams.hand_made import Gate, started_echo
 
 ASKED = GenerateRequest(
     model="p",
     messages=(Message(role="user", content="Where is my bill?"),),
-    stream_id="s",
     sampling=SamplingParams(seed=5),
 )
+ADMISSION = Admission(owner="", tenant="", stream_id="s")
 SHORT = {"max_tokens": 6, "ignore_eos": True}
 
 
@@ -102,7 +101,7 @@ async def attempt(
     """Yield what one attempt shows."""
     one = Pipeline(name="p", function=function, filters=filters)
     client = PipelineClient(one, {"echo": echo}, default_model="echo", memo_of={"s": memo}.get)
-    generation = await client.generate(replace(ASKED, output_token_ids=((),)))
+    generation = await client.generate(ASKED, ADMISSION, Resume(output_token_ids=((),)))
     try:
         async for event in generation:
             if not (isinstance(event, Status) and event.status not in ("step", "trimmed")):
@@ -175,18 +174,18 @@ async def test_a_plain_answer_goes_on_from_its_tokens(echo: ThreadClient, monkey
         shown.append(event)
         if sum(isinstance(one, Token) for one in shown) == 3:
             break
-    asked: list[GenerateRequest] = []
+    asked: list[Resume] = []
     generate = echo.generate
 
-    async def noted(request: GenerateRequest) -> Any:
-        asked.append(request)
-        return await generate(request)
+    async def noted(request: GenerateRequest, admission: Admission, resume: Resume) -> Any:
+        asked.append(resume)
+        return await generate(request, admission, resume)
 
     monkeypatch.setattr(echo, "generate", noted)
     kept = {key: value for key, value in memo.kept.items() if "result" in value}
     _ = [event async for event in attempt(echo, Author().plain, Kept(shown, kept, memo.begun))]
     ids = tuple(id for event in shown if isinstance(event, Token) for id in event.token_ids)
-    assert [request.output_token_ids for request in asked] == [(ids,), (), (), (), ()]
+    assert [resume.output_token_ids for resume in asked] == [(ids,), (), (), (), ()]
     assert len(ids) == 3
 
 

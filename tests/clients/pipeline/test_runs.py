@@ -12,9 +12,8 @@ import pytest
 from streamserve.clients.pipeline.run import Run
 from streamserve.protocol.errors import BadRequest, ProducerLost, StreamserveError
 from streamserve.protocol.events import Citation, Done, Error, Status, Token
-from streamserve.protocol.requests import GenerateRequest, Grammar, Message, SamplingParams, Tool
+from streamserve.protocol.requests import Admission, GenerateRequest, Grammar, Message, Resume, SamplingParams, Tool
 from streamserve.streams.reader.follow import follow
-from streamserve.streams.store import Admission
 from tests.clients.pipeline.conftest import SHORT, Site, asked, text_of
 from tests.support.streams.hand_made import Gate, until
 
@@ -269,7 +268,7 @@ async def test_a_begun_run_is_not_begun_again(site: Site) -> None:
 
     site.serve(function)
     with pytest.raises(ProducerLost) as caught:
-        await site.clients["p"].generate(asked(output_token_ids=((1,),)))
+        await site.clients["p"].generate(asked(), resume=Resume(output_token_ids=((1,),)))
     assert (caught.value.code, caught.value.is_retryable) == ("producer_lost", True)
 
 

@@ -17,7 +17,7 @@ from streamserve.clients.pipeline.run import Run
 from streamserve.protocol.engine import Park
 from streamserve.protocol.errors import CannotContinue, EngineUnavailable, Overloaded, Refused
 from streamserve.protocol.events import Done, Error, Event, Status, Token
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import Admission, GenerateRequest, Resume
 from streamserve.streams.reader.follow import follow
 from tests.clients.pipeline.conftest import SHORT, Site, text_of
 from tests.support.streams.hand_made import Gate, ParkingSource, started_echo, until
@@ -167,12 +167,12 @@ class Late:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._echo, name)
 
-    async def generate(self, request: GenerateRequest) -> Any:
+    async def generate(self, request: GenerateRequest, *rest: Any) -> Any:
         self.num_asked += 1
         self.classes.append(request.latency_class)
         if self.num_asked <= 3:
             raise EngineUnavailable("model echo is loading.", code="engine_loading")
-        return await self._echo.generate(request)
+        return await self._echo.generate(request, *rest)
 
 
 @pytest.mark.parametrize(("latency_class", "end"), [("batch", Done), ("chat", Error)])
@@ -195,17 +195,19 @@ class Full:
     """The echo engine: it parks its first answer after three tokens, and refuses requests by their number, from 0."""
 
     def __init__(self, echo: EngineClient, refusals: dict[int, Refused]) -> None:
-        self._echo, self._refusals, self.requests = echo, refusals, list[GenerateRequest]()
+        self._echo, self._refusals = echo, refusals
+        self.requests, self.resumes = list[GenerateRequest](), list[Resume]()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._echo, name)
 
-    async def generate(self, request: GenerateRequest) -> Any:
+    async def generate(self, request: GenerateRequest, admission: Admission, resume: Resume) -> Any:
         self.requests.append(request)
+        self.resumes.append(resume)
         refused = self._refusals.get(len(self.requests) - 1)
         if refused is not None:
             raise refused
-        generation = await self._echo.generate(request)
+        generation = await self._echo.generate(request, admission, resume)
         is_first = len(self.requests) == 1
         return ParkingSource(generation, Park(reason="ahead"), 3).generation if is_first else generation
 
@@ -221,7 +223,7 @@ async def test_a_parked_answer_waits_for_a_full_engine(site: Site) -> None:
     events = await site.run(function)
     assert isinstance(events[-1], Done)
     assert text_of(events) == text_of(calm)
-    assert [(one.was_admitted, bool(one.output_token_ids)) for one in full.requests] == [(False, False)] + [
+    assert [(one.was_admitted, bool(one.output_token_ids)) for one in full.resumes] == [(False, False)] + [
         (True, True)
     ] * 3
     shown = [event.status for event in events if isinstance(event, Status)]
@@ -237,19 +239,19 @@ async def test_a_new_answer_of_a_run_waits_for_a_full_engine(site: Site) -> None
 
     events = await site.run(function)
     assert isinstance(events[-1], Done)
-    assert [one.was_admitted for one in full.requests] == [False] * 3
+    assert [one.was_admitted for one in full.resumes] == [False] * 3
 
 
 async def test_a_count_of_tokens_waits_for_a_full_engine(site: Site) -> None:
     """`trim` belongs to a run that was accepted; a wrong request is refused at once."""
 
     class Busy(Full):
-        async def tokenize(self, request: GenerateRequest) -> Any:
+        async def tokenize(self, request: GenerateRequest, *rest: Any) -> Any:
             self.requests.append(request)
             refused = self._refusals.get(len(self.requests) - 1)
             if refused is not None:
                 raise refused
-            return await self._echo.tokenize(request)
+            return await self._echo.tokenize(request, *rest)
 
     kept: list[list[str]] = []
 

@@ -13,9 +13,8 @@ import pytest
 from streamserve.clients.pipeline.run import Run
 from streamserve.clients.pipeline.static import Static, num_static
 from streamserve.protocol.events import Done, Error
-from streamserve.protocol.requests import Message
+from streamserve.protocol.requests import Admission, Message
 from streamserve.streams.reader.follow import collect
-from streamserve.streams.store import Admission
 from tests.clients.pipeline.conftest import Function, Site, asked
 from tests.support.streams.hand_made import started_echo
 

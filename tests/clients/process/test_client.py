@@ -22,7 +22,18 @@ from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, Overloaded, PromptTooLong
 from streamserve.protocol.events import Done, Error, Event, Token, Usage
 from streamserve.protocol.requests import GenerateRequest, Message
-from tests.support.engines.engine_processes import ENGINE, LONG, SLOW, ask, connected, is_alive, pid_of, spec_in, until
+from tests.support.engines.engine_processes import (
+    ENGINE,
+    LONG,
+    SLOW,
+    ask,
+    asking,
+    connected,
+    is_alive,
+    pid_of,
+    spec_in,
+    until,
+)
 
 
 @pytest.fixture
@@ -159,13 +170,13 @@ async def test_ready_takes_what_has_come(client: ProcessClient) -> None:
 async def test_a_reader_that_stops_reading_parks_the_answer(client: ProcessClient) -> None:
     """No more than the lead is decoded; the resumed answer equals an answer read without a pause."""
     whole = await collect(await client.generate(ask(max_tokens=400)))
-    generation = await client.generate(ask(max_tokens=400, reader_tokens=(0,)))
+    generation = await client.generate(*asking(max_tokens=400, reader_tokens=(0,)))
     first = await collect(generation)
     assert generation.parked is not None
     assert generation.parked.reason == "lead"
     ids = token_ids(first)
     assert len(ids) == ENGINE.lead_tokens
-    rest = await collect(await client.generate(ask(max_tokens=400, output_token_ids=(ids,))))
+    rest = await collect(await client.generate(*asking(max_tokens=400, output_token_ids=(ids,))))
     assert ids + token_ids(rest) == token_ids(whole)
 
 
@@ -173,7 +184,7 @@ async def test_a_reader_that_keeps_up_never_parks_the_answer(folder: Path) -> No
     """`reader_at` reaches the engine in time: 64 steps take well over a second."""
     spec = spec_in(folder, engine=replace(ENGINE, lead_tokens=64), echo_step_seconds=0.02)
     async with connected(spec) as client:
-        generation = await client.generate(ask(max_tokens=80, reader_tokens=(0,)))
+        generation = await client.generate(*asking(max_tokens=80, reader_tokens=(0,)))
         generation.reader_at((80,))
         generation.reader_at(None)
         events = await collect(generation)
@@ -222,8 +233,8 @@ async def test_a_full_queue_takes_back_what_was_accepted_once(folder: Path) -> N
         running = [await client.generate(ask(max_tokens=LONG)) for _ in range(2)]
         with pytest.raises(Overloaded):
             await client.generate(ask())
-        begun = replace(ask(), output_token_ids=((5, 6),))
-        waiting = [await client.generate(one) for one in (begun, replace(ask(), was_admitted=True))]
+        begun = asking(output_token_ids=((5, 6),))
+        waiting = [await client.generate(*one) for one in (begun, asking(was_admitted=True))]
         for generation in running:
             generation.cancel()
         for generation in waiting:

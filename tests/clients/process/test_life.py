@@ -25,6 +25,7 @@ from tests.support.engines.engine_processes import (
     LONG,
     SLOW,
     ask,
+    asking,
     collect,
     connected,
     engine_of,
@@ -47,7 +48,7 @@ async def finish(client: ProcessClient, shown: tuple[int, ...], max_tokens: int)
     while True:
         await ready(client)
         try:
-            generation = await client.generate(ask(max_tokens=max_tokens, output_token_ids=(shown,)))
+            generation = await client.generate(*asking(max_tokens=max_tokens, output_token_ids=(shown,)))
         except EngineUnavailable:
             continue
         events = await collect(generation)
@@ -113,7 +114,7 @@ async def test_an_engine_that_only_waits_for_readers_is_not_hung(folder: Path) -
     spec = spec_in(folder, engine=replace(ENGINE, step_seconds=1.0, stalled_seconds=600.0), hang_seconds=2.0)
     async with connected(spec) as client:
         old = engine_of(spec)
-        generation = await client.generate(ask(max_tokens=LONG, reader_tokens=(0,)))
+        generation = await client.generate(*asking(max_tokens=LONG, reader_tokens=(0,)))
         await until(lambda: client.stats().steps >= ENGINE.lead_tokens)
         for _ in range(5):
             await sign_of_life(client)
@@ -191,10 +192,10 @@ async def test_a_loss_is_counted_for_what_was_in_the_step(
     planted(monkeypatch)
     spec = spec_in(folder, engine=replace(ENGINE, max_num_seqs=1), echo_step_seconds=SLOW)
     async with connected(spec) as client:
-        first = await client.generate(replace(ask(max_tokens=LONG), stream_id="first"))
+        first = await client.generate(*asking(max_tokens=LONG, stream_id="first"))
         await anext(first)
-        guilty = await client.generate(replace(ask(poison), stream_id="guilty"))
-        waiting = await client.generate(replace(ask("w"), stream_id="waiting"))
+        guilty = await client.generate(*asking(poison, stream_id="guilty"))
+        waiting = await client.generate(*asking("w", stream_id="waiting"))
         first.cancel()  # its end would race with the step after it, which ends the engine
         for one in (guilty, waiting):
             await collect(one)

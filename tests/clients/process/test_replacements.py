@@ -25,6 +25,7 @@ from tests.support.engines.engine_processes import (
     LONG,
     SLOW,
     ask,
+    asking,
     collect,
     connected,
     engine_of,
@@ -106,7 +107,7 @@ async def test_a_drain_does_not_wait_for_ever(folder: Path) -> None:
     """After `drain_seconds` the open answers end as lost, not by their fault, and continue in the next engine."""
     spec = spec_in(folder, echo_step_seconds=SLOW, drain_seconds=0.2)
     async with connected(spec) as client:
-        generation = await client.generate(replace(ask(max_tokens=LONG), stream_id="open"))
+        generation = await client.generate(*asking(max_tokens=LONG, stream_id="open"))
         await anext(generation)
         await client.control("stop")
         await collect(generation)

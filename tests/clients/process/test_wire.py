@@ -32,7 +32,8 @@ from streamserve.clients.process.messages import (
 )
 from streamserve.protocol.events import Done
 from streamserve.protocol.frames import MAX_FRAME_BYTES, FrameError, frame
-from tests.support.engines.engine_processes import DEADLINE_SECONDS, ask, connected, spec_in, until
+from streamserve.protocol.requests import NO_CALLER
+from tests.support.engines.engine_processes import DEADLINE_SECONDS, ask, asking, connected, spec_in, until
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
@@ -109,14 +110,14 @@ async def test_an_id_cannot_be_used_twice_at_once(shared_engine: LaunchConfig) -
     """A second request with an open id ends the connection."""
     async with dialled(shared_engine) as connection:
         for _ in range(2):
-            connection.send(messages.encode(Open(1, ask(max_tokens=400))))
+            connection.send(messages.encode(Open(1, *asking(max_tokens=400))))
         await connection.lost()
 
 
 async def test_positions_for_fewer_choices_than_there_are_end_the_connection(slow_engine: LaunchConfig) -> None:
     """A position list that is too short is a protocol error."""
     async with dialled(slow_engine) as connection:
-        connection.send(messages.encode(Open(1, ask(max_tokens=400, n=2))))
+        connection.send(messages.encode(Open(1, *asking(max_tokens=400, n=2))))
         assert isinstance(await welcomed(connection), messages.Opened)
         connection.send(messages.encode(ReaderAt(1, ())))
         await connection.lost()
@@ -135,7 +136,7 @@ async def test_unknown_ids_are_ignored(shared_engine: LaunchConfig) -> None:
     async with dialled(shared_engine) as connection:
         connection.send(messages.encode(Cancel(77)))
         connection.send(messages.encode(ReaderAt(77, (1,))))
-        connection.send(messages.encode(Tokenize(1, ask("ab"))))
+        connection.send(messages.encode(Tokenize(1, ask("ab"), NO_CALLER)))
         assert await welcomed(connection) == messages.Reply(1, (97, 98))
 
 

@@ -12,9 +12,11 @@ from streamserve.clients.remote.config import SERVERS
 from streamserve.protocol.errors import BadRequest, CannotContinue
 from streamserve.protocol.events import BlockText
 from streamserve.protocol.requests import (
+    START,
     GenerateRequest,
     Grammar,
     Message,
+    Resume,
     SamplingParams,
     ShownChoice,
     Tool,
@@ -23,10 +25,11 @@ from streamserve.protocol.requests import (
 from tests.support.servers.upstreams import chat
 
 SO_FAR = ShownChoice(blocks=(BlockText(index=0, kind="text", text="So far", is_open=True),), num_tokens=3)
+SHOWN = Resume(shown=(SO_FAR,))
 
 
-def body(request: GenerateRequest, server: str = "vllm") -> dict[str, Any]:
-    _, out = body_of(request, "org/model", server, SERVERS[server])
+def body(request: GenerateRequest, server: str = "vllm", resume: Resume = START) -> dict[str, Any]:
+    _, out = body_of(request, resume, "org/model", server, SERVERS[server])
     json.dumps(out)
     return out
 
@@ -34,7 +37,7 @@ def body(request: GenerateRequest, server: str = "vllm") -> dict[str, Any]:
 def test_a_chat_is_openais() -> None:
     """Only what the caller has set is sent, beside the usage that is always asked for."""
     unset = ("top_p", "presence_penalty", "frequency_penalty", "seed")
-    route, out = body_of(chat(stop=("###",), unset=unset), "org/model", "openai", SERVERS["openai"])
+    route, out = body_of(chat(stop=("###",), unset=unset), START, "org/model", "openai", SERVERS["openai"])
     assert route == CHAT
     assert out == {
         "model": "org/model",
@@ -57,7 +60,9 @@ def test_a_prompt_is_a_completion() -> None:
     """As text or as ids."""
     sampling = SamplingParams(max_tokens=3)
     for prompt in ({"prompt": "Once"}, {"prompt_token_ids": (1, 2)}):
-        route, out = body_of(GenerateRequest(model="m", sampling=sampling, **prompt), "m", "vllm", SERVERS["vllm"])
+        route, out = body_of(
+            GenerateRequest(model="m", sampling=sampling, **prompt), START, "m", "vllm", SERVERS["vllm"]
+        )
         assert (route, out["prompt"]) == (COMPLETIONS, "Once" if "prompt" in prompt else [1, 2])
 
 
@@ -222,19 +227,19 @@ def test_a_grammar_that_a_server_lacks_is_refused(server: str, grammar: Grammar)
 )
 def test_a_partial_answer_is_sent_back(server: str, flags: dict[str, bool]) -> None:
     """As the beginning of the assistant's turn; what was shown counts against max_tokens."""
-    out = body(chat(shown=(SO_FAR,)), server)
+    out = body(chat(), server, SHOWN)
     assert out["messages"][-1] == {"role": "assistant", "content": "So far"}
     assert flags.items() <= out.items()
     assert out["max_tokens"] == 61
     if "min_tokens" in SERVERS[server].fields:
-        assert body(chat(shown=(SO_FAR,), min_tokens=5), server)["min_tokens"] == 2
-        assert "min_tokens" not in body(chat(shown=(SO_FAR,), min_tokens=3), server)
+        assert body(chat(min_tokens=5), server, SHOWN)["min_tokens"] == 2
+        assert "min_tokens" not in body(chat(min_tokens=3), server, SHOWN)
 
 
 def test_a_callers_own_beginning_is_continued_too() -> None:
     """What was shown follows it in the same turn."""
     turns = (Message(role="user", content="Go"), Message(role="assistant", content="Well, "))
-    out = body(chat(messages=turns, continue_final_message=True, shown=(SO_FAR,)))
+    out = body(chat(messages=turns, continue_final_message=True), resume=SHOWN)
     assert out["messages"][-1]["content"] == "Well, So far"
     assert body(chat(messages=turns, continue_final_message=True))["messages"][-1]["content"] == "Well, "
     with pytest.raises(BadRequest):
@@ -244,10 +249,10 @@ def test_a_callers_own_beginning_is_continued_too() -> None:
 def test_a_prompt_is_continued_by_its_text() -> None:
     """On any server; one of ids only by none, as the text has no ids."""
     sampling = SamplingParams(max_tokens=10)
-    out = body(GenerateRequest(model="m", prompt="Once ", shown=(SO_FAR,), sampling=sampling), "openai")
+    out = body(GenerateRequest(model="m", prompt="Once ", sampling=sampling), "openai", SHOWN)
     assert (out["prompt"], out["max_tokens"]) == ("Once So far", 7)
     with pytest.raises(CannotContinue):
-        body(GenerateRequest(model="m", prompt_token_ids=(1,), shown=(SO_FAR,)))
+        body(GenerateRequest(model="m", prompt_token_ids=(1,)), resume=SHOWN)
 
 
 def test_what_can_be_continued() -> None:

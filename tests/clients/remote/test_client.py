@@ -28,6 +28,7 @@ from tests.support.servers.upstreams import (
     ask,
     certificate,
     chat,
+    chatting,
     chunk,
     delta,
     event,
@@ -379,7 +380,7 @@ async def test_what_was_shown_in_full_is_not_asked_for_again() -> None:
     upstream = Upstream(never)
     shown = (ShownChoice(blocks=(BlockText(index=0, kind="text", text="x" * 9, is_open=True),), num_tokens=9),)
     async with remote(upstream) as client:
-        events: list[Event] = await collect(await client.generate(chat(max_tokens=9, shown=shown)))  # type: ignore[arg-type]
+        events: list[Event] = await collect(await client.generate(*chatting(max_tokens=9, shown=shown)))  # type: ignore[arg-type]
     assert events == [Done(finish_reason="length", usage=Usage(completion_tokens=9))]
     assert upstream.posts == []
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +12,10 @@ import pytest
 from streamserve.clients.remote.client import RemoteClient
 from streamserve.protocol.events import Done, Error, Event, Meta, Status, Token, Usage
 from streamserve.protocol.grammar import check_events
+from streamserve.protocol.requests import Admission
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.servers.upstreams import (
     DONE,
@@ -65,7 +64,7 @@ async def serving(upstream: Upstream, **fields: Any) -> AsyncIterator[tuple[Stre
 
 
 async def start(streams: Streams, reader: Attachment | None = None, **fields: Any) -> Stream:
-    request = replace(chat(**fields), stream_id="")
+    request = chat(**fields)
     stream = await streams.start(request, Admission(owner="u1", tenant="t1", on_disconnect="park"))
     if reader is not None:
         stream.attach(reader)

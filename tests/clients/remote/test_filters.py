@@ -19,6 +19,7 @@ from tests.support.servers.upstreams import (
     META,
     Upstream,
     chat,
+    chatting,
     delta,
     remote,
     says,
@@ -61,7 +62,7 @@ def num_pieces(events: list[Event]) -> int:
 
 async def answered(parts: tuple[bytes, ...], *makes: Callable[[], OutputFilter], **fields: Any) -> list[Event]:
     async with remote(Upstream(says(*parts))) as client:
-        events: list[Event] = await collect(await FilteredClient(client, makes).generate(chat(**fields)))  # type: ignore[arg-type]
+        events: list[Event] = await collect(await FilteredClient(client, makes).generate(*chatting(**fields)))  # type: ignore[arg-type]
     check_events([META, *events])
     return events
 
@@ -91,7 +92,9 @@ async def test_what_is_hidden_holds_nothing_up() -> None:
     """A reader that has all that it was sent is not behind, though the filter has hidden many times its lead."""
     parts = (*(delta(content="x ") for _ in range(200)), delta(content="end"), *END)
     async with remote(Upstream(says(*parts)), lead_tokens=8) as client:
-        events: list[Event] = await collect(await FilteredClient(client, [Silent]).generate(chat(reader_tokens=(0,))))  # type: ignore[arg-type]
+        events: list[Event] = await collect(
+            await FilteredClient(client, [Silent]).generate(*chatting(reader_tokens=(0,)))
+        )  # type: ignore[arg-type]
         assert (text_of(events), type(events[-1])) == ("end", Done)
 
 
@@ -99,7 +102,7 @@ async def test_a_reader_that_is_behind_holds_the_server() -> None:
     """Its position counts the pieces that it was sent: half of them were hidden."""
     parts = (*(delta(content=text) for _ in range(100) for text in ("bluebird ", "x ")), *END)
     async with remote(Upstream(says(*parts)), lead_tokens=8) as client:
-        generation = await FilteredClient(client, [hiding]).generate(chat(reader_tokens=(0,)))
+        generation = await FilteredClient(client, [hiding]).generate(*chatting(reader_tokens=(0,)))
         num_read, events = 0, list[Event]()
         while generation.is_open:
             news = await anext(generation, None)
@@ -122,8 +125,8 @@ async def test_an_answer_that_has_begun_is_not_continued() -> None:
         assert (events[-1].code, events[-1].retryable) == ("cannot_continue", True)
         shown = (ShownChoice(blocks=(BlockText(index=0, kind="text", text="my ", is_open=True),), num_tokens=1),)
         with pytest.raises(CannotContinue):
-            await filtered.generate(chat(shown=shown))
-        await collect(await filtered.generate(chat(shown=(ShownChoice(),))))
+            await filtered.generate(*chatting(shown=shown))
+        await collect(await filtered.generate(*chatting(shown=(ShownChoice(),))))
 
 
 async def test_an_answer_of_which_nothing_came_is_asked_for_again() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from streamserve.clients.remote.places import Places
 from streamserve.clients.remote.source import HTTPSource
 from streamserve.protocol.errors import EngineUnavailable, Overloaded
 from streamserve.protocol.events import Done, Error, Event, Status, Token
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import Admission, GenerateRequest
 from tests.support.engines.clients import collect, text
 from tests.support.servers.upstreams import (
     LAST_CHUNK,
@@ -24,6 +23,7 @@ from tests.support.servers.upstreams import (
     Upstream,
     begins,
     chat,
+    chatting,
     chunk,
     delta,
     never,
@@ -104,7 +104,7 @@ async def test_a_reader_behind_holds_the_server() -> None:
         writer.write(LAST_CHUNK)
 
     async with remote(Upstream(answer), lead_tokens=8) as client:
-        generation = await client.generate(chat(reader_tokens=(0,)))
+        generation = await client.generate(*chatting(reader_tokens=(0,)))
         await until(lambda: not source_of(generation).has_room)
         await turns(2000)
         held = sum(isinstance(one, Token) for one in generation.ready())
@@ -119,7 +119,7 @@ async def test_a_reader_that_stays_behind_parks_the_answer() -> None:
     """After HOLD_SECONDS the connection is closed, so that the server is free; the stream asks again later."""
     upstream = Upstream(begins(*[delta(content="x")] * 20))
     async with remote(upstream, lead_tokens=8, hold_seconds=0.01) as client:
-        generation = await client.generate(chat(reader_tokens=(0,)))
+        generation = await client.generate(*chatting(reader_tokens=(0,)))
         events = await collect(generation)  # type: ignore[arg-type]
         async with asyncio.timeout(10):
             await upstream.gone[0].wait()
@@ -133,7 +133,7 @@ async def test_what_the_server_cannot_continue_is_held_instead() -> None:
     """Without a way to continue, a slow reader's connection stays open."""
     upstream = Upstream(begins(*[delta(content="x")] * 20), owned_by="someone")
     async with remote(upstream, lead_tokens=8, hold_seconds=0.01) as client:
-        generation = await client.generate(chat(reader_tokens=(0,)))
+        generation = await client.generate(*chatting(reader_tokens=(0,)))
         await until(lambda: client.stats().upstream["holds"])
         await until(lambda: source_of(generation).is_ahead)
         await turns(2000)
@@ -192,7 +192,7 @@ async def test_a_full_queue_takes_back_what_was_accepted_once() -> None:
         await until(lambda: client._server.places.num_waiting == 1)
         with pytest.raises(Overloaded, match="1 answers are waiting"):
             await client.generate(chat())
-        asks.append(asyncio.ensure_future(client.generate(replace(chat(), was_admitted=True))))
+        asks.append(asyncio.ensure_future(client.generate(*chatting(was_admitted=True))))
         await until(lambda: client._server.places.num_waiting == 2)
         for one in asks:
             one.cancel()
@@ -207,21 +207,21 @@ async def test_tenants_take_turns_for_the_places() -> None:
         await go.wait()
         writer.write(STREAM_HEAD + b"".join(map(chunk, WHOLE)) + LAST_CHUNK)
 
-    def asks(content: str, tenant: str) -> GenerateRequest:
-        return replace(chat(content), tenant=tenant)
+    def asks(content: str, tenant: str) -> tuple[GenerateRequest, Admission]:
+        return chat(content), Admission(owner=tenant, tenant=tenant)
 
     upstream = Upstream(waits)
     async with remote(upstream, max_concurrent=1, max_waiting=3) as client:
-        first = asyncio.create_task(client.generate(asks("0", "flood")))
+        first = asyncio.create_task(client.generate(*asks("0", "flood")))
         await until(lambda: upstream.posts)
-        flood = [await client.generate(asks(f"flood {number}", "flood")) for number in range(3)]
+        flood = [await client.generate(*asks(f"flood {number}", "flood")) for number in range(3)]
         await until(lambda: client.stats().waiting == 3)
         with pytest.raises(Overloaded):
-            await client.generate(asks("flood 3", "flood"))
-        other = await client.generate(asks("other", "other"))
+            await client.generate(*asks("flood 3", "flood"))
+        other = await client.generate(*asks("other", "other"))
         await until(lambda: client.stats().waiting == 4)
         with pytest.raises(Overloaded):  # its share of three places is one
-            await client.generate(asks("other 2", "other"))
+            await client.generate(*asks("other 2", "other"))
         go.set()
         answers = [await collect(one) for one in (await first, *flood, other)]  # type: ignore[arg-type]
     assert [text(events) for events in answers] == ["Hello."] * 5

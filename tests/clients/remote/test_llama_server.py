@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,15 @@ from streamserve.clients.remote.config import RemoteConfig
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import BlockText, Done, Event, Meta, Token
 from streamserve.protocol.grammar import check_events
-from streamserve.protocol.requests import MODEL_DEFAULTS, GenerateRequest, Grammar, SamplingParams, ShownChoice
+from streamserve.protocol.requests import (
+    MODEL_DEFAULTS,
+    START,
+    GenerateRequest,
+    Grammar,
+    Resume,
+    SamplingParams,
+    ShownChoice,
+)
 from tests.support.engines.clients import collect, text
 from tests.support.servers.upstreams import chat, llama_server, until
 
@@ -39,8 +46,8 @@ async def client(url: str) -> AsyncIterator[RemoteClient]:
     await client.aclose()
 
 
-async def ask(client: RemoteClient, request: GenerateRequest) -> list[Event]:
-    events: list[Event] = await collect(await client.generate(request))  # type: ignore[arg-type]
+async def ask(client: RemoteClient, request: GenerateRequest, resume: Resume = START) -> list[Event]:
+    events: list[Event] = await collect(await client.generate(request, resume=resume))  # type: ignore[arg-type]
     check_events([META, *events])
     return events
 
@@ -79,7 +86,7 @@ async def test_a_continued_answer_is_the_whole_one(client: RemoteClient, num_cha
     """The server takes up the text so far; together they are what it says in one piece."""
     whole = text(await ask(client, chat("Hello", max_tokens=24)))
     assert len(whole) == 24  # a token is a letter, so a cut of letters is a cut of tokens
-    rest = await ask(client, chat("Hello", max_tokens=24, shown=shown(whole[:num_chars])))
+    rest = await ask(client, chat("Hello", max_tokens=24), Resume(shown=shown(whole[:num_chars])))
     assert whole[:num_chars] + text(rest) == whole
 
 
@@ -106,7 +113,7 @@ async def test_a_prompt(client: RemoteClient) -> None:
     """`/completions`, whole and continued."""
     request = GenerateRequest(model="m", prompt="Hello", sampling=SamplingParams(temperature=0.0, max_tokens=12))
     whole = text(await ask(client, request))
-    rest = await ask(client, replace(request, shown=shown(whole[:5])))
+    rest = await ask(client, request, Resume(shown=shown(whole[:5])))
     assert whole[:5] + text(rest) == whole
 
 

@@ -15,7 +15,7 @@ from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import BlockText, Done, Event
 from streamserve.protocol.requests import ShownChoice
 from tests.support.engines.clients import collect, text
-from tests.support.servers.upstreams import chat, until
+from tests.support.servers.upstreams import chat, chatting, until
 from tests.support.servers.web_servers import Server, uvicorn
 
 
@@ -35,7 +35,7 @@ async def client(server: Server) -> AsyncIterator[RemoteClient]:
 
 
 async def ask(client: RemoteClient, question: str, **fields: object) -> list[Event]:
-    return await collect(await client.generate(chat(question, **fields)))  # type: ignore[arg-type]
+    return await collect(await client.generate(*chatting(question, **fields)))  # type: ignore[arg-type]
 
 
 async def test_the_answer_of_the_other_site(client: RemoteClient) -> None:

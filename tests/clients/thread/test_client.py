@@ -16,7 +16,19 @@ from streamserve.engine.text.tokenizer import Prompt
 from streamserve.protocol.errors import EngineUnavailable, StreamserveError
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Token
 from streamserve.protocol.requests import GenerateRequest
-from tests.support.engines.clients import CONFIG, ask, collect, echo_runner, ids, load_of, ready, serving, text, until
+from tests.support.engines.clients import (
+    CONFIG,
+    ask,
+    asking,
+    collect,
+    echo_runner,
+    ids,
+    load_of,
+    ready,
+    serving,
+    text,
+    until,
+)
 from tests.support.engines.runners import DEADLINE_SECONDS, FaultyRunner, GatedRunner, ProposingRunner
 
 
@@ -112,7 +124,7 @@ async def test_resumed_request_yields_only_what_is_new(cut: int, stop: tuple[str
             if len(ids(shown)) >= cut:
                 break
             shown.append(event)
-        rest = await collect(await client.generate(ask(stop=stop, output_token_ids=(ids(shown),))))
+        rest = await collect(await client.generate(*asking(stop=stop, output_token_ids=(ids(shown),))))
     assert text(shown) + text(rest) == text(whole)
     assert ids(shown) + ids(rest) == ids(whole)
     assert isinstance(rest[-1], Done)
@@ -305,7 +317,7 @@ async def test_timeout_is_an_error_event() -> None:
 async def test_other_salt_shares_nothing() -> None:
     """Two tenants with the same prompt: no cached token across, the same answer."""
     async with serving() as client:
-        first, second, again = [await collect(await client.generate(ask(salt=salt))) for salt in ("a", "b", "a")]
+        first, second, again = [await collect(await client.generate(*asking(salt=salt))) for salt in ("a", "b", "a")]
     cached = [events[-1].usage.cached_tokens for events in (first, second, again) if isinstance(events[-1], Done)]
     assert cached == [0, 0, 12]
     assert text(first) == text(second)

@@ -12,14 +12,26 @@ from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.plan import Flight, Progress, StepPlan
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Done, Token
-from tests.support.engines.clients import CONFIG, ask, collect, echo_runner, ids, load_of, ready, serving, text, until
+from tests.support.engines.clients import (
+    CONFIG,
+    ask,
+    asking,
+    collect,
+    echo_runner,
+    ids,
+    load_of,
+    ready,
+    serving,
+    text,
+    until,
+)
 from tests.support.engines.runners import DEADLINE_SECONDS, GatedRunner
 
 
 async def refused(client: ThreadClient, **fields: Any) -> str:
     """Return the code of the refusal."""
     with pytest.raises(EngineUnavailable) as caught:
-        await client.generate(ask(**fields))
+        await client.generate(*asking(**fields))
     assert 1 <= caught.value.retry_after <= 120
     return caught.value.code
 
@@ -52,7 +64,7 @@ async def test_resume_continues_the_same_answer() -> None:
         before = await collect(generation)
         await client.control("resume")
         assert (client.describe().state, client.stats().is_paused) == ("ready", False)
-        after = await collect(await client.generate(ask(max_tokens=40, output_token_ids=(ids(before),))))
+        after = await collect(await client.generate(*asking(max_tokens=40, output_token_ids=(ids(before),))))
         whole = await collect(await client.generate(ask(max_tokens=40)))
     assert text(before) + text(after) == text(whole)
     assert all(isinstance(event, Token) for event in before)
@@ -70,7 +82,7 @@ async def test_drain_lets_those_that_run_end() -> None:
         assert await refused(client) == "engine_draining"
         assert await refused(client, output_token_ids=((),)) == "engine_draining"
         assert isinstance((await collect(generation))[-1], Done)
-        again = await client.generate(ask(output_token_ids=((65,),)))
+        again = await client.generate(*asking(output_token_ids=((65,),)))
         assert isinstance((await collect(again))[-1], Done)
         await client.control("resume")
         assert isinstance((await collect(await client.generate(ask())))[-1], Done)
@@ -81,7 +93,7 @@ async def test_drain_ends_a_pause_for_those_that_had_begun() -> None:
     async with serving() as client:
         await client.control("pause")
         await client.control("drain")
-        assert isinstance((await collect(await client.generate(ask(output_token_ids=((65,),)))))[-1], Done)
+        assert isinstance((await collect(await client.generate(*asking(output_token_ids=((65,),)))))[-1], Done)
 
 
 async def test_tokenize_needs_no_open_door() -> None:

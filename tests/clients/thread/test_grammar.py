@@ -13,7 +13,7 @@ from streamserve.clients.factory import echo_client
 from streamserve.engine.grammar.limits import GrammarLimits
 from streamserve.protocol.errors import BadRequest, StreamserveError
 from streamserve.protocol.events import BlockStart, ChoiceDone, Done, Token
-from streamserve.protocol.requests import Grammar, Message, Tool, ToolChoice
+from streamserve.protocol.requests import Grammar, Message, Resume, Tool, ToolChoice
 from tests.support.bodies.grammars import SLOW_SCHEMA, choice, regex, schema
 from tests.support.engines.clients import ask, collect, ids, ready, serving, text, until
 
@@ -63,7 +63,7 @@ async def test_a_readmitted_answer_is_the_same(n: int) -> None:
         all_ids = [ids(whole, choice) for choice in range(n)]
         for cut in range(max(map(len, all_ids)) + 1):
             shown = tuple(one[:cut] for one in all_ids)
-            rest = await collect(await client.generate(replace(request, output_token_ids=shown)))
+            rest = await collect(await client.generate(request, resume=Resume(output_token_ids=shown)))
             assert [shown[choice] + ids(rest, choice) for choice in range(n)] == all_ids
             assert isinstance(rest[-1], Done)
             assert rest[-1].finish_reason == whole[-1].finish_reason  # type: ignore[union-attr]

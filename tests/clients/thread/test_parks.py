@@ -11,7 +11,19 @@ import pytest
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import LatencyClass
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event
-from tests.support.engines.clients import CONFIG, ask, collect, echo_runner, ids, load_of, ready, serving, text, until
+from tests.support.engines.clients import (
+    CONFIG,
+    ask,
+    asking,
+    collect,
+    echo_runner,
+    ids,
+    load_of,
+    ready,
+    serving,
+    text,
+    until,
+)
 from tests.support.engines.runners import FakeClock, GatedRunner
 
 # A reader that stands still counts as gone at once: what is held parks.
@@ -27,7 +39,7 @@ async def read_all(client: ThreadClient, n: int = 1, **fields: Any) -> tuple[lis
     for num_parks in range(100):
         shown = tuple(ids(events, choice) for choice in range(n))
         readers = tuple(map(len, shown))
-        generation = await client.generate(ask(n=n, output_token_ids=shown, reader_tokens=readers, **fields))
+        generation = await client.generate(*asking(n=n, output_token_ids=shown, reader_tokens=readers, **fields))
         over = {event.choice for event in events if isinstance(event, ChoiceDone)}
         events += [event for event in await collect(generation) if getattr(event, "choice", None) not in over]
         if generation.parked is None:
@@ -39,7 +51,7 @@ async def read_all(client: ThreadClient, n: int = 1, **fields: Any) -> tuple[lis
 async def test_a_reader_that_reads_nothing_parks_the_generation_at_the_lead_limit(overlap: bool) -> None:
     """Exactly `lead_tokens` come, then the iterator ends, and the engine holds nothing."""
     async with serving(echo_runner(can_overlap=overlap), LEAD_4) as client:
-        generation = await client.generate(ask(reader_tokens=(0,)))
+        generation = await client.generate(*asking(reader_tokens=(0,)))
         events = await collect(generation)
         await until(lambda: client.stats().running == client.stats().blocks_used == 0)
         assert client.stats().parks == 1
@@ -53,7 +65,7 @@ async def test_a_reader_that_advances_moves_the_limit() -> None:
     """After three tokens are read, the engine generates three more before it parks."""
     runner = GatedRunner(echo_runner(), hold_from=3)
     async with serving(runner, LEAD_4) as client:
-        generation = await client.generate(ask(reader_tokens=(0,)))
+        generation = await client.generate(*asking(reader_tokens=(0,)))
         await runner.held()
         generation.reader_at((3,))
         runner.open()
@@ -64,7 +76,7 @@ async def test_without_a_reader_nothing_parks() -> None:
     """A generation without a reader, from the start or later, never parks."""
     runner = GatedRunner(echo_runner(), hold_from=3)
     async with serving(runner, LEAD_4) as client:
-        released = await client.generate(ask(reader_tokens=(0,)))
+        released = await client.generate(*asking(reader_tokens=(0,)))
         never = await client.generate(ask("another"))
         await runner.held()
         released.reader_at(None)
@@ -97,7 +109,7 @@ async def test_parked_again_and_again_is_the_same_answer(fields: dict[str, Any],
 async def test_one_choice_that_parks_takes_the_others_along() -> None:
     """Only one reader position is far behind; nothing of the generation is left in the engine."""
     async with serving(config=LEAD_4) as client:
-        generation = await client.generate(ask(n=3, temperature=1.0, reader_tokens=(1000, 0, 1000)))
+        generation = await client.generate(*asking(n=3, temperature=1.0, reader_tokens=(1000, 0, 1000)))
         await collect(generation)
         assert generation.parked is not None
         await until(lambda: client.stats().running == client.stats().blocks_used == 0)

@@ -12,22 +12,22 @@ from streamserve.engine.echo import EchoTokenizer
 from streamserve.engine.text.tokenizer import Prompt, PublicPrefixes
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import Done
-from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, with_system
+from streamserve.protocol.requests import Admission, GenerateRequest, Message, SamplingParams, with_system
 from tests.support.engines.clients import CONFIG, collect, serving
 
 SIZE = CONFIG.block_size
 QUESTION = "the very same question"
 
 
-def chat(system: str, question: str = QUESTION, *, tenant: str = "a", **fields: Any) -> GenerateRequest:
+def chat(system: str, question: str = QUESTION, **fields: Any) -> GenerateRequest:
     sampling = SamplingParams(temperature=0.0, seed=1, max_tokens=4)
     request = GenerateRequest(model="echo", messages=(Message(role="user", content=question),), sampling=sampling)
-    return replace(with_system(request, system), salt=tenant, tenant=tenant, **fields)
+    return replace(with_system(request, system), **fields)
 
 
-async def cached(client: ThreadClient, request: GenerateRequest) -> int:
+async def cached(client: ThreadClient, request: GenerateRequest, tenant: str = "a") -> int:
     """Answer, and return how many tokens of the prompt were in the cache."""
-    done = (await collect(await client.generate(request)))[-1]
+    done = (await collect(await client.generate(request, Admission(owner=tenant, tenant=tenant, salt=tenant))))[-1]
     assert isinstance(done, Done)
     return done.usage.cached_tokens
 
@@ -43,10 +43,10 @@ async def test_another_tenant_hits_the_public_blocks_and_none_beyond(beyond: int
     system = "s" * (5 * SIZE + beyond - 3)
     assert public(system) == 5 * SIZE + beyond
     async with serving() as client:
-        assert await cached(client, chat(system, tenant="a")) == 0
-        assert await cached(client, chat(system, tenant="b")) == public(system) // SIZE * SIZE
+        assert await cached(client, chat(system), tenant="a") == 0
+        assert await cached(client, chat(system), tenant="b") == public(system) // SIZE * SIZE
         length = public(system) + len(QUESTION) + 2
-        assert await cached(client, chat(system, tenant="a")) == (length - 1) // SIZE * SIZE
+        assert await cached(client, chat(system), tenant="a") == (length - 1) // SIZE * SIZE
 
 
 @pytest.mark.parametrize("turn", ["a", "0", "abc", "0123", ""])
@@ -54,8 +54,8 @@ async def test_what_a_rendering_tries_is_no_turn(turn: str) -> None:
     """A caller whose turn begins as the probes do shares no more than another caller."""
     system = "s" * (5 * SIZE - 4)  # the next token would fill the block
     async with serving() as client:
-        await cached(client, chat(system, turn, tenant="a"))
-        assert await cached(client, chat(system, turn, tenant="b")) == 4 * SIZE
+        await cached(client, chat(system, turn), tenant="a")
+        assert await cached(client, chat(system, turn), tenant="b") == 4 * SIZE
 
 
 async def test_a_callers_system_prompt_is_its_own() -> None:
@@ -63,10 +63,10 @@ async def test_a_callers_system_prompt_is_its_own() -> None:
     system = "s" * 40
     mine = (Message(role="system", content=system), Message(role="user", content=QUESTION))
     async with serving() as client:
-        await cached(client, chat(system, tenant="a"))
-        own = with_system(chat("", tenant="b", messages=mine), system)
+        await cached(client, chat(system), tenant="a")
+        own = with_system(chat("", messages=mine), system)
         assert (own.messages, own.has_public_system) == (mine, False)
-        assert await cached(client, own) == 0
+        assert await cached(client, own, tenant="b") == 0
 
 
 def test_the_server_puts_its_prompt_before_a_chat_without_one() -> None:

@@ -16,7 +16,7 @@ from streamserve.engine.text.tokenizer import Prompt
 from streamserve.protocol.errors import BadRequest, Overloaded, PromptTooLong, UnmetNeeds
 from streamserve.protocol.events import Done
 from streamserve.protocol.requests import GenerateRequest
-from tests.support.engines.clients import CONFIG, ask, collect, echo_runner, serving, until
+from tests.support.engines.clients import CONFIG, ask, asking, collect, echo_runner, serving, until
 from tests.support.engines.runners import DEADLINE_SECONDS, GatedRunner, PacedRunner
 
 # Batch rows wait without a limit; a chat for next to nothing, and goes behind them.
@@ -28,7 +28,7 @@ async def test_ids_the_model_lacks_are_refused(fields: dict[str, Any]) -> None:
     """An id that would break the whole step is one request's 400."""
     async with serving() as client:
         with pytest.raises(BadRequest) as caught:
-            await client.generate(ask(**fields))
+            await client.generate(*asking(**fields))
     assert caught.value.param in fields
 
 
@@ -93,7 +93,7 @@ async def test_reader_positions_are_one_for_each_choice() -> None:
     async with serving() as client:
         for positions in ((), (1, 2, 3)):
             with pytest.raises(BadRequest, match="each of the 2 choices"):
-                await client.generate(ask(n=2, reader_tokens=positions))
+                await client.generate(*asking(n=2, reader_tokens=positions))
         assert client._admission.is_empty
 
 
@@ -176,10 +176,10 @@ async def test_a_full_queue_lets_another_tenant_in() -> None:
     """A flood has filled the queue: another tenant finds its share of it, and what it asks is answered."""
     runner = GatedRunner(echo_runner())
     async with serving(runner, replace(CONFIG, max_num_seqs=2, max_waiting=3)) as client:
-        accepted = [await client.generate(ask(f"{number}", tenant="flood")) for number in range(5)]
+        accepted = [await client.generate(*asking(f"{number}", tenant="flood")) for number in range(5)]
         for tenant in ("flood", "light", "light", "light"):
             try:
-                accepted.append(await client.generate(ask(tenant, tenant=tenant)))
+                accepted.append(await client.generate(*asking(tenant, tenant=tenant)))
             except Overloaded:
                 continue
         assert [generation.accepted.queue_position for generation in accepted] == list(range(7)), "two of the light one"
@@ -195,7 +195,7 @@ async def test_a_full_queue_takes_back_what_was_accepted_once(again: dict[str, A
         accepted = [await client.generate(ask(f"{number}")) for number in range(5)]
         with pytest.raises(Overloaded):
             await client.generate(ask("new"))
-        accepted += [await client.generate(ask(f"back {number}", **again)) for number in range(3)]
+        accepted += [await client.generate(*asking(f"back {number}", **again)) for number in range(3)]
         with pytest.raises(Overloaded, match="8 answers are waiting"):
             await client.generate(ask("new"))
         runner.open()

@@ -12,7 +12,7 @@ from streamserve.clients.thread.rules import MOST_PROMPT_CANDIDATES, bad_word_id
 from streamserve.engine.echo import ASSISTANT, END_OF_TURN, USER, VOCAB_SIZE, EchoRunner, EchoTokenizer
 from streamserve.protocol.errors import BadRequest, Overloaded
 from streamserve.protocol.events import ChoiceDone, Done, Event, PositionLogprobs, Token
-from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
+from streamserve.protocol.requests import START, GenerateRequest, Message, Resume, SamplingParams
 from tests.support.engines.clients import CONFIG, ask, collect, echo_runner, ids, serving, text
 from tests.support.engines.runners import GatedRunner
 
@@ -23,9 +23,9 @@ PROMPT = "The quiet river and the old boat. " * 4
 TOP = 5
 
 
-async def answer(request: GenerateRequest, *, overlap: bool = True) -> list[Event]:
+async def answer(request: GenerateRequest, resume: Resume = START, *, overlap: bool = True) -> list[Event]:
     async with serving(echo_runner(can_overlap=overlap)) as client:
-        return await collect(await client.generate(request))
+        return await collect(await client.generate(request, resume=resume))
 
 
 async def refusal(request: GenerateRequest) -> BadRequest:
@@ -130,7 +130,7 @@ async def test_a_resumed_answer_begins_where_the_reader_is() -> None:
     """What was shown of the prompt does not come again, also where that is a part of it, or no token has come yet."""
     whole = await answer(ask("The quiet river", echo=True))
     for shown in (0, 3, 15):
-        rest = await answer(ask("The quiet river", echo=True, num_prompt_chars=(shown,)))
+        rest = await answer(ask("The quiet river", echo=True), Resume(num_prompt_chars=(shown,)))
         assert text(rest) == text(whole)[shown:]
 
 
@@ -210,7 +210,7 @@ async def test_each_token_of_the_prompt_is_there_once(n: int, overlap: bool) -> 
 async def test_a_resumed_request_shows_the_rest(num_shown: int) -> None:
     """What readers were shown does not come again; the numbers are those of the whole."""
     whole = await answer(ask(PROMPT, prompt_logprobs=TOP), overlap=False)
-    rest = await answer(ask(PROMPT, prompt_logprobs=TOP, num_prompt_logprobs=num_shown), overlap=False)
+    rest = await answer(ask(PROMPT, prompt_logprobs=TOP), Resume(num_prompt_logprobs=num_shown), overlap=False)
     assert of_prompt(rest) == of_prompt(whole)[num_shown:]
     assert ids(rest) == ids(whole)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from streamserve.engine.config import EngineConfig
 from streamserve.protocol.errors import Overloaded
-from streamserve.protocol.requests import GenerateRequest, decode_request, encode_request
+from streamserve.protocol.requests import Admission, decode_request, encode_request
+from tests.support.engines.clients import asking
 from tests.support.engines.overload import Overload
-from tests.support.streams.hand_made import Gate, ask, started_echo
+from tests.support.streams.hand_made import Gate, started_echo
 
 NUM_STEPS = 6_000
 
@@ -32,8 +35,8 @@ def served(*, is_counted: bool) -> Counter[str]:
             for index in range(number - len(mine)):
                 tenant = f"{step} {index}" if name == "flood" else name
                 counted_as = name if name == "flood" and is_counted else ""
-                request = GenerateRequest(model="m", tenant=tenant, counted_as=counted_as)
-                mine.append(overload.ask("completion", tenant=request.share_of))
+                admission = Admission(owner="", tenant=tenant, counted_as=counted_as)
+                mine.append(overload.ask("completion", tenant=admission.share_of))
         overload.step()
     return begun
 
@@ -54,10 +57,12 @@ async def test_the_engine_counts_by_it(gate: Gate) -> None:
     """A full queue has no place for another new tenant that is counted as those in it, and one for a stranger."""
     client = await started_echo(gate, max_num_seqs=1, max_waiting=2)
     try:
-        held = [await client.generate(ask(tenant=f"t{number}", counted_as="one", prompt="hi")) for number in range(3)]
+        held = [
+            await client.generate(*asking(tenant=f"t{number}", counted_as="one", prompt="hi")) for number in range(3)
+        ]
         with pytest.raises(Overloaded):
-            await client.generate(ask(tenant="t9", counted_as="one", prompt="hi"))
-        held.append(await client.generate(ask(tenant="t9", prompt="hi")))
+            await client.generate(*asking(tenant="t9", counted_as="one", prompt="hi"))
+        held.append(await client.generate(*asking(tenant="t9", prompt="hi")))
         for one in held:
             one.cancel()
     finally:
@@ -67,6 +72,7 @@ async def test_the_engine_counts_by_it(gate: Gate) -> None:
 
 def test_a_row_does_not_hold_it() -> None:
     """A release that does not know the field reads the rows of this one; the row has a column for it."""
-    kept = encode_request(ask(tenant="t", counted_as="one"))
-    assert "counted_as" not in kept
-    assert decode_request(kept).share_of == "t"
+    request, admission, _ = asking(tenant="t", counted_as="one")
+    kept = encode_request(request, admission)
+    assert "counted_as" not in json.dumps(kept)
+    assert decode_request(kept, replace(admission, counted_as=""))[1].share_of == "t"

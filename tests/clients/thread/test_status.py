@@ -8,7 +8,7 @@ from itertools import pairwise
 from streamserve.clients.base import Generation
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.events import Event, Status, Token
-from tests.support.engines.clients import CONFIG, ask, collect, echo_runner, ids, serving
+from tests.support.engines.clients import CONFIG, ask, asking, collect, echo_runner, ids, serving
 from tests.support.engines.runners import GatedRunner
 
 ONE_AT_A_TIME = replace(CONFIG, max_num_seqs=1)
@@ -104,7 +104,7 @@ async def test_an_answer_that_continues_shows_none_of_it() -> None:
         shown = ids(await collect(await client.generate(ask(max_tokens=3))))
         other = await client.generate(ask("another"))
         await runner.held()
-        continued = await client.generate(ask(max_tokens=9, output_token_ids=(shown,)))
+        continued = await client.generate(*asking(max_tokens=9, output_token_ids=(shown,)))
         runner.open()
         await collect(other)
         rest = await collect(continued)

@@ -53,10 +53,9 @@ def workload(*, is_greedy: bool) -> list[GenerateRequest]:
             model="proof",
             messages=(Message(role="user", content=asked),),
             sampling=sampling,
-            arrived_at=float(number),
             **how,
         )
-        for number, (asked, how) in enumerate(ways)
+        for asked, how in ways
     ]
 
 

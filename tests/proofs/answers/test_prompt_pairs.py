@@ -11,7 +11,7 @@ import pytest
 
 from streamserve.clients.base import Generation
 from streamserve.protocol.events import Event, PositionLogprobs, Token
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import Admission, GenerateRequest, Resume
 from tests.proofs.scale import IS_SOAK, scaled
 from tests.proofs.support.engines import ECHO, Model, serving, tiny_model
 from tests.proofs.support.pairs import (
@@ -94,8 +94,8 @@ async def ask(admit: Admit, request: GenerateRequest, pair: tuple[Feature, ...])
         if isinstance(event, Token) and not event.token_ids:
             positions.extend(event.logprobs or ())
 
-    async def again(one: GenerateRequest) -> Generation:
-        return await admit(replace(one, num_prompt_logprobs=len(positions)))
+    async def again(one: GenerateRequest, admission: Admission, resume: Resume) -> Generation:
+        return await admit(one, admission, replace(resume, num_prompt_logprobs=len(positions)))
 
     n = max((one.n for one in pair), default=1)
     has_reader = any(one.has_reader for one in pair)

@@ -20,7 +20,15 @@ from streamserve.clients.factory import ScriptedRunner, ScriptedTokenizer
 from streamserve.clients.remote.client import RemoteClient
 from streamserve.engine.config import EngineConfig
 from streamserve.protocol.events import BlockText, Error, Event, Token
-from streamserve.protocol.requests import GenerateRequest, Grammar, Message, SamplingParams, ShownChoice, ToolChoice
+from streamserve.protocol.requests import (
+    GenerateRequest,
+    Grammar,
+    Message,
+    Resume,
+    SamplingParams,
+    ShownChoice,
+    ToolChoice,
+)
 from tests.proofs.answers.test_block_pairs import REPORT, SLOW, STRICT, TOOLS
 from tests.proofs.scale import IS_SOAK
 from tests.proofs.support.engines import ECHO, Model, serving
@@ -205,7 +213,7 @@ async def read(
         block = BlockText(index=0, kind="text", text="".join(one.text for one in tokens), is_open=True)
         shown = (ShownChoice(blocks=(block,), num_tokens=num_shown),) if tokens else ()
         reader_tokens = (0,) * request.n if is_slow and number == 1 else None
-        generation = await client.generate(replace(request, shown=shown, reader_tokens=reader_tokens))
+        generation = await client.generate(request, resume=Resume(shown=shown, reader_tokens=reader_tokens))
         watch = asyncio.ensure_future(let_go(client, cutter, generation)) if reader_tokens and not continues else None
         try:
             async for event in generation:

@@ -17,13 +17,13 @@ from streamserve.clients.factory import echo_client
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.events import Token
+from streamserve.protocol.requests import Admission
 from streamserve.streams import writer as writer_module
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import EventLog, MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.reader import BrokenStream
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.proofs.scale import scaled
 from tests.support.checks.stream_checks import Frame, check_native_part, going_away_of, notices_of

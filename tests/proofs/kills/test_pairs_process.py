@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from signal import SIGKILL
+from typing import Any
 
 import pytest
 
@@ -78,12 +79,12 @@ class Victim:
         """Kill the engine after so many token events."""
         self._num_left = num_tokens
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, *asked: Any) -> Generation:
         async with asyncio.timeout(DEADLINE_SECONDS):
             while True:
                 await ready(self._client)
                 with suppress(EngineUnavailable):
-                    return await self._client.generate(request)
+                    return await self._client.generate(*asked)
 
     def note(self, event: Event) -> None:
         """Count a token event, and kill the engine when it is due."""

@@ -11,7 +11,7 @@ from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.echo import EchoRunner
 from streamserve.protocol.events import Done, Token
-from streamserve.protocol.requests import GenerateRequest, SamplingParams
+from streamserve.protocol.requests import Admission, GenerateRequest, SamplingParams
 from tests.proofs.scale import scaled
 from tests.proofs.support.engines import core_of
 from tests.proofs.support.pairs import PATIENT
@@ -40,8 +40,9 @@ async def serving() -> AsyncIterator[ThreadClient]:
 
 async def ask(client: ThreadClient, tenant: str) -> tuple[int, tuple[int, ...]]:
     """Submit the prompt; return how many of its tokens came from the cache, and the answer."""
-    request = GenerateRequest(model="proof", prompt_token_ids=PROMPT, sampling=HOW, salt=tenant, tenant=tenant)
-    *events, done = [event async for event in await client.generate(request)]
+    request = GenerateRequest(model="proof", prompt_token_ids=PROMPT, sampling=HOW)
+    admission = Admission(owner=tenant, tenant=tenant, salt=tenant)
+    *events, done = [event async for event in await client.generate(request, admission)]
     assert isinstance(done, Done)
     tokens = (event for event in events if isinstance(event, Token))
     return done.usage.cached_tokens, tuple(token_id for token in tokens for token_id in token.token_ids)

@@ -18,11 +18,10 @@ from statistics import median
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
 from streamserve.protocol.errors import EngineUnavailable
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import Admission, GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.proofs.support.pairs import Answer
 from tests.proofs.support.transcripts import Transcript, over_follow, over_sse

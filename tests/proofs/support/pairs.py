@@ -24,7 +24,7 @@ from streamserve.engine.policy.leads import is_held
 from streamserve.engine.sequence import Sequence
 from streamserve.protocol.engine import EngineStats
 from streamserve.protocol.events import BlockStart, ChoiceDone, Done, Error, Event, Token
-from streamserve.protocol.requests import GenerateRequest, Grammar, SamplingParams
+from streamserve.protocol.requests import Admission, GenerateRequest, Grammar, Resume, SamplingParams
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 257
@@ -47,7 +47,7 @@ PLAIN: Mapping[str, Any] = {
     "check_integrity": True,
 }
 
-Admit = Callable[[GenerateRequest], Awaitable[Generation]]
+Admit = Callable[[GenerateRequest, Admission, Resume], Awaitable[Generation]]
 
 
 @dataclass(slots=True)
@@ -236,8 +236,7 @@ def workload(seed: int, *, is_greedy: bool, num_ids: int, max_tokens: int) -> li
         temperature=0.0 if is_greedy else 1.0, seed=rng.randrange(2**40), max_tokens=max_tokens, ignore_eos=True
     )
     return [
-        GenerateRequest(model="proof", prompt_token_ids=prompt, sampling=replace(base, **how), arrived_at=float(number))
-        for number, (prompt, how) in enumerate(ways)
+        GenerateRequest(model="proof", prompt_token_ids=prompt, sampling=replace(base, **how)) for prompt, how in ways
     ]
 
 
@@ -294,7 +293,8 @@ async def ask_all(
     n = max((feature.n for feature in features), default=1)
     has_reader = any(feature.has_reader for feature in features)
     first, *others = [
-        whole_answer(admit, replace(one, n=n), has_reader=has_reader, on_event=on_event) for one in requests
+        whole_answer(admit, replace(one, n=n), arrived_at=float(number), has_reader=has_reader, on_event=on_event)
+        for number, one in enumerate(requests)
     ]
     return [await first, *await asyncio.gather(*others)]
 
@@ -303,15 +303,17 @@ async def whole_answer(
     admit: Admit,
     request: GenerateRequest,
     *,
+    arrived_at: float = 0.0,
     has_reader: bool = False,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Answer:
     """Submit until the answer ends; whenever the engine parks it, the reader reads all and it is submitted again."""
     answer: Answer = (ReceivedChoice(),) * request.n
+    admission = Admission(owner="", tenant="", arrived_at=arrived_at)
     while True:
         shown = tuple(choice.token_ids for choice in answer)
         readers = tuple(map(len, shown)) if has_reader else None
-        generation = await admit(replace(request, output_token_ids=shown, reader_tokens=readers))
+        generation = await admit(request, admission, Resume(output_token_ids=shown, reader_tokens=readers))
         answer, done = await _read_generation(generation, answer, on_event)
         if done is not None:
             assert done.usage.completion_tokens == sum(len(choice.token_ids) for choice in answer)

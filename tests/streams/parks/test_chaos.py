@@ -13,12 +13,12 @@ from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.engine import Park
 from streamserve.protocol.errors import Overloaded
 from streamserve.protocol.events import Done, Meta, Token, is_terminal
+from streamserve.protocol.requests import Admission
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.streams.hand_made import ScriptedClient, ask, tok, until
 
@@ -72,7 +72,7 @@ class Chaos:
 
     def _push(self, num_tokens: int) -> None:
         number = len(self.client.sources) - 1
-        shown = self.client.requests[-1].output_token_ids or ((),)
+        shown = self.client.resumes[-1].output_token_ids or ((),)
         position = self.positions.setdefault(number, len(shown[0]))
         self.client.last.push(*(tok("x", position + offset) for offset in range(num_tokens)))
         self.positions[number] += num_tokens

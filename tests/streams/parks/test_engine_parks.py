@@ -57,8 +57,8 @@ async def test_a_stream_too_far_ahead_is_asked_for_when_it_is_read(streams: Stre
     assert len(scripted.requests) == 1
     stream.moved(reader, 4)
     await until(lambda: stream.state == "running", "it goes on")
-    assert scripted.requests[1].output_token_ids == ((0, 1, 2, 3, 4),)
-    assert scripted.requests[1].reader_tokens == (3,)
+    assert scripted.resumes[1].output_token_ids == ((0, 1, 2, 3, 4),)
+    assert scripted.resumes[1].reader_tokens == (3,)
     scripted.last.push(tok("y"), DONE)
     assert (await events_of(streams, stream))[:-1] == [*tokens, tok("y")]
     assert (stream.summary().num_parks, stream.summary().park_reason) == (1, None)
@@ -106,11 +106,11 @@ async def test_a_missing_engine_shows_a_status(streams: Streams, scripted: Scrip
     assert waiting.message
     assert resumed == Status(status="resumed")
     assert isinstance(end, Done)
-    first, *again = scripted.requests
+    first, *again = scripted.resumes
     assert first.first_token_at is None
-    assert [request.output_token_ids for request in again] == [((5, 6),)] * 3
-    assert {request.arrived_at for request in scripted.requests} == {first.arrived_at}
-    assert {request.first_token_at for request in again} == {stream.transcript.timings.first_at}
+    assert [resume.output_token_ids for resume in again] == [((5, 6),)] * 3
+    assert len({admission.arrived_at for admission in scripted.admissions}) == 1
+    assert {resume.first_token_at for resume in again} == {stream.transcript.timings.first_at}
 
 
 async def test_an_answer_that_kills_its_engine_ends_in_an_error(streams: Streams, scripted: ScriptedClient) -> None:
@@ -139,7 +139,7 @@ async def test_an_engine_lost_before_it_accepts_is_counted(streams: Streams, scr
     scripted.last.park(Park(reason="lost"))
     *_, end = await events_of(streams, stream)
     assert isinstance(end, Error)
-    assert (end.code, [request.num_losses for request in scripted.requests]) == ("engine_died", [0, 1, 2])
+    assert (end.code, [resume.num_losses for resume in scripted.resumes]) == ("engine_died", [0, 1, 2])
 
 
 async def test_an_engine_lost_before_the_first_acceptance_is_counted(scripted: ScriptedClient) -> None:
@@ -155,7 +155,7 @@ async def test_an_engine_lost_before_the_first_acceptance_is_counted(scripted: S
     with pytest.raises(EngineUnavailable) as caught:
         await read(streams, Attachment())
     assert caught.value.code == "engine_died"
-    assert [request.num_losses for request in scripted.requests] == [0, 1, 2, 0, 1, 2]
+    assert [resume.num_losses for resume in scripted.resumes] == [0, 1, 2, 0, 1, 2]
     await streams.aclose()
 
 
@@ -207,13 +207,13 @@ async def test_a_returning_reader_replays_before_the_engine_prefills(
     assert (stream.state, stream.summary().park_reason) == ("parked", "reader")
     stream.moved(again, 73)
     await until(lambda: stream.state == "running", "it goes on")
-    assert scripted.requests[1].reader_tokens == (72,)
+    assert scripted.resumes[1].reader_tokens == (72,)
 
 
 async def test_the_engine_gets_the_reader_position(streams: Streams, scripted: ScriptedClient) -> None:
     """The engine gets the furthest owner's reader's position, the next one's after it left, and never a watcher's."""
     stream = await read(streams, reader := Attachment(), n=2)
-    assert scripted.requests[0].reader_tokens == (0, 0)
+    assert scripted.resumes[0].reader_tokens == (0, 0)
     second, watcher = Attachment(), Attachment(is_watcher=True)
     stream.attach(second)
     stream.attach(watcher)
@@ -235,7 +235,7 @@ async def test_a_whole_answer_is_not_held_back(streams: Streams, scripted: Scrip
     scripted.last.push(DONE)
     await collecting
     finishing = await start(streams, on_disconnect="finish")
-    assert scripted.requests[-1].reader_tokens is None
+    assert scripted.resumes[-1].reader_tokens is None
     finishing.attach(Attachment())
     assert scripted.last.positions == []
 

@@ -9,10 +9,10 @@ import pytest
 
 from streamserve.protocol.errors import BadRequest, Overloaded
 from streamserve.protocol.events import ChoiceDone, Done, Error, Status, Usage
+from streamserve.protocol.requests import Admission
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from tests.streams.conftest import DONE, events_of, start
 from tests.support.streams.hand_made import ScriptedClient, StallingLog, ask, tok, until
 
@@ -50,10 +50,11 @@ async def test_a_returning_reader_has_it_continued_as_accepted(streams: Streams,
     stream.detach(reader)
     stream.attach(Attachment())
     await until(lambda: len(scripted.sources) == 2, "it is admitted again")
-    first, second = scripted.requests
-    assert second.output_token_ids == ((5, 6, 7),)
+    first, second = scripted.admissions
+    assert scripted.resumes[1].output_token_ids == ((5, 6, 7),)
     assert (second.arrived_at, second.stream_id) == (first.arrived_at, stream.id)
-    assert (second.sampling.seed, second.sampling.max_tokens) == (11, 50)
+    sampling = scripted.requests[1].sampling
+    assert (sampling.seed, sampling.max_tokens) == (11, 50)
     scripted.last.push(tok("c", 8), Done(finish_reason="stop", usage=Usage(prompt_tokens=3, completion_tokens=4)))
     *_, resumed, token, end = await events_of(streams, stream)
     assert (resumed, token) == (Status(status="resumed"), tok("c", 8))
@@ -66,7 +67,7 @@ async def test_times_count_from_the_arrival_at_the_server(streams: Streams, scri
     """What came before the registry (body, caller, session) counts in these, and not in the queue."""
     long_ago = time.monotonic() - 100
     stream = await streams.start(ask("scripted"), Admission(owner="u", tenant="t", received_at=long_ago))
-    assert scripted.requests[-1].arrived_at > long_ago + 90
+    assert scripted.admissions[-1].arrived_at > long_ago + 90
     scripted.last.push(tok("a", 5))
     await until(lambda: stream.last_seq == 2, "the token is committed")
     scripted.last.push(Done(finish_reason="stop", usage=Usage(completion_tokens=1), breakdown={"ttft": 3.0}))
@@ -86,7 +87,7 @@ async def test_finished_choices_are_not_repeated(streams: Streams, scripted: Scr
     stream.detach(reader)
     stream.attach(reader)
     await until(lambda: len(scripted.sources) == 2, "it is admitted again")
-    assert scripted.requests[1].output_token_ids == ((5,), (6,))
+    assert scripted.resumes[1].output_token_ids == ((5,), (6,))
     again = ChoiceDone(choice=1, finish_reason="stop")
     scripted.last.push(again, tok("y", 9, choice=1), tok("b", 8), ChoiceDone(choice=0, finish_reason="stop"), DONE)
     tail = (await events_of(streams, stream))[5:-1]

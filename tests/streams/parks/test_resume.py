@@ -10,13 +10,12 @@ import pytest
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.events import Done, Status, Token
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import Admission, GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect, follow
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.checks.stream_checks import check_native, check_native_part, text_of
 from tests.support.streams.hand_made import Gate, ask, until

@@ -9,10 +9,9 @@ import pytest
 from streamserve.protocol.engine import Accepted, Park
 from streamserve.protocol.errors import CannotContinue
 from streamserve.protocol.events import BlockStart, BlockStop, BlockText, Done, Error, Event, Meta, Token, Usage
-from streamserve.protocol.requests import GenerateRequest, ShownChoice
+from streamserve.protocol.requests import Admission, GenerateRequest, ShownChoice
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from streamserve.streams.transcript import Transcript
 from tests.support.streams.hand_made import ScriptedClient, ScriptedSource, ask, until
@@ -79,8 +78,8 @@ async def test_it_is_continued_by_its_text(streams: Streams, idless: IdlessClien
         BlockText(index=0, kind="thinking", text="Hmm."),
         BlockText(index=1, kind="text", text="So", is_open=True),
     )
-    assert idless.requests[1].shown == (ShownChoice(blocks=blocks, num_tokens=3),)
-    assert idless.requests[1].output_token_ids == ()
+    assert idless.resumes[1].shown == (ShownChoice(blocks=blocks, num_tokens=3),)
+    assert idless.resumes[1].output_token_ids == ()
 
 
 async def test_a_log_that_is_read_again_gives_the_same(streams: Streams, idless: IdlessClient) -> None:

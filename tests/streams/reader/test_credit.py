@@ -10,11 +10,11 @@ import pytest
 
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import Done, LoggedEvent, Token
+from streamserve.protocol.requests import Admission
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import Follow, collect, follow
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.engines.runners import DEADLINE_SECONDS
 from tests.support.streams.hand_made import Gate, ScriptedClient, ask, started_echo, tok, until

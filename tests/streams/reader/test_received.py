@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.errors import BadRequest
+from streamserve.protocol.requests import Admission
 from streamserve.streams.reader.channel import _MAX_ENDS, Received
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.reader import _POLL_SECONDS
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from tests.support.streams.deliveries import DONE
 from tests.support.streams.hand_made import ScriptedClient, ask, tok, until
 from tests.support.streams.wire import Wire

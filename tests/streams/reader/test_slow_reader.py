@@ -12,11 +12,10 @@ from streamserve.clients.base import EngineClient
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.engine import Park
 from streamserve.protocol.events import Done, LoggedEvent, Status, Token
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import Admission, GenerateRequest
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import Follow, collect, follow
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.proofs.support.pairs import PATIENT
 from tests.support.streams.hand_made import Gate, ParkingClient, ask, started_echo, until

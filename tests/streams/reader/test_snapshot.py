@@ -27,13 +27,13 @@ from streamserve.protocol.events import (
     Unknown,
 )
 from streamserve.protocol.grammar import check_events
+from streamserve.protocol.requests import Admission
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.reader.pages import take_snapshot
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.bodies.event_logs import META, block, blocks, numbered
 from tests.support.bodies.event_logs import tok as token

@@ -27,12 +27,12 @@ from streamserve.dialects.native import NativeEncoder, websocket_message
 from streamserve.dialects.plain import TextEncoder
 from streamserve.engine.config import EngineConfig
 from streamserve.protocol.events import Done, LoggedEvent, Token
+from streamserve.protocol.requests import Admission
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import Follow, follow
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.streams.hand_made import Gate, ScriptedClient, ask, tok, until
 

@@ -22,10 +22,10 @@ from websockets.sync.server import ServerConnection, serve
 
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.events import Done, LoggedEvent, is_terminal
+from streamserve.protocol.requests import Admission
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from tests.support.checks.planted_streams import (
     DONE,
     GOOD,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from streamserve.clients.base import Generation
@@ -16,9 +17,10 @@ from streamserve.engine.echo import EchoRunner, EchoTokenizer
 from streamserve.engine.plan import Progress, Runner
 from streamserve.engine.text.tokenizer import Tokenizer
 from streamserve.protocol.events import Event, Token
-from streamserve.protocol.requests import GenerateRequest, SamplingParams
+from streamserve.protocol.requests import NO_CALLER, Admission, GenerateRequest, Resume, SamplingParams
 from tests.support.engines.runners import DEADLINE_SECONDS, GatedRunner
 
+_OTHERS = (Admission, Resume)
 CONFIG = EngineConfig(block_size=4, max_num_seqs=8, check_integrity=True)
 
 
@@ -27,6 +29,19 @@ def ask(prompt: str = "The quiet river", *, n: int = 1, **fields: Any) -> Genera
     outer = {name: fields.pop(name) for name in list(fields) if name in GenerateRequest.__slots__}
     sampling = SamplingParams(**{"temperature": 0.0, "seed": 7, "max_tokens": 12, **fields})
     return GenerateRequest(model="echo", prompt=prompt, sampling=sampling, n=n, **outer)
+
+
+def asking(prompt: str = "The quiet river", **fields: Any) -> tuple[GenerateRequest, Admission, Resume]:
+    """Return what `ask` makes, with its admission and where it continues; `fields` are those of either, too."""
+    return split(lambda rest: ask(prompt, **rest), fields)
+
+
+def split(
+    make: Callable[[dict[str, Any]], GenerateRequest], fields: dict[str, Any]
+) -> tuple[GenerateRequest, Admission, Resume]:
+    """Return the three values of a request: `make` gets the fields that are no admission's and no resume's."""
+    placed, resumed = ({name: fields.pop(name) for name in list(fields) if name in kind.__slots__} for kind in _OTHERS)
+    return make(fields), replace(NO_CALLER, **placed), Resume(**resumed)
 
 
 def echo_runner(*, can_overlap: bool = False) -> EchoRunner:

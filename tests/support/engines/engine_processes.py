@@ -17,7 +17,8 @@ from streamserve.clients.process.config import LaunchConfig, engine_paths
 from streamserve.clients.process.frame_socket import peer_of
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.events import Event, Token
-from streamserve.protocol.requests import GenerateRequest, SamplingParams
+from streamserve.protocol.requests import Admission, GenerateRequest, Resume, SamplingParams
+from tests.support.engines.clients import split
 
 # A process starts in a second, or in many on a busy machine. No test depends on how long it takes.
 DEADLINE_SECONDS = 90.0
@@ -41,10 +42,15 @@ def spec_in(folder: str | Path, **fields: Any) -> LaunchConfig:
 
 def ask(prompt: str = "The quiet river", *, n: int = 1, **fields: Any) -> GenerateRequest:
     """Return a request of 12 greedy tokens; `fields` override."""
-    names = ("output_token_ids", "reader_tokens", "timeout_seconds", "chat_template_kwargs", "latency_class")
+    names = ("timeout_seconds", "chat_template_kwargs", "latency_class")
     outer = {name: fields.pop(name) for name in names if name in fields}
     sampling = SamplingParams(**{"temperature": 0.0, "seed": 7, "max_tokens": 12, "ignore_eos": True, **fields})
     return GenerateRequest(model="echo", prompt=prompt, sampling=sampling, n=n, **outer)
+
+
+def asking(prompt: str = "The quiet river", **fields: Any) -> tuple[GenerateRequest, Admission, Resume]:
+    """Return what `ask` makes, with its admission and where it continues; `fields` are those of either, too."""
+    return split(lambda rest: ask(prompt, **rest), fields)
 
 
 async def until(condition: Callable[[], object]) -> None:

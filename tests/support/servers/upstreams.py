@@ -20,8 +20,8 @@ from streamserve.clients.remote.config import RemoteConfig
 from streamserve.protocol.errors import Refused, StreamserveError
 from streamserve.protocol.events import Error, Event, Meta
 from streamserve.protocol.grammar import check_events
-from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
-from tests.support.engines.clients import collect
+from streamserve.protocol.requests import Admission, GenerateRequest, Message, Resume, SamplingParams
+from tests.support.engines.clients import collect, split
 from tests.support.engines.runners import DEADLINE_SECONDS
 from tests.support.models.gguf_models import write_gguf
 
@@ -211,6 +211,11 @@ def chat(text: str = "Hello?", **fields: Any) -> GenerateRequest:
     return GenerateRequest(**{"model": "m", "messages": messages, "sampling": sampling, **outer})
 
 
+def chatting(text: str = "Hello?", **fields: Any) -> tuple[GenerateRequest, Admission, Resume]:
+    """Return what `chat` makes, with its admission and where it continues; `fields` are those of either, too."""
+    return split(lambda rest: chat(text, **rest), fields)
+
+
 @asynccontextmanager
 async def remote(upstream: Upstream, **fields: Any) -> AsyncIterator[RemoteClient]:
     """Start the upstream and a client of it that has found it ready."""
@@ -292,7 +297,7 @@ def begins(*parts: bytes) -> Any:
 async def outcome(client: RemoteClient, **fields: Any) -> tuple[str, bool, str]:
     """Return code, whether it may be tried again, and message of the error that a request ends in, here or there."""
     try:
-        generation = await client.generate(chat(**fields))
+        generation = await client.generate(*chatting(**fields))
     except StreamserveError as error:
         return error.code, isinstance(error, Refused), error.message
     events: list[Event] = await collect(generation)  # type: ignore[arg-type]
@@ -309,6 +314,6 @@ async def turns(num: int = 50) -> None:
 
 
 async def ask(client: RemoteClient, **fields: Any) -> list[Event]:
-    events = await collect(await client.generate(chat(**fields)))  # type: ignore[arg-type]
+    events = await collect(await client.generate(*chatting(**fields)))  # type: ignore[arg-type]
     check_events([META, *events])
     return events

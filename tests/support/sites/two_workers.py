@@ -7,7 +7,7 @@ from pathlib import Path
 
 from streamserve.clients.base import EngineClient
 from streamserve.dialects.native import NativeEncoder
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import Admission, GenerateRequest
 from streamserve.rows.reaper import Reaper
 from streamserve.rows.store import RowStore
 from streamserve.streams.config import StreamConfig
@@ -16,7 +16,6 @@ from streamserve.streams.log.base import EventLog
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.checks.stream_checks import check_native_part
 

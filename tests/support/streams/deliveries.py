@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.events import Done
+from streamserve.protocol.requests import Admission
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.streams.hand_made import ScriptedClient, ask
 

@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 
 from streamserve.protocol.events import Done, LoggedEvent, Status
+from streamserve.protocol.requests import Admission
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import LogFull, make_batch
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.streams.hand_made import ScriptedClient, ask, tok, until, untimed
 from tests.support.streams.logs import everything, numbered

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import cycle
+from typing import Any
 
 from streamserve.clients.base import EngineClient, Generation, Source
 from streamserve.clients.factory import echo_client
@@ -16,7 +17,7 @@ from streamserve.engine.config import EngineConfig
 from streamserve.engine.plan import StepPlan
 from streamserve.protocol.engine import Accepted, ModelDescription, Park
 from streamserve.protocol.events import Done, Event, LoggedEvent, Token
-from streamserve.protocol.requests import GenerateRequest, SamplingParams
+from streamserve.protocol.requests import NO_CALLER, START, Admission, GenerateRequest, Resume, SamplingParams
 from streamserve.streams.log.base import Batch, LogUnavailable, MemoryLog, Result
 
 _DEADLINE_SECONDS = 90.0
@@ -109,6 +110,8 @@ class ScriptedClient:
 
     def __init__(self) -> None:
         self.requests: list[GenerateRequest] = []
+        self.admissions: list[Admission] = []
+        self.resumes: list[Resume] = []
         self.sources: list[ScriptedSource] = []
         self.refusals: deque[Exception] = deque()
         self.hold: asyncio.Event | None = None
@@ -120,8 +123,12 @@ class ScriptedClient:
     def describe(self) -> ModelDescription:
         return self.description
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(
+        self, request: GenerateRequest, admission: Admission = NO_CALLER, resume: Resume = START
+    ) -> Generation:
         self.requests.append(request)
+        self.admissions.append(admission)
+        self.resumes.append(resume)
         if self.hold is not None:
             await self.hold.wait()
         if self.refusals:
@@ -179,9 +186,9 @@ class ParkingClient:
         self._inner, self._parks = inner, cycle(parks)
         self._num_tokens = num_tokens
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, *asked: Any) -> Generation:
         self.num_requests += 1
-        return ParkingSource(await self._inner.generate(request), next(self._parks), self._num_tokens).generation
+        return ParkingSource(await self._inner.generate(*asked), next(self._parks), self._num_tokens).generation
 
 
 class StallingLog(MemoryLog):

@@ -58,7 +58,7 @@ class RecordStore:
 
     async def forget_key(self, stream_id: str) -> None:
         self._call("forget_key")
-        self._shared.records[stream_id] = replace(self._shared.records[stream_id], once=None)
+        self._shared.records[stream_id] = _without_key(self._shared.records[stream_id])
 
     async def claim(self, stream_id: str, seen_fence: int) -> bool:
         self._call("claim")
@@ -95,9 +95,7 @@ class RecordStore:
         self._call("running")
         records = self._shared.records.values()
         others = (one for one in records if one.producer != self.worker_id)
-        return [
-            (one.id, one.producer) for one in others if (one.counted_as or one.owner) in group and not one.is_finished
-        ]
+        return [(one.id, one.producer) for one in others if one.admission.place_of in group and not one.is_finished]
 
     def is_alive(self, worker_id: str) -> bool:
         return worker_id not in self._shared.dead
@@ -106,3 +104,7 @@ class RecordStore:
         self.calls[name] += 1
         if self.refusals:
             raise self.refusals.popleft()
+
+
+def _without_key(record: Record) -> Record:
+    return replace(record, admission=replace(record.admission, once=None))

@@ -11,11 +11,11 @@ import pytest
 
 from streamserve.clients.base import EngineClient
 from streamserve.protocol.events import Done, LoggedEvent, Status, Token
+from streamserve.protocol.requests import Admission
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import EventLog, LogUnavailable
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.servers.redis_server import RedisServer
 from tests.support.streams.hand_made import ScriptedClient, StallingLog, ask, tok

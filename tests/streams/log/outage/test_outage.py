@@ -9,11 +9,11 @@ import pytest
 
 from streamserve.protocol.errors import Refused
 from streamserve.protocol.events import Done, Token
+from streamserve.protocol.requests import Admission
 from streamserve.streams import stream as stream_module
 from streamserve.streams.log.base import LogFull, LogUnavailable
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.streams.log.outage.conftest import DEADLINE_SECONDS, DONE, DOWN, Follower, start, streams_on, words
 from tests.support.streams.hand_made import Gate, ScriptedClient, StallingLog, ask, started_echo, tok, until, untimed
@@ -87,7 +87,7 @@ async def test_a_cut_answer_resumes_without_a_gap(outage: Outage, scripted: Scri
         await until(lambda: stream.last_seq == 6, "the commit in doubt is settled")
         again = Follower(streams, stream, after=4)
         await until(lambda: len(scripted.sources) == 2, "the engine is asked to continue")
-        assert scripted.requests[1].output_token_ids == ((0, 1, 2, 3, 4),)
+        assert scripted.resumes[1].output_token_ids == ((0, 1, 2, 3, 4),)
         scripted.last.push(*words(5, 9), DONE)
         seen += await again.end()
         assert [one.seq for one in seen] == list(range(1, len(seen) + 1))
