@@ -48,7 +48,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Which part of a list is asked for: `limit` records after the one of that id, newest first or oldest first."""
+    """Which part of a list is asked for: `limit` records after the record `after`, newest first or oldest first."""
 
     limit: int
     after: str = ""
@@ -58,7 +58,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineError:
-    """Something wrong with the file, or with one line of it."""
+    """Something wrong with the file, or with a line of it."""
 
     code: str
     message: str
@@ -68,7 +68,7 @@ class LineError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One request of a batch. `number` is the line's in the file, from 1."""
+    """A request of a batch. `number` is the line's in the file, from 1."""
 
     number: int
     custom_id: str
@@ -78,7 +78,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowResult:
-    """How one row ended: the status and the JSON of its response."""
+    """How a row ended: the status and the JSON of its response."""
 
     line: int
     custom_id: str
@@ -164,7 +164,7 @@ def failed_row(code: str, message: str) -> Unrun:
 def read_lines(file: IO[bytes], limits: Limits) -> Iterator[list[tuple[int, bytes]]]:
     """Yield the numbered lines that are not blank, some at a time. A line over the limit is cut one byte above it.
 
-    A blank one after very many lines is yielded too, as a wrong line, and ends the file: blanks take time as well.
+    A blank line after very many lines is yielded too, as a wrong line, and ends the file: blanks take time as well.
     """
     most, most_lines = limits.max_body_bytes + _ENVELOPE_BYTES, _MOST_LINES * limits.max_batch_lines
     number = num_bytes = 0

@@ -145,7 +145,7 @@ class Migration(migrations.Migration):
                 ('tenant', models.CharField(editable=False, max_length=64, verbose_name='tenant')),
                 ('progress', models.TextField(blank=True, editable=False, help_text='JSON of the newest step that was shown.')),
                 ('speaking', models.TextField(blank=True, editable=False, help_text='JSON of the key of the answer shown last.')),
-                ('result', models.TextField(blank=True, editable=False, help_text='JSON of the whole answer of one that is done.')),
+                ('result', models.TextField(blank=True, editable=False, help_text='JSON of the whole answer of a job that is done.')),
                 ('webhook', models.CharField(blank=True, editable=False, max_length=64, verbose_name='webhook')),
             ],
             options={

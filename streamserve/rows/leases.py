@@ -60,7 +60,7 @@ class WorkQuerySet(LeasedQuerySet[WorkT]):
     def due(self, now: datetime | None = None) -> Self:
         """Return the rows that may be taken, the next one first.
 
-        One that waits for nothing is due when it is created, by whatever clock: clocks differ, and are set back.
+        A row that waits for nothing is due when it is created, by whatever clock: clocks differ, and are set back.
         """
         is_due = Q(due_at__lte=now or timezone.now()) | Q(due_at__lte=F("created_at"))
         return self.filter(is_due, state="queued").order_by("due_at", "created_at", "pk")
@@ -109,7 +109,7 @@ class WorkQuerySet(LeasedQuerySet[WorkT]):
         return self.update(state="queued", producer="", due_at=F("created_at"), attempts=F("attempts") - 1)
 
     def requeue_of(self, worker_id: str, *, but: Iterable[Any] = ()) -> int:
-        """Queue again what a worker holds but does not work on: all of a dead one's rows. Return how many.
+        """Queue again what a worker holds but does not work on: all rows of a dead worker. Return how many.
 
         The attempt counts: what runs may have killed it.
         """

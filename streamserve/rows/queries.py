@@ -43,7 +43,7 @@ class Keyed(models.Model):
 async def made_once(find: Callable[[], Awaitable[T | None]], make: Callable[[], Awaitable[T]]) -> T:
     """Return what the request's Idempotency-Key has made before, as `find` finds it; else `make` it.
 
-    Of two equal requests at the same moment one makes it, and the other finds it.
+    Of two equal requests at the same moment the first makes it, and the second finds it.
     """
     earlier = await find()
     if earlier is not None:
@@ -58,7 +58,7 @@ async def made_once(find: Callable[[], Awaitable[T | None]], make: Callable[[], 
 
 
 def sent_before(rows: models.QuerySet[RowT], once: Once, refusal: str = _OTHER_BODY) -> RowT | None:
-    """Return the row that a request with this Idempotency-Key has made before, if there is one. Raises KeyReused."""
+    """Return the row that a request with this Idempotency-Key has made before, or None. Raises KeyReused."""
     row: Any = rows.filter(request_key=once.key).first()
     if row is not None and row.request_digest != once.digest:
         raise KeyReused(refusal)
@@ -86,7 +86,7 @@ def part_of(rows: models.QuerySet[RowT], page: Page, last: Any) -> tuple[list[Ro
 
 
 def hold_limit(rows: models.QuerySet[models.Model], of: str) -> None:
-    """Hold the limit on `rows` of a tenant or an owner until the transaction ends. Call it inside one."""
+    """Hold the limit on `rows` of a tenant or an owner until the transaction ends. Call it inside a transaction."""
     connection = connections[rows.db]
     name = f"{rows.model._meta.db_table} {of}"
     if connection.vendor == "postgresql":

@@ -42,7 +42,7 @@ class WorkerQuerySet(models.QuerySet["Worker"]):
             self.filter(beat_at__lt=Now() - _KEEP_DEAD).delete()
 
     def alive(self) -> WorkerQuerySet:
-        """Return the workers that have given a beat lately. One in the future is from before the clock was set back."""
+        """Return the workers with a recent beat. A beat in the future is from before the clock was set back."""
         lately = timedelta(seconds=LEASE_SECONDS)
         return self.filter(beat_at__gte=Now() - lately, beat_at__lte=Now() + lately)
 
@@ -72,7 +72,7 @@ class JobQuerySet(WorkQuerySet["Job"]):
     """Jobs: look-ups and counts; state changes are those of `WorkQuerySet`."""
 
     def place_of(self, job: Job) -> int:
-        """Return how many queued jobs are taken before this one."""
+        """Return how many queued jobs are taken before this job."""
         earlier = models.Q(due_at=job.due_at, created_at__lt=job.created_at)
         same = models.Q(due_at=job.due_at, created_at=job.created_at, pk__lt=job.pk)
         return self.filter(models.Q(due_at__lt=job.due_at) | earlier | same, state="queued").count()
@@ -98,7 +98,9 @@ class Job(Work, Keyed):
     tenant = models.CharField(_("tenant"), max_length=64, editable=False)
     progress = models.TextField(blank=True, editable=False, help_text=_("JSON of the newest step that was shown."))
     speaking = models.TextField(blank=True, editable=False, help_text=_("JSON of the key of the answer shown last."))
-    result = models.TextField(blank=True, editable=False, help_text=_("JSON of the whole answer of one that is done."))
+    result = models.TextField(
+        blank=True, editable=False, help_text=_("JSON of the whole answer of a job that is done.")
+    )
     webhook = models.CharField(_("webhook"), max_length=64, blank=True, editable=False)
 
     objects = JobQuerySet.as_manager()
@@ -146,7 +148,7 @@ class JobStep(models.Model):
 
 
 class WebhookDelivery(Work):
-    """One message to a webhook: a job has ended. `id` is the message's; what it says is made from the job's row."""
+    """A message to a webhook: a job has ended. `id` is the message's; what it says is made from the job's row."""
 
     id = models.CharField(primary_key=True, max_length=32, editable=False)
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="deliveries", editable=False)
@@ -193,7 +195,7 @@ class StoredFileQuerySet(models.QuerySet["StoredFile"]):
 
 
 class StoredFile(Keyed):
-    """One file. `id` is that of the API; `name` is where the storage has it, which no client is shown."""
+    """A file. `id` is the API's; `name` is where the storage has it, which no client is shown."""
 
     id = models.CharField(primary_key=True, max_length=64, editable=False)
     name = models.CharField(max_length=200, editable=False)
@@ -238,7 +240,7 @@ class BatchQuerySet(WorkQuerySet["Batch"]):
         )
 
     def move(self, before: Iterable[str], status: str, **columns: Any) -> int:
-        """Change the status of a held batch from one of `before`; 0 if it was another."""
+        """Change the status of a held batch if it is among `before`; 0 if it is not."""
         now = {f"{status}_at": timezone.now()}
         return self.filter(status__in=tuple(before)).update(status=status, **now, **columns)
 
@@ -260,7 +262,7 @@ class BatchQuerySet(WorkQuerySet["Batch"]):
 
 
 class Batch(Work, Keyed):
-    """One batch. `id` is that of the API."""
+    """A batch. `id` is the API's."""
 
     STATUSES = tuple((name, _(name)) for name in (*RUNNING, "completed", "failed", "expired", "cancelled"))
 
@@ -297,7 +299,7 @@ class Batch(Work, Keyed):
         ordering = ("-created_at", "-id")
         default_permissions = ("view",)
         permissions = (("cancel_batch", _("Can cancel anybody's batch")),)
-        indexes = (  # type: ignore[assignment]  # one more than the base has
+        indexes = (  # type: ignore[assignment]  # one index more than the base has
             *Work.Meta.indexes,
             models.Index(fields=["tenant", "-created_at", "-id"], name="streamserve_batch_tenant"),
         )
@@ -319,7 +321,7 @@ class BatchRowQuerySet(models.QuerySet["BatchRow"]):
 
 
 class BatchRow(models.Model):
-    """How one row ended. Kept until the batch's files are composed. No second end of a line can be stored."""
+    """How a row ended. Kept until the batch's files are composed. No second end of a line can be stored."""
 
     batch = models.ForeignKey(Batch, on_delete=models.CASCADE, related_name="rows", editable=False)
     line = models.PositiveIntegerField(editable=False)

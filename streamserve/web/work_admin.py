@@ -101,7 +101,7 @@ class StepInline(ReadOnly, TabularInline):
 
 @admin.register(Job)
 class JobAdmin(RecordAdmin):
-    """Every job, newest first; the failed ones are the dead letters. Results are their owners' and are not shown."""
+    """Every job, newest first; the failed jobs are the dead letters. Results are their owners' and are not shown."""
 
     list_display = ("short_id", "created", "pipeline", "short_owner", "state", "attempts", "error_code")
     list_filter = ("state", "pipeline", "error_code", "created_at")
@@ -139,7 +139,7 @@ async def _stop(job: Job) -> None:
 
 @admin.register(WebhookDelivery)
 class WebhookDeliveryAdmin(RecordAdmin):
-    """Every message, newest first; the failed ones are the dead letters."""
+    """Every message, newest first; the failed messages are the dead letters."""
 
     list_display = ("short_id", "created", "webhook", "job_id", "state", "attempts", "error_code", "due_at")
     list_filter = ("state", "webhook", "error_code")

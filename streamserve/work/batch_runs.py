@@ -1,6 +1,6 @@
 """`BatchRun`: batches as a kind of work. A worker claims a whole batch: it checks the file, runs rows, makes files.
 
-    validating   every line is checked; a wrong one fails the batch before any row has run
+    validating   every line is checked; a wrong line fails the batch before any row has run
     in_progress  slots take the next line that has no row yet, run it, and store its end before they take another
     finalizing   rows and lines side by side, in the order of the input, are written to the output and the error file
     failed       the worker was lost too often, or the input file is gone: the files are made of what there is

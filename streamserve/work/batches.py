@@ -77,7 +77,7 @@ class Batches:
         return await made_once(lambda: self.sent_before(once), make)
 
     async def sent_before(self, once: Once | None) -> BatchRecord | None:
-        """Return the batch that this key has queued before, if there is one."""
+        """Return the batch that this key has queued before, or None."""
         row = None if once is None else await orm.read(sent_before, Batch.objects.all(), once)
         return None if row is None else record_of(row)
 
@@ -146,6 +146,6 @@ def record_of(row: Batch) -> BatchRecord:
         num_completed=row.num_completed,
         num_failed=row.num_failed,
         metadata=row.metadata,
-        errors=tuple(LineError(**one) for one in row.errors or ()),
+        errors=tuple(LineError(**error) for error in row.errors or ()),
         times={name: seconds_of(getattr(row, name)) for name in TIMES},
     )

@@ -90,7 +90,7 @@ class Files:
     async def add(
         self, caller: Caller, form: Form, expires_seconds: int | None, once: Once | None = None
     ) -> FileRecord:
-        """Store the form's file; with `once`, return the one that its key has stored before."""
+        """Store the form's file; with `once`, return the file that its key has stored before."""
         file = form.file
         assert file is not None
 
@@ -177,7 +177,7 @@ class Files:
 
     @transaction.atomic
     def _take_away(self, row: StoredFile) -> str | None:
-        """Show the file no more, so that no batch begins with it; if one reads it, leave it, and return the batch."""
+        """Show the file no more, so that no batch begins with it. If a batch reads it, return the batch instead."""
         hold_limit(Batch.objects.all(), row.tenant)  # held while a batch begins
         batch_id = Batch.objects.unfinished().filter(input_file_id=row.pk).values_list("pk", flat=True).first()
         if batch_id is None:

@@ -136,7 +136,7 @@ class JobRuns:
             raise Failed(error.message, code=error.code) from error
 
     async def _settle(self, claim: Claim[Job], stream: Stream) -> None:
-        """Write down how the stream has ended. Raises LeaseLost for one that has not: another process has it."""
+        """Write down how the stream has ended. Raises LeaseLost if it has not: another process has it."""
         end = stream.terminal
         if end is None or stream.is_lost:
             raise LeaseLost(f"job {claim.id}")

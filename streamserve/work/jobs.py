@@ -91,7 +91,7 @@ class Jobs:
         return [view_of(job, has_result=False) for job in found], has_more
 
     async def cancel(self, caller: Caller, job_id: str) -> JobView:
-        """End a job as cancelled, queued or running; one that has ended stays as it is. Raises as `Stream.stop`."""
+        """End a job as cancelled, queued or running; a job that has ended stays as it is. Raises as `Stream.stop`."""
         job = await self._row(caller, job_id)
         if not job.is_finished:
             await self.stop(job)
@@ -135,7 +135,7 @@ class Jobs:
     def _check(self, request: GenerateRequest, webhook: str) -> None:
         client = self._streams.clients.get(request.model)
         if not isinstance(client, PipelineClient):
-            names = [name for name, one in self._streams.clients.items() if isinstance(one, PipelineClient)]
+            names = [name for name, client in self._streams.clients.items() if isinstance(client, PipelineClient)]
             known = f"Known: {', '.join(names)}." if names else "The site has none: see docs/pipelines.md."
             message = f"There is no pipeline {request.model[:64]!r} here. {known}"
             raise NotFound(message, code="pipeline_not_found", param="pipeline")

@@ -31,7 +31,7 @@ JOBS, WEBHOOKS, BATCHES = "jobs", "webhooks", "batch"
 
 
 class Failed(Exception):
-    """An attempt failed. `message` is shown to the caller; one that is not `is_retryable` is not tried again."""
+    """An attempt failed. `message` is shown to the caller; without `is_retryable` the row is not tried again."""
 
     def __init__(self, message: str, *, code: str = "internal_error", is_retryable: bool = True) -> None:
         super().__init__(message)

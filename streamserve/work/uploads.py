@@ -34,7 +34,7 @@ class Uploads:
         self._by_owner: Counter[str] = Counter()
 
     def num_bytes_of(self, call: Call) -> int:
-        """Return how large the body is, or may be. Raises for one that its headers show to be wrong."""
+        """Return how large the body is, or may be. Raises where its headers are wrong."""
         length, most = call.headers.get("content-length", ""), self._limits.max_file_bytes
         check_head("", call.headers.get("content-encoding", ""), self._limits)
         announced = announced_bytes(length)

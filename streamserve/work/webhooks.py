@@ -72,7 +72,7 @@ async def _answer(target: Webhook, message_id: str, body: bytes) -> int:
             failure = error
         except Exception as error:  # the edge of a thread
             failure = _unreachable(error)
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
+        with suppress(RuntimeError):  # the loop is closed: no caller waits
             loop.call_soon_threadsafe(settle, status, failure)
 
     threading.Thread(target=work, name=f"webhook {target.name}", daemon=True).start()

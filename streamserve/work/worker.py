@@ -10,7 +10,7 @@ knows no kind of work (kinds.py has them). asyncio, on one event loop.
 `stop` ends it gracefully: nothing is claimed any more, what runs has `grace_seconds` to end, and is then given back.
 
 `Presence`: this process among the workers, and which of the others live. A worker of this host holds a file lock, so
-its death shows at once (streams/lease/liveness.py); with Redis that of one on another host shows after 3 s. Where there
+its death shows at once (streams/lease/liveness.py); with Redis a death on another host shows after 3 s. Where there
 is neither, a worker whose row has had no beat for `LEASE_SECONDS` counts as dead; if it was only slow, its writes are
 refused.
 """
@@ -69,7 +69,7 @@ class Presence:
 
 
 class Worker:
-    """One a process. `run` it; `stop` it. With `ends_idle` it stops when nothing is due and nothing runs."""
+    """The worker of a process. `run` it; `stop` it. With `ends_idle` it stops when nothing is due and nothing runs."""
 
     def __init__(self, kinds: Sequence[Kind[Any]], liveness: Liveness | None, *, grace_seconds: float = 30.0) -> None:
         self.kinds, self.presence = kinds, Presence(liveness, kinds)

@@ -1,6 +1,6 @@
 """The endpoints under /v1/batches, in OpenAI's shape, and those under /v1/messages/batches, in Anthropic's.
 
-The requests of a message batch become the input file of a batch, which runs as every other one does; its results are
+The requests of a message batch become the input file of a batch, which runs as every other batch does; its results are
 one file. asyncio; framework-free. Workers do the work (work/).
 """
 
@@ -49,16 +49,16 @@ class Batches(Protocol):
         num_rows: int = 0,
         once: Once | None = None,
     ) -> BatchRecord:
-        """Queue a batch; with `once`, return the one that its key has queued before. `num_rows` as far as it is known.
+        """Queue a batch; with `once`, return the batch that its key has queued before. `num_rows` as far as known.
 
         Raises NotFound for its file, QuotaExceeded, KeyReused.
         """
 
     async def sent_before(self, once: Once | None) -> BatchRecord | None:
-        """Return the batch that this key has queued before, if there is one. Raises KeyReused."""
+        """Return the batch that this key has queued before, or None. Raises KeyReused."""
 
     async def find(self, caller: Caller, batch_id: str, *, dialect: BatchDialect = OPENAI) -> BatchRecord:
-        """Return the batch. Raises NotFound for an unknown id, and for one of another tenant or API."""
+        """Return the batch. Raises NotFound for an unknown id, and for a batch of another tenant or API."""
 
     async def page(
         self, caller: Caller, page: Page, *, dialect: BatchDialect = OPENAI
@@ -66,7 +66,7 @@ class Batches(Protocol):
         """Return a part of the tenant's batches of an API, and whether there are more."""
 
     async def cancel(self, caller: Caller, batch_id: str, *, dialect: BatchDialect = OPENAI) -> BatchRecord:
-        """Have the batch run no more rows. Raises NotFound; BadRequest for one that has ended."""
+        """Have the batch run no more rows. Raises NotFound; BadRequest if it has ended."""
 
     async def delete(self, caller: Caller, batch_id: str, *, dialect: BatchDialect) -> None:
         """Forget a batch that has ended."""
@@ -84,7 +84,7 @@ async def list_batches(call: Call, batches: Batches) -> Reply:
     """GET /v1/batches: a page of the tenant's batches."""
     page = parse_page(call.query(), most=MOST_BATCHES, usual=FEWEST_BATCHES)
     found, has_more = await batches.page(call.caller, page)
-    return json_reply(list_json([batch_json(one) for one in found], has_more=has_more))
+    return json_reply(list_json([batch_json(record) for record in found], has_more=has_more))
 
 
 async def batch(call: Call, batches: Batches) -> Reply:
@@ -106,7 +106,7 @@ def no_batch(batch_id: str, param: str = "batch_id") -> NotFound:
 async def list_messages(call: Call, batches: Batches) -> Reply:
     """GET /v1/messages/batches: a page of the tenant's batches, the newest first."""
     found, has_more = await _message_page(call, batches, call.query())
-    items = [anthropic_batches.batch_json(one) for one in found]
+    items = [anthropic_batches.batch_json(record) for record in found]
     edges = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {"first_id": None, "last_id": None}
     return json_reply({"data": items, "has_more": has_more, **edges}, headers=id_header(call.request_id))
 

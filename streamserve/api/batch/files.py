@@ -49,7 +49,7 @@ class Files(Protocol):
     async def add(
         self, caller: Caller, form: Form, expires_seconds: int | None, once: Once | None = None
     ) -> FileRecord:
-        """Store the form's file; with `once`, return the one that its key has stored before.
+        """Store the form's file; with `once`, return the file that its key has stored before.
 
         Raises StorageFull, KeyReused.
         """
@@ -96,7 +96,7 @@ async def list_files(call: Call, files: Files) -> Reply:
     """GET /v1/files: a page of the tenant's files."""
     page = parse_page(call.query(), most=MOST_FILES, usual=MOST_FILES)
     found, has_more = await files.page(call.caller, page)
-    return json_reply(list_json([file_json(one) for one in found], has_more=has_more))
+    return json_reply(list_json([file_json(record) for record in found], has_more=has_more))
 
 
 async def file(call: Call, files: Files) -> Reply:

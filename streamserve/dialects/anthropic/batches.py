@@ -3,7 +3,7 @@
     {"requests": [{"custom_id": …, "params": {…}}, …]}      or, as JSONL, one `{"custom_id": …, "params": {…}}` a line
 
 Bodies may be far larger than memory should hold, so they are read a piece at a time, and a request is checked and
-written before the next one is read. Whether its `params` are right is found when it is run, as in the public API.
+written before the next is read. Whether its `params` are right is found when it is run, as in the public API.
 Shapes as the official client's types have them (anthropic 2.12, `types/messages/`). Pure but for the given files.
 """
 
@@ -154,7 +154,7 @@ class _Reader:
                 return self._text[self._at : self._at + 1]
 
     def take(self, wanted: str) -> None:
-        """Take a character, "" for the end. Raises BadRequest for another one."""
+        """Take a character, "" for the end. Raises BadRequest for another character."""
         if self.next() != wanted:
             found = self.next()
             message = (
@@ -164,7 +164,7 @@ class _Reader:
         self._at += len(wanted)
 
     def value(self, param: str) -> bytes:
-        """Take one value; return its JSON. Raises BadRequest for what is none, is too long or has too many containers.
+        """Take one value; return its JSON. Raises BadRequest for no JSON, for too long a value and too many containers.
 
         Of an array or object only the end is sought: what is inside is parsed once, when it is whole.
         """

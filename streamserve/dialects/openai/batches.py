@@ -27,7 +27,7 @@ from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import Limits
 from streamserve.protocol.sse import one_line_json
 
-WINDOW = "24h"  # the only one that it takes
+WINDOW = "24h"  # the only window that it takes
 # The bounds of `expires_after` of that API: an hour, 30 days.
 MIN_EXPIRES_SECONDS, MAX_EXPIRES_SECONDS = 3600, 30 * 86_400
 MOST_FILES, MOST_BATCHES, FEWEST_BATCHES = 10_000, 100, 20
@@ -153,7 +153,10 @@ def _stored_metadata(limits: Limits) -> Reader:
 
 def batch_json(batch: BatchRecord) -> dict[str, Any]:
     """Return a batch as that API shows it."""
-    errors = [{"code": one.code, "line": one.line, "message": one.message, "param": one.param} for one in batch.errors]
+    errors = [
+        {"code": error.code, "line": error.line, "message": error.message, "param": error.param}
+        for error in batch.errors
+    ]
     return {
         "id": batch.id,
         "object": "batch",

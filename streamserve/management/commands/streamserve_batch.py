@@ -107,8 +107,8 @@ class Command(BaseCommand):
     def _check(self, batch: BatchFile, endpoint: str) -> None:
         """Refuse an input with wrong lines, before any row is run."""
         errors = batch.check(endpoint)
-        for one in errors[:_MOST_SHOWN]:
-            self.stderr.write(f"{'' if one.line is None else f'line {one.line}: '}{one.message} ({one.code})")
+        for error in errors[:_MOST_SHOWN]:
+            self.stderr.write(f"{'' if error.line is None else f'line {error.line}: '}{error.message} ({error.code})")
         if errors:
             more = f" {len(errors) - _MOST_SHOWN} more." if len(errors) > _MOST_SHOWN else ""
             raise CommandError(f"The file is wrong, and no row was run.{more}")

@@ -41,8 +41,8 @@ class Command(BaseCommand):
         try:
             if dry_run:
                 num_logs = async_to_sync(_count)(before)
-                rows = tuple(one.count() for one in ages.old(settings.streams, timezone.now()))
-                num_files, num_batches = (one.count() for one in files.old())
+                rows = tuple(old.count() for old in ages.old(settings.streams, timezone.now()))
+                num_files, num_batches = (old.count() for old in files.old())
             else:
                 num_logs = async_to_sync(_purge)(before)
                 rows = ages.drop_old(settings.streams, timezone.now())
