@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from streamserve.api.call import Call, Caller
 from streamserve.api.idempotency import StartOnce
 from streamserve.clients.base import EngineClient
+from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.protocol.errors import no_model, no_stream
 from streamserve.protocol.requests import (
@@ -131,6 +132,11 @@ class Answers:
     def clients(self) -> Mapping[str, EngineClient]:
         """The models and pipelines, by alias."""
         return self.streams.clients
+
+    @property
+    def pipelines(self) -> Mapping[str, PipelineClient]:
+        """The pipelines among the clients."""
+        return {name: client for name, client in self.clients.items() if isinstance(client, PipelineClient)}
 
     def client(self, alias: str) -> EngineClient:
         """Return the client of a model. Raises NotFound."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
-from streamserve.api import anthropic, native, openai, ops, pipelines
+from streamserve.api import anthropic, jobs, native, openai, ops, pipelines
 from streamserve.api.batch import batches, files
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.dialects import native as native_dialect
@@ -236,10 +236,10 @@ ROUTES = (
     _native("pipelines", "pipelines", _CHAT, pipelines.pipelines),
     _native("pipeline", "pipelines/<pipeline_name:name>", _CHAT, pipelines.get_run, post=pipelines.post_run),
     unknown_route("pipelines/<rest:path>"),
-    _native("jobs", "jobs", _CHAT, pipelines.list_jobs, post=pipelines.enqueue),
-    _native("job", _JOB, _CHAT, pipelines.job),
-    _native("job_events", f"{_JOB}/events", _CHAT, pipelines.job_events),
-    _native("cancel_job", f"{_JOB}/cancel", _CHAT, post=pipelines.cancel_job),
+    _native("jobs", "jobs", _CHAT, jobs.list_jobs, post=jobs.enqueue),
+    _native("job", _JOB, _CHAT, jobs.job),
+    _native("job_events", f"{_JOB}/events", _CHAT, jobs.job_events),
+    _native("cancel_job", f"{_JOB}/cancel", _CHAT, post=jobs.cancel_job),
     unknown_route("jobs/<rest:path>"),
     _openai("chat_completions", _CHATS, _CHAT, openai.list_chats, post=openai.create_chat),
     _openai("chat_completion", _CHATCMPL, _CHAT, openai.chat, post=openai.annotate_chat, delete=openai.delete_chat),

@@ -16,14 +16,15 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from streamserve.api.call import Caller
-from streamserve.api.pipelines import JobView, no_job
+from streamserve.api.jobs import JobView, no_job
+from streamserve.api.pipelines import no_pipeline
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.conf import SiteConfig
 from streamserve.dialects.batches import Page
 from streamserve.keys import salt_of
 from streamserve.models import Job, Worker
 from streamserve.models import Stream as StreamRow
-from streamserve.protocol.errors import BadRequest, NotFound, Overloaded, QuotaExceeded
+from streamserve.protocol.errors import BadRequest, Overloaded, QuotaExceeded
 from streamserve.protocol.events import Done, Meta
 from streamserve.protocol.ids import is_stream_id
 from streamserve.protocol.requests import Admission, GenerateRequest, Once, check_needs, check_sampling
@@ -40,7 +41,7 @@ _RETRY_AFTER = 30
 
 
 class Jobs:
-    """See `JobQueue` in api/pipelines.py. `wake` is called when there is work."""
+    """See `Jobs` in api/jobs.py. `wake` is called when there is work."""
 
     def __init__(self, streams: Streams, settings: SiteConfig, wake: Callable[[], None]) -> None:
         self._streams, self._settings, self._wake = streams, settings, wake
@@ -133,12 +134,9 @@ class Jobs:
         return None if job is None else await self._view(job)
 
     def _check(self, request: GenerateRequest, webhook: str) -> None:
-        client = self._streams.clients.get(request.model)
-        if not isinstance(client, PipelineClient):
-            names = [name for name, client in self._streams.clients.items() if isinstance(client, PipelineClient)]
-            known = f"Known: {', '.join(names)}." if names else "The site has none: see docs/pipelines.md."
-            message = f"There is no pipeline {request.model[:64]!r} here. {known}"
-            raise NotFound(message, code="pipeline_not_found", param="pipeline")
+        names = [name for name, client in self._streams.clients.items() if isinstance(client, PipelineClient)]
+        if request.model not in names:
+            raise no_pipeline(request.model, names, "pipeline")
         if webhook and webhook not in self._settings.webhooks:
             known = ", ".join(self._settings.webhooks) or "none"
             message = f"There is no webhook {webhook[:64]!r} here; the site's settings have: {known}."

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from streamserve.api import anthropic, openai, pipelines
 from streamserve.api.answers import Answers
 from streamserve.api.call import Call, Caller, Reply
 from streamserve.api.logs import get_logger
-from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects import native
 from streamserve.dialects.anthropic import message as anthropic_message
 from streamserve.dialects.batches import Line, RowResult
@@ -33,7 +31,6 @@ T = TypeVar("T")
 MAX_RUNS = 3
 _NOT_BEGUN = "queue_timeout"  # of an answer that was accepted, and had no step
 _FIRST_WAIT_SECONDS, _MAX_WAIT_SECONDS = 1.0, 30.0
-_PIPELINE = re.compile(r"/pipelines/([^/]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,17 +68,10 @@ class TryLater(Exception):
 
 def check_endpoint(url: str, answers: Answers) -> None:
     """Raise BadRequest unless rows may ask `url` here."""
-    if url in ENDPOINTS or _pipeline_of(url, answers) is not None:
-        return
-    names = [name for name, client in answers.clients.items() if isinstance(client, PipelineClient)]
-    known = ", ".join([*ENDPOINTS, *(f"/pipelines/{name}" for name in names)])
-    message = f"{url[:128]!r} takes no batches here. Known: {known}."
-    raise BadRequest(message, code="invalid_endpoint", param="endpoint")
-
-
-def _pipeline_of(url: str, answers: Answers) -> str | None:
-    found = _PIPELINE.fullmatch(url)
-    return found[1] if found and isinstance(answers.clients.get(found[1]), PipelineClient) else None
+    known = [*ENDPOINTS, *(f"/pipelines/{name}" for name in answers.pipelines)]
+    if url not in known:
+        message = f"{url[:128]!r} takes no batches here. Known: {', '.join(known)}."
+        raise BadRequest(message, code="invalid_endpoint", param="endpoint")
 
 
 async def answer_line(

@@ -20,7 +20,7 @@ from django.urls import reverse
 
 from streamserve.api.call import Caller, Reply
 from streamserve.api.idempotency import once_for
-from streamserve.api.pipelines import JobView, job_request
+from streamserve.api.jobs import JobView, job_request
 from streamserve.api.resume import encoder_for
 from streamserve.asgi.handover import MORE_HEADERS
 from streamserve.dialects import fold, native
