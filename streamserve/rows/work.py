@@ -4,8 +4,7 @@ A job's events are in its stream's log. A batch's requests are in its input file
 storage (work/files.py). A `BatchRow` is a request that has ended, until the batch's files are composed:
 
     validating ──► in_progress ──► finalizing ──► completed, expired
-        │ └────────────┴─► cancelling ──► cancelled
-        └──► failed
+        └──────────────┴─► cancelling ──► cancelled                   and from each of them: failed
 
 A batch's `status` is the API's; its `state`, `fence` and `producer` are those of the queue (leases.py), as a job's are.
 JSON is kept as text: PostgreSQL's own type refuses texts with a NUL, which models can write.
@@ -14,8 +13,9 @@ JSON is kept as text: PostgreSQL's own type refuses texts with a NUL, which mode
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Any
 
 from django.db import models, transaction
@@ -222,7 +222,18 @@ class StoredFile(Keyed):
 
 
 RUNNING = ("validating", "in_progress", "finalizing", "cancelling")
-_CANCELLABLE = ("validating", "in_progress")
+# The statuses from which each other one is reached.
+BEFORE: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "in_progress": ("validating",),
+        "finalizing": ("in_progress",),
+        "cancelling": ("validating", "in_progress"),
+        "completed": ("finalizing",),
+        "expired": ("finalizing",),
+        "cancelled": ("cancelling",),
+        "failed": RUNNING,
+    }
+)
 
 
 class BatchQuerySet(WorkQuerySet["Batch"]):
@@ -234,15 +245,18 @@ class BatchQuerySet(WorkQuerySet["Batch"]):
 
     def cancel(self, pk: str) -> int:
         """Ask for the batch to be cancelled; 0 if it is too late for that. A batch that waits is due at once."""
-        now = timezone.now()
-        return self.filter(pk=pk, status__in=_CANCELLABLE).update(
-            status="cancelling", cancelling_at=now, due_at=F("created_at")
-        )
+        return self.filter(pk=pk).move("cancelling", due_at=F("created_at"))
 
-    def move(self, before: Iterable[str], status: str, **columns: Any) -> int:
-        """Change the status of a held batch if it is among `before`; 0 if it is not."""
+    def move(self, status: str, **columns: Any) -> int:
+        """Change the status; 0 if `BEFORE` has no such change."""
         now = {f"{status}_at": timezone.now()}
-        return self.filter(status__in=tuple(before)).update(status=status, **now, **columns)
+        return self.filter(status__in=BEFORE[status]).update(status=status, **now, **columns)
+
+    def end(self, status: str, **columns: Any) -> int:
+        """End the batch; 0 if `BEFORE` has no such change."""
+        state = status if status in ("cancelled", "failed") else "done"
+        now = {f"{status}_at": timezone.now()}
+        return self.filter(status__in=BEFORE[status]).finish(state, status=status, **now, **columns)
 
     def store(self, rows: Sequence[BatchRow]) -> int:
         """Store rows of a held batch that have ended, and count them; 0 if the batch is not held. One transaction.

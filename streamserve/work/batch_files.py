@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import IO, Any
 
-from django.utils import timezone
-
 from streamserve.api.call import Caller
 from streamserve.dialects.anthropic.batches import ANTHROPIC
 from streamserve.dialects.batches import (
@@ -36,7 +34,7 @@ from streamserve.rows import orm
 from streamserve.rows.queries import delete_in_parts
 from streamserve.rows.work import BatchQuerySet
 from streamserve.work.files import Files
-from streamserve.work.queue import Claim
+from streamserve.work.queue import Claim, LeaseLost
 
 _ROWS_AT_ONCE = 100
 _DIALECTS = {dialect.name: dialect for dialect in (OPENAI, ANTHROPIC)}  # by `Batch.api`
@@ -137,9 +135,8 @@ class Composed:
         output_id, error_id = ("" if file is None else file.id for file in (self.output, self.errors))
 
         def finish(held: BatchQuerySet) -> None:
-            state = status if status in ("cancelled", "failed") else "done"
-            columns.setdefault(f"{status}_at", timezone.now())
-            held.finish(state, status=status, output_file_id=output_id, error_file_id=error_id, **columns)
+            if not held.end(status, output_file_id=output_id, error_file_id=error_id, **columns):
+                raise LeaseLost(claim.id)
             StoredFile.objects.filter(pk__in=(output_id, error_id)).update(is_ready=True)
 
         await claim.transact(finish)

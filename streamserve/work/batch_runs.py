@@ -117,14 +117,13 @@ class BatchRun:
         if self._row.status in ("in_progress", "cancelling", "finalizing"):
             await self._finalize()
 
-    async def _move(self, *before: str, to: str, **columns: Any) -> None:
+    async def _move(self, to: str, **columns: Any) -> None:
         """Change the status, unless the batch was cancelled meanwhile. Raises LeaseLost."""
         try:
-            await self._claim.write(lambda held: held.move(before, to, **columns))
+            await self._claim.write(lambda held: held.move(to, **columns))
             self._row.status = to
         except LeaseLost:
-            if await self._look() in before:
-                raise
+            await self._look()
 
     async def _look(self) -> str:
         """Return the batch's status. Raises LeaseLost."""
@@ -167,7 +166,7 @@ class BatchRun:
             await end_failed(self._claim, errors)
             self._row.status = "failed"
         else:
-            await self._move("validating", to="in_progress", num_rows=num_rows)
+            await self._move("in_progress", num_rows=num_rows)
 
     # Running
 
@@ -226,7 +225,7 @@ class BatchRun:
         """Make the files; what was not run is in the error file with the reason."""
         await self._look()  # it may have been cancelled meanwhile
         if self._row.status == "in_progress":
-            await self._move("in_progress", to="finalizing")
+            await self._move("finalizing")
         is_cancelled = self._row.status == "cancelling"
         made = await compose(
             self._files, self._limits, self._row, await self._open(), CANCELLED if is_cancelled else EXPIRED
@@ -246,8 +245,8 @@ class BatchRun:
 
 async def end_failed(claim: Claim[Batch], errors: Iterable[LineError]) -> None:
     """End a batch as failed, without files."""
-    columns = {"status": "failed", "failed_at": timezone.now()}
-    await claim.finish("failed", **columns, errors=[dataclasses.asdict(error) for error in errors])
+    found = [dataclasses.asdict(error) for error in errors]
+    await claim.write(lambda held: held.end("failed", errors=found))
 
 
 def batch_kind(files: Files, rows: Answers, *, at_once: int) -> Kind[Batch]:

@@ -1,4 +1,4 @@
-"""`Batches`: the batches of tenants as rows. See `Batches` in api/batch/batches.py. Workers run them (work.py)."""
+"""`Batches`: the batches of tenants as rows. See `Batches` in api/batch/batches.py. batch_runs.py runs them."""
 
 from __future__ import annotations
 

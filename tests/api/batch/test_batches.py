@@ -309,9 +309,9 @@ async def test_rows_are_of_the_class_batch(tenant: Tenant, monkeypatch: pytest.M
     client = site.get_site().clients["echo"]
     generate = client.generate
 
-    async def watched(request: Any) -> Any:
+    async def watched(request: Any, *decided: Any) -> Any:
         seen.add(request.latency_class)
-        return await generate(request)
+        return await generate(request, *decided)
 
     monkeypatch.setattr(client, "generate", watched)
     await tenant.run(jsonl([line("a", messages=HI, max_tokens=4, latency_class="chat")]))

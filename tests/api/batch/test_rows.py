@@ -54,7 +54,7 @@ def test_a_worker_that_lost_the_batch_stores_nothing(batch: Batch) -> None:
     assert not held_by("first", batch).store([row(1)])
     (again,) = Batch.objects.take("second")
     assert not held_by("first", batch).store([row(1)])
-    assert not held_by("first", batch).move(["in_progress"], "finalizing")
+    assert not held_by("first", batch).move("finalizing")
     assert held_by("second", again).store([row(1)])
     assert Batch.objects.get().num_completed == BatchRow.objects.count() == 1
 
