@@ -63,8 +63,8 @@ class Cause(Enum):
     BROKE = "broke"  # its task is over, and nothing can continue it
 
 
-_OVER = frozenset({Life.FINISHED, Life.LOST, Life.LEFT, Life.BROKEN})
-_WRITING = frozenset({Life.OPENING, Life.RUNNING, Life.PARKED, Life.ENDING})
+_OVER = (Life.FINISHED, Life.LOST, Life.LEFT, Life.BROKEN)
+_WRITING = (Life.OPENING, Life.RUNNING, Life.PARKED, Life.ENDING)
 
 _UNFINISHED = {
     Cause.LEAVE: Life.LEAVING,

@@ -144,7 +144,7 @@ class Streams:
             if record is not None:
                 stream.lease.note(record)
             try:
-                await stream.catch_up()
+                await stream.follower.catch_up()
             except KeyError:
                 return None
             return stream

@@ -36,7 +36,7 @@ from streamserve.streams.config import JOB, StreamConfig
 from streamserve.streams.follower import Follower
 from streamserve.streams.lease.lease import Lease, LeaseResult
 from streamserve.streams.life import Cause, Life, after
-from streamserve.streams.log.base import Batch, Ended, EventLog, Fenced, LogLost, LogUnavailable, Result, new_log_id
+from streamserve.streams.log.base import Batch, Ended, Fenced, LogLost, LogUnavailable, Result, new_log_id
 from streamserve.streams.outbox import Outbox
 from streamserve.streams.readers import Attachment, ReaderLag, Readers
 from streamserve.streams.recent import Recent
@@ -103,7 +103,7 @@ class Stream:
         self.engine = EngineRun(
             client, request, admission, self.lag, generation, resume=resume, was_admitted=was_admitted
         )
-        self.follower = Follower(writer.log, self.log_id, lease, self.transcript, self.readers, self._on_read)
+        self.follower = Follower(writer.log, self.log_id, lease, self.transcript, self.readers, self._on_committed)
         self.ended = asyncio.Event()  # set once nothing more will be committed here
         self._config, self._writer, self._timers = config, writer, Timers()
         self._attempt: asyncio.Future[Error | None] | None = None  # of the job of this stream, while it runs here
@@ -144,11 +144,6 @@ class Stream:
     def lease(self) -> Lease:
         """Whether this process writes its log."""
         return self.follower.lease
-
-    @property
-    def log(self) -> EventLog:
-        """The log of all streams of this process."""
-        return self.follower.log
 
     @property
     def last_seq(self) -> int:
@@ -381,11 +376,8 @@ class Stream:
         self.end_with(error)
         await self.work()
 
-    def fail_attempt(self, error: Error) -> None:
-        """Stop producing without an end: the job is tried again, or buried. `work` returns the error."""
-        self._end_attempt(error)
-
-    def _end_attempt(self, error: Error | None = None) -> None:
+    def end_attempt(self, error: Error | None = None) -> None:
+        """Have `work` return `error`: the attempt is over without an end of the stream."""
         if self._attempt is not None and not self._attempt.done():
             self._attempt.set_result(error)
 
@@ -416,7 +408,7 @@ class Stream:
         if batch is None or not events or events[0].seq != self.last_seq + 1 or self.life.is_over:
             return  # refused; or committed late, after a cut: what follows is read from the log
         try:
-            self._on_committed(events, batch.bodies, is_ours=True)
+            self._on_committed(events, batch.bodies)
         except Exception as error:
             self.outbox.failure = error
             self.follower.wake()
@@ -478,16 +470,12 @@ class Stream:
 
     # What is in the log
 
-    async def catch_up(self) -> None:
-        """Count what other processes have committed. Raises KeyError when the log is gone."""
-        await self.follower.catch_up()
+    def _on_committed(self, events: list[LoggedEvent], bodies: Sequence[bytes] | None = None) -> None:
+        """Count events that are in the log, and show them to the readers of this process.
 
-    def _on_read(self, events: list[LoggedEvent]) -> None:
-        """Count events that another process has committed."""
-        self._on_committed(events, None, is_ours=False)
-
-    def _on_committed(self, events: list[LoggedEvent], bodies: Sequence[bytes] | None, *, is_ours: bool) -> None:
-        """Count events that are in the log, and show them to the readers of this process."""
+        `bodies`: the events encoded, where this process has committed them.
+        """
+        is_ours = bodies is not None
         for logged in events:
             self.transcript.note(logged.event, logged.seq, is_ours=is_ours)
         if self.transcript.terminal is not None:
@@ -703,7 +691,7 @@ class Stream:
     def _give_up(self, error: Error) -> None:
         """The engine refuses to continue: the end, but for a job, which may be tried again."""
         if self.on_disconnect == JOB:
-            self.fail_attempt(error)
+            self.end_attempt(error)
         else:
             self.end_with(error)
 
@@ -736,7 +724,7 @@ class Stream:
                 self._change(Cause.CLOSED)
             self.transcript.timings.ended_at = time.monotonic()
             self.ended.set()
-            self._end_attempt()
+            self.end_attempt()
             for reader in self.readers.attached:
                 reader.advance()
             if self.readers.last_transport:  # else the first one, which is on its way, takes them
@@ -765,7 +753,7 @@ class Stream:
         self._cancel()
         self.outbox.clear()
         self._timers.disarm_all()
-        self._end_attempt()
+        self.end_attempt()
         self._lose_log(cause)
 
     def _cancel(self) -> None:

@@ -54,7 +54,7 @@ class JobMemo:
         self.kept = {(name, ordinal): json.loads(result) for name, ordinal, result in steps}
         self.begun = None if not speaking else (json.loads(speaking)[0], json.loads(speaking)[1])
         self.shown, after = [], 0
-        while page := await self._stream.log.read(self._stream.log_id, after):
+        while page := await self._stream.follower.log.read(self._stream.log_id, after):
             after = page[-1].seq
             self.shown += [logged.event for logged in page if not isinstance(logged.event, Meta)]
 
@@ -80,7 +80,7 @@ class JobMemo:
     def end_of(self, error: Error) -> Error | None:
         if self._is_last or not (error.retryable or error.code == _AUTHORS):
             return error
-        self._stream.fail_attempt(error)
+        self._stream.end_attempt(error)
         return None
 
 

@@ -57,7 +57,7 @@ async def restore(
         created=int(record.created),
     )
     try:
-        await stream.catch_up()
+        await stream.follower.catch_up()
     except KeyError:
         return None
     # A finished record without an end in the log means that the log has lost the end.
