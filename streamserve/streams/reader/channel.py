@@ -75,6 +75,8 @@ _FRAMES_PER_POLL = 16
 # A reader that acknowledges is where it says. After so long without another acknowledgement (a page that is frozen, or
 # whose acknowledgements reach another worker) what its system has taken counts again.
 _ACK_SECONDS = 5.0
+# What the reader's system has taken is polled this long after a frame; while something is untaken, soon and then rarer.
+_FIRST_POLL_SECONDS, _POLL_SECONDS = 0.005, 0.25
 
 
 def check_sent(seq: int, last_seq: int) -> None:
@@ -85,7 +87,10 @@ def check_sent(seq: int, last_seq: int) -> None:
 
 
 class Received:
-    """Of one reader. `num_untaken` may count more than our frames (heads, chunk marks): never ahead of the truth."""
+    """Of one reader. `num_untaken` may count more than our frames (heads, chunk marks): never ahead of the truth.
+
+    `poll_at` is when a poll is due: soon after a poll that found something untaken, and then rarer; inf: nothing is.
+    """
 
     def __init__(self, seq: int, num_untaken: Callable[[], int]) -> None:
         self._seq = seq
@@ -93,13 +98,14 @@ class Received:
         self._num_sent = 0
         self._ends: deque[tuple[int, int]] = deque()  # (bytes sent up to the end of a frame, the last event in it)
         self._acked_seq, self._acked_at = 0, -math.inf
+        self.poll_at, self._poll_seconds = math.inf, _FIRST_POLL_SECONDS
 
     @property
     def is_behind(self) -> bool:
         """Whether something was untaken or unacknowledged at the last poll, or has been sent since."""
         return bool(self._ends) or (self._acked_at > -math.inf and self._acked_seq < self._seq)
 
-    def send(self, num_bytes: int, seq: int) -> bool:
+    def send(self, num_bytes: int, seq: int, now: float) -> bool:
         """Note that so many more bytes are sent, with which the reader has event `seq`.
 
         Return whether a poll costs nothing, or is worth it by now.
@@ -109,7 +115,12 @@ class Received:
         num_ends = len(self._ends)
         if num_ends > _MAX_ENDS:
             self._ends = deque(list(self._ends)[::2])  # of an odd number: the last one stays
-        return num_ends % _FRAMES_PER_POLL == 0 or self._num_untaken is nothing
+        if num_ends % _FRAMES_PER_POLL == 0 or self._num_untaken is nothing:
+            self._poll_seconds = _FIRST_POLL_SECONDS
+            return True
+        if self.poll_at == math.inf:
+            self.poll_at = now + _POLL_SECONDS
+        return False
 
     def ack(self, seq: int, now: float) -> None:
         """Note that the reader has every event up to `seq`."""
@@ -120,6 +131,15 @@ class Received:
 
     def poll(self, now: float) -> int:
         """Return the last event that the reader has by now."""
+        seq = self._seq_at(now)
+        if self.is_behind:
+            self.poll_at = now + self._poll_seconds
+            self._poll_seconds = min(2 * self._poll_seconds, _POLL_SECONDS)
+        else:
+            self.poll_at = math.inf
+        return seq
+
+    def _seq_at(self, now: float) -> int:
         num_taken = self._num_sent - self._num_untaken()
         while self._ends and self._ends[0][0] <= num_taken:
             self._seq = max(self._seq, self._ends.popleft()[1])

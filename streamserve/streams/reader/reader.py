@@ -7,9 +7,8 @@ again, by an acknowledgement, and by a page that was read.
     the stream's last batch ──► held ──► joined, encoded ──► channel
     older events: a task reads pages of the log, one at a time, so a slow reader costs a page of memory, not an answer
 
-Tokens are joined by Nagle's rule with a clock: a token that comes `coalesce_seconds` after the last frame, or is the
-first, leaves at once; later ones wait at most that long, or until there are `coalesce_tokens`. Everything else leaves
-at once. A reader that takes snapshots is sent one when it is more than `snapshot_events` behind. Event loop only.
+When held events leave, and how tokens are joined, is `Held` (held.py). A reader that takes snapshots is sent one when
+it is more than `snapshot_events` behind. Event loop only.
 """
 
 from __future__ import annotations
@@ -18,25 +17,21 @@ import asyncio
 import math
 import random
 import time
-from collections import deque
 from contextvars import Context
 from typing import Any
 
-from streamserve.dialects.encoder import Encoder, coalesce
+from streamserve.dialects.encoder import Encoder
 from streamserve.dialects.pace import SITES_OWN, Pace
 from streamserve.protocol.errors import Gone
-from streamserve.protocol.events import Error, GoingAway, LoggedEvent, Status, Token, is_terminal
+from streamserve.protocol.events import Error, GoingAway, LoggedEvent, Status, is_terminal
 from streamserve.streams.log.base import LogUnavailable
 from streamserve.streams.reader.channel import Channel, Received, check_sent
+from streamserve.streams.reader.held import Held
 from streamserve.streams.reader.pages import PAGE, Pages
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import LOG_AWAY, LOST, Stream
 
-# A frame that is due so soon is written now: to be woken again costs more than the joining saves.
-_SOON_SECONDS = 0.01
-# What the reader's system has taken is polled this long after a frame; while something is untaken, soon and then rarer.
-_FIRST_POLL_SECONDS, _POLL_SECONDS = 0.005, 0.25
 # A reader whose connection ends returns after that long, not all at once.
 _RETRY_MS = (500, 1500)
 
@@ -70,7 +65,8 @@ class Reader(Attachment):
         stream.readers.check_place(after, stream.last_seq, streams.settings.max_readers, is_watcher=is_watcher)
         super().__init__(is_watcher=is_watcher, transport=transport, received_seq=after)
         config, self.stream, self.sent_seq = streams.settings, stream, after
-        self._coalesce_seconds, self._coalesce_tokens = pace.frames or (config.coalesce_seconds, config.coalesce_tokens)
+        frames = pace.frames or (config.coalesce_seconds, config.coalesce_tokens)
+        self._held, self._has_credit = Held(*frames, credit), credit is not None
         self.id = f"{random.getrandbits(64):016x}"  # no secret: acknowledgements are checked by their tenant
         self._accepted_seq = after  # by the transport: a frame may still be on its way to it
         self.is_over = False  # nothing more is written
@@ -82,20 +78,13 @@ class Reader(Attachment):
         if encoder is not None and encoder.keepalive:
             self._silence_seconds = pace.keepalive_seconds or config.keepalive_seconds
         self._channel: Channel | None = None
-        self._credit, self._unacked = credit, deque[int]()
-        self._held: list[LoggedEvent] = []
-        self._num_tokens = 0  # of those held
-        self._holds_more = self._holds_large = False  # than tokens; tokens with other candidates, now or before
         self._notice: Status | None = None  # to be shown
-        self._wait_seconds = self._coalesce_seconds - _SOON_SECONDS
-        self._token_due_at = self._written_at = -math.inf  # until it is due tokens wait to be joined: not the first one
+        self._written_at = -math.inf
         self._unconfirmed: tuple[int, int] | None = None  # bytes and last seq of a frame the channel still has
         self._received: Received | None = None
-        self._poll_at, self._poll_seconds = math.inf, _FIRST_POLL_SECONDS
         self._timer: asyncio.TimerHandle | None = None
         self._paging: asyncio.Task[None] | None = None
         self._pages = Pages(streams.log, stream)
-        self._is_closed = False
 
     def attach(self) -> None:
         """Count as a reader of the stream from now on, unless closed already."""
@@ -103,16 +92,16 @@ class Reader(Attachment):
             raise RuntimeError("a reader is attached once")
         self.has_begun = True
         self._written_at = time.monotonic()
-        if not self._is_closed:
+        if not self.is_over:
             self.stream.attach(self)
 
     def start(self, channel: Channel) -> None:
         """Write to `channel` from now on."""
         self._channel = channel
         channel.on_writable = self._on_writable
-        if self._credit is None:
+        if not self._has_credit:
             self._received = Received(self.received_seq, channel.num_untaken)
-        if self._is_closed:  # let go before there was a channel: an empty answer must not look whole
+        if self.is_over:  # let go before there was a channel: an empty answer must not look whole
             is_cut = self.is_let_go and self._encoder is not None
             channel.end(BrokenStream(self.stream.id) if is_cut else None)
             return
@@ -122,27 +111,26 @@ class Reader(Attachment):
 
     def ack(self, seq: int, *, is_away: bool = False) -> None:
         check_sent(seq, self.sent_seq)
-        if self._is_closed:
+        if self.is_over:
             return
         if self._received is not None:
             self._received.ack(seq, time.monotonic())
             self._poll(time.monotonic(), is_away=is_away)
         else:
-            while self._unacked and self._unacked[0] <= seq:
-                self._unacked.popleft()
+            self._held.ack(seq)
             self.stream.moved(self, max(seq, self.received_seq), is_away=is_away)
         self.advance()
 
     def close(self) -> None:
         """Detach, or give up a reader that never came. Idempotent; when it returns, the engine knows."""
-        if self._is_closed:
+        if self.is_over:
             return
-        self._is_closed = self.is_over = True
+        self.is_over = True
         if self._timer is not None:
             self._timer.cancel()
         if self._paging is not None:
             self._paging.cancel()
-        self._held.clear()
+        self._held.events.clear()
         self.stream.detach(self)
         if not self.is_watcher:
             self.stream.release()
@@ -150,21 +138,21 @@ class Reader(Attachment):
     def advance(self) -> None:
         """Write what is due, as far as the channel and the credit allow. An exception ends this reader only."""
         channel = self._channel
-        if channel is None or self._is_closed:
+        if channel is None or self.is_over:
             return
         now, due_at = time.monotonic(), math.inf
         try:
-            while channel.is_writable and not self._is_closed:
+            while channel.is_writable and not self.is_over:
                 if self._notice is not None:
                     notice, self._notice = self._notice, None
                     self._write_notice(channel, notice)
                     continue
-                if self._paging is None and self._read_seq < self.stream.last_seq and len(self._held) < PAGE:
+                if self._paging is None and self._read_seq < self.stream.last_seq and len(self._held.events) < PAGE:
                     self._take_recent()
                 due_at = self._due_at()
                 if due_at > now:
                     break
-                if events := self._flush(now):
+                if events := self._held.take(now):
                     self._write(channel, events, now)
                 elif due_at == -math.inf:
                     self._end_with_stream(channel)
@@ -174,7 +162,7 @@ class Reader(Attachment):
                     channel.write(self._pace.keepalive_of(self._encoder))
             else:
                 due_at = math.inf
-            if not self._is_closed:
+            if not self.is_over:
                 self._arm(min(due_at, self._poll_at))
         except Exception as error:
             self._end(error)
@@ -187,7 +175,7 @@ class Reader(Attachment):
 
     def go_away(self) -> None:
         """End the connection with the place to resume from; without room for that it breaks. The stream continues."""
-        if self._is_closed:
+        if self.is_over:
             return
         self.is_let_go = True
         channel = self._channel
@@ -210,59 +198,33 @@ class Reader(Attachment):
     def _take_recent(self) -> None:
         """Hold what follows of the stream's recent events; have a task read the log if they are older."""
         is_far = self._takes_snapshots and self.stream.last_seq - self.sent_seq > self._config.snapshot_events
-        if not self._must_fold and (self._held or not is_far):
+        if not self._must_fold and (self._held.events or not is_far):
             events = self.stream.recent.since(self._read_seq, self._pages.size)
             if events:
                 self._hold(events, events[-1].seq)
-                if self._holds_large:
+                if self._held.is_large:
                     self._pages.note(events)
                 return
-        if self._held:
-            self._holds_more = True  # the log is read when these are written: they wait for no more tokens
+        if self._held.events:
+            self._held.hurry()  # the log is read when these are written
             return
         self._paging = asyncio.get_running_loop().create_task(self._read_log(), name="reader", context=Context())
 
     def _hold(self, events: list[LoggedEvent], until: int) -> None:
-        self._held += events
+        self._held.add(events)
         self._read_seq = until
-        for logged in events:
-            if isinstance(logged.event, Token):
-                self._num_tokens += len(logged.event.token_ids) or 1
-                self._holds_large |= logged.event.logprobs is not None
-            else:
-                self._holds_more = True
 
     def _due_at(self) -> float:
         """When the held events must leave; without any, the end of the silence. -inf is now, also for the end."""
         stream = self.stream
         is_over = stream.terminal is not None or stream.ended.is_set()
-        if not self._held:
+        if not self._held.events:
             is_all = is_over and self._paging is None and self._read_seq >= stream.last_seq
             return -math.inf if is_all else self._written_at + self._silence_seconds
-        if self._credit is not None and len(self._unacked) >= self._credit:
+        if not self._held.has_credit:
             has_left = stream.has_left and stream.ended.is_set()  # then it waits for no acknowledgement
             return -math.inf if has_left else math.inf
-        if self._holds_more or self._num_tokens >= self._coalesce_tokens or is_over:
-            return -math.inf
-        return self._token_due_at
-
-    def _flush(self, now: float) -> list[LoggedEvent]:
-        """Return the held events, tokens joined, as far as the credit allows."""
-        held, self._held = self._held, []
-        if self._num_tokens:
-            self._token_due_at = now + self._wait_seconds
-        self._num_tokens, self._holds_more = 0, False
-        if len(held) > 1 and self._coalesce_tokens > 1 and self._coalesce_seconds > 0:
-            held = coalesce(held, max_tokens=self._coalesce_tokens)
-        if self._credit is not None:
-            num_allowed = self._credit - len(self._unacked)
-            if len(held) > num_allowed:
-                rest = held[num_allowed:]
-                held = held[:num_allowed]
-                self._hold(rest, self._read_seq)
-                self._holds_more = True  # they have been joined, and wait for credit only
-            self._unacked.extend(logged.seq for logged in held)
-        return held
+        return -math.inf if is_over else self._held.due_at
 
     def _write(self, channel: Channel, events: list[LoggedEvent], now: float) -> None:
         """Write these events as one frame."""
@@ -301,23 +263,19 @@ class Reader(Attachment):
         assert self._unconfirmed is not None
         (num_bytes, seq), self._unconfirmed = self._unconfirmed, None
         self._accepted_seq = seq
-        if self._received is None or self._is_closed:
+        if self._received is None or self.is_over:
             return
-        if self._received.send(num_bytes, seq):
-            self._poll_seconds = _FIRST_POLL_SECONDS
+        if self._received.send(num_bytes, seq, now):
             self._poll(now)
-        elif self._poll_at == math.inf:
-            self._poll_at = now + _POLL_SECONDS
 
     def _poll(self, now: float, *, is_away: bool | None = None) -> None:
-        """Look what the reader's system has taken; again soon, and then rarer, while something is untaken."""
+        """Look what the reader's system has taken."""
         assert self._received is not None
         self.stream.moved(self, self._received.poll(now), is_away=is_away)
-        if self._received.is_behind:
-            self._poll_at = now + self._poll_seconds
-            self._poll_seconds = min(2 * self._poll_seconds, _POLL_SECONDS)
-        else:
-            self._poll_at = math.inf
+
+    @property
+    def _poll_at(self) -> float:
+        return math.inf if self._received is None else self._received.poll_at
 
     def _arm(self, at: float) -> None:
         """Have `advance` called at `at`; a timer that is set for earlier stays, and is set anew then."""
@@ -331,11 +289,10 @@ class Reader(Attachment):
         self._timer = None
         now = time.monotonic()
         if self._poll_at <= now:
-            self._poll_seconds = max(self._poll_seconds, _FIRST_POLL_SECONDS)
             self._poll(now)
         self.advance()
         channel = self._channel
-        if not self._is_closed and channel is not None and not channel.is_writable:
+        if not self.is_over and channel is not None and not channel.is_writable:
             self._arm(self._poll_at)
 
     def _end_with_stream(self, channel: Channel) -> None:
@@ -367,7 +324,7 @@ class Reader(Attachment):
                 await pages.fold(self._encoder, self._read_seq)
                 self._must_fold = False
             await self._leap()
-            while not self._held and self._read_seq < stream.last_seq:
+            while not self._held.events and self._read_seq < stream.last_seq:
                 if stream.recent.since(self._read_seq, 1):
                     break
                 page = await pages.read(self._read_seq, pages.size)
@@ -391,7 +348,7 @@ class Reader(Attachment):
     async def _leap(self) -> None:
         """Hold a snapshot in place of all that the reader lacks, if that is too much."""
         until = self._pages.last_seq_to_show()
-        if not self._takes_snapshots or self._held or until - self.sent_seq <= self._config.snapshot_events:
+        if not self._takes_snapshots or self._held.events or until - self.sent_seq <= self._config.snapshot_events:
             return
         leap = await self._pages.snapshot(self.sent_seq, until)
         if leap:

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import Admission
-from streamserve.streams.reader.channel import _MAX_ENDS, Received
+from streamserve.streams.reader.channel import _MAX_ENDS, _POLL_SECONDS, Received
 from streamserve.streams.reader.delivery import Delivery
-from streamserve.streams.reader.reader import _POLL_SECONDS
 from streamserve.streams.registry import Streams
 from tests.support.streams.deliveries import DONE
 from tests.support.streams.hand_made import ScriptedClient, ask, tok, until
@@ -34,7 +33,7 @@ def test_an_event_counts_when_its_last_byte_is_taken() -> None:
     socket = Socket()
     received = Received(4, socket)
     for seq, num_bytes in ((5, 100), (8, 50), (9, 1)):
-        received.send(num_bytes, seq)
+        received.send(num_bytes, seq, 0.0)
     for num_untaken, seq in ((151, 4), (52, 4), (51, 5), (2, 5), (1, 8), (0, 9)):
         socket.num_untaken = num_untaken
         assert (received.poll(0.0), received.is_behind) == (seq, num_untaken > 0)
@@ -42,7 +41,7 @@ def test_an_event_counts_when_its_last_byte_is_taken() -> None:
 
 def test_without_a_count_what_is_sent_is_taken() -> None:
     received = Received(0, Socket())
-    received.send(10, 1)
+    received.send(10, 1, 0.0)
     assert (received.poll(0.0), received.is_behind) == (1, False)
 
 
@@ -51,7 +50,7 @@ def test_an_untaken_count_above_what_was_sent_takes_nothing() -> None:
     socket = Socket()
     socket.num_untaken = 10**6
     received = Received(3, socket)
-    received.send(10, 4)
+    received.send(10, 4, 0.0)
     assert (received.poll(0.0), received.is_behind) == (3, True)
 
 
@@ -63,7 +62,7 @@ def test_it_is_the_last_event_that_is_whole(sizes: list[int], over: int, data: s
     received = Received(0, socket)
     for seq, size in enumerate(sizes, 1):
         socket.num_untaken += size
-        received.send(size, seq)
+        received.send(size, seq, 0.0)
     for num_untaken in sorted(data.draw(st.lists(st.integers(0, total), max_size=8)), reverse=True):
         socket.num_untaken = num_untaken
         ends = [sum(sizes[:seq]) for seq in range(len(sizes) + 1)] if len(sizes) <= _MAX_ENDS else None
@@ -80,7 +79,7 @@ def test_a_reader_that_acknowledges_is_where_it_says() -> None:
     socket = Socket()
     received = Received(0, socket)
     for seq in range(1, 11):
-        received.send(10, seq)
+        received.send(10, seq, 0.0)
     assert received.poll(0.0) == 10
     received.ack(4, 1.0)
     assert (received.poll(1.0), received.is_behind) == (4, True)
@@ -96,7 +95,7 @@ def test_what_is_acknowledged_is_taken() -> None:
     socket = Socket()
     received = Received(0, socket)
     for seq in range(1, 11):
-        received.send(10, seq)
+        received.send(10, seq, 0.0)
     socket.num_untaken = 70
     received.ack(5, 1.0)
     assert received.poll(1.0) == 5
