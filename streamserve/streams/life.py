@@ -32,16 +32,6 @@ class Life(Enum):
     LEFT = "left"  # another process continues it
     BROKEN = "broken"  # it ends without a terminal event in its log
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more happens to it in this process."""
-        return self in _OVER
-
-    @property
-    def writes(self) -> bool:
-        """Whether the log writer is given what is pending."""
-        return self in _WRITING
-
 
 class Cause(Enum):
     """Why a stream's life changes."""
@@ -63,8 +53,12 @@ class Cause(Enum):
     BROKE = "broke"  # its task is over, and nothing can continue it
 
 
-_OVER = (Life.FINISHED, Life.LOST, Life.LEFT, Life.BROKEN)
-_WRITING = (Life.OPENING, Life.RUNNING, Life.PARKED, Life.ENDING)
+# Nothing more happens to it in this process.
+OVER = (Life.FINISHED, Life.LOST, Life.LEFT, Life.BROKEN)
+# Nothing new begins in it: it is over, or about to be.
+CLOSING = (*OVER, Life.LEAVING)
+# The log writer is given what is pending.
+WRITING = (Life.OPENING, Life.RUNNING, Life.PARKED, Life.ENDING)
 
 _UNFINISHED = {
     Cause.LEAVE: Life.LEAVING,

@@ -70,7 +70,10 @@ class Outbox:
         """
         if self.in_flight is not None:
             return None
-        events, is_end = self._take_own(), self.ending is not None
+        is_end = self.ending is not None
+        events: list[Event] = []
+        while self._own and (is_end or len(events) < self._max_events):
+            events.append(self._own.popleft())
         if self.ending is not None:
             events.append(as_kept(self.ending))
         limit = self._max_events - len(events)
@@ -124,7 +127,3 @@ class Outbox:
     def drop_own(self) -> None:
         """Drop the own events that are not in flight."""
         self._own.clear()
-
-    def _take_own(self) -> list[Event]:
-        most = len(self._own) if self.ending is not None else self._max_events
-        return [self._own.popleft() for _ in range(min(most, len(self._own)))]

@@ -35,7 +35,7 @@ from streamserve.protocol.requests import START, Admission, GenerateRequest, Res
 from streamserve.streams.config import JOB, StreamConfig
 from streamserve.streams.follower import Follower
 from streamserve.streams.lease.lease import Lease, LeaseResult
-from streamserve.streams.life import Cause, Life, after
+from streamserve.streams.life import CLOSING, OVER, WRITING, Cause, Life, after
 from streamserve.streams.log.base import Batch, Ended, Fenced, LogLost, LogUnavailable, Result, new_log_id
 from streamserve.streams.outbox import Outbox
 from streamserve.streams.readers import Attachment, ReaderLag, Readers
@@ -158,7 +158,7 @@ class Stream:
     @property
     def state(self) -> str:
         """What operators are shown: running, parked (also while it waits to be admitted again) or finished."""
-        if self.life.is_over:
+        if self.life in OVER:
             return "finished"
         return "parked" if self.engine.generation is None and not self.lease.is_elsewhere else "running"
 
@@ -180,7 +180,7 @@ class Stream:
     @property
     def is_live(self) -> bool:
         """Whether it is unfinished, and this process is responsible for it."""
-        return not self.life.is_over and not self.lease.is_elsewhere
+        return self.life not in OVER and not self.lease.is_elsewhere
 
     @property
     def is_lost(self) -> bool:
@@ -282,7 +282,7 @@ class Stream:
     def discard(self) -> None:
         """End a stream that does not begin: nothing of it is in the log."""
         self._cancel()
-        if not self.life.is_over:
+        if self.life not in OVER:
             self._change(Cause.BROKE)
         self.ended.set()
 
@@ -290,7 +290,7 @@ class Stream:
         """The server stops: leave a stream that another process can continue, end any other."""
         if not self.can_leave:
             self.end_with(_STOPPING)
-        elif not (self.life.is_over or self.life is Life.LEAVING):
+        elif self.life not in CLOSING:
             self._change(Cause.LEAVE)
             self._cancel()
             self.follower.wake()
@@ -392,10 +392,11 @@ class Stream:
 
     def take_batch(self) -> Batch | None:
         """Return what is to be committed next: the ending alone, or own events and then the generation's."""
-        if not self.life.writes:
+        if self.life not in WRITING:
             return None
         is_new = self._is_new if self.engine.may_repeat else None
-        batch = self.outbox.pack(self.log_id, self.lease.fence, self.last_seq, self.engine.ready, self._as_kept, is_new)
+        fence, last_seq = self.follower.lease.fence, self.transcript.last_seq
+        batch = self.outbox.pack(self.log_id, fence, last_seq, self.engine.ready, self._as_kept, is_new)
         if self.engine.state is RunState.DRAINED:
             self.follower.wake()
         return batch
@@ -405,7 +406,7 @@ class Stream:
         events = self.outbox.settle(batch, result)
         if self.outbox.failure is not None:
             self.follower.wake()
-        if batch is None or not events or events[0].seq != self.last_seq + 1 or self.life.is_over:
+        if batch is None or not events or events[0].seq != self.transcript.last_seq + 1 or self.life in OVER:
             return  # refused; or committed late, after a cut: what follows is read from the log
         try:
             self._on_committed(events, batch.bodies)
@@ -436,7 +437,7 @@ class Stream:
 
     def cut(self) -> None:
         """Stop generating and end the connections: the outage lasts. The stream resumes when the log is back."""
-        if self.life.is_over or self.life in (Life.OPENING, Life.CUT):
+        if self.life in OVER or self.life in (Life.OPENING, Life.CUT):
             return
         if self.lease.is_held and self.life is not Life.LEAVING:  # who follows has no lease to release
             if self.engine.generation is not None:
@@ -517,7 +518,7 @@ class Stream:
     async def run(self) -> None:
         """Bring the stream to its end, whatever happens."""
         try:
-            while not self.life.is_over and self.life is not Life.LEAVING:
+            while self.life not in CLOSING:
                 await self._next()
         except asyncio.CancelledError:
             await self._fail(_STOPPING)
@@ -598,7 +599,7 @@ class Stream:
                 self._leave()
             elif result is LeaseResult.UNKNOWN:
                 await follower.wait(_RETRY_SECONDS)
-            elif not self.life.is_over:
+            elif self.life not in OVER:
                 seconds = self._seconds_beside()
                 if seconds == 0:
                     self._leave()
@@ -698,7 +699,7 @@ class Stream:
     async def _fail(self, error: Error) -> None:
         """Commit `error` if the stream has no end yet. A log that does not take even that leaves it without one."""
         self._cancel()
-        is_ours = self.lease.is_held and not self.life.is_over and self.life is not Life.LEAVING
+        is_ours = self.lease.is_held and self.life not in CLOSING
         if not is_ours or not self._writer.can_commit:
             return
         self._change(Cause.FAILED)
@@ -706,7 +707,7 @@ class Stream:
         self.outbox.ending = error
         self.outbox.drop_own()
         self._writer.mark(self)
-        while not self.life.is_over and self.outbox.failure is None and self._writer.can_commit:
+        while self.life not in OVER and self.outbox.failure is None and self._writer.can_commit:
             await self.follower.wait(_RETRY_SECONDS)
         if self.outbox.failure is not None:
             logger.error("stream %s: its log does not take the terminal event", self.id, exc_info=self.outbox.failure)
@@ -737,12 +738,12 @@ class Stream:
 
     def _leave(self) -> None:
         """Give the stream up here, if it has no end: another process may continue it, unless none shares it."""
-        if not self.life.is_over and self.life is not Life.LEAVING:
+        if self.life not in CLOSING:
             self._change(Cause.LEAVE if self.lease.is_shared else Cause.BROKE)
 
     def _lose_log(self, cause: Cause) -> None:
         """This process does not write the log from now on. An ending is claimed for, if it is decided."""
-        if self.life.is_over or self.life is Life.LEAVING:
+        if self.life in CLOSING:
             return
         self._change(cause)
         if self.life is Life.FOLLOWING and self.outbox.ending is not None:
@@ -815,4 +816,4 @@ class Stream:
 
     @property
     def _is_ending(self) -> bool:
-        return self.outbox.ending is not None or self.life.is_over
+        return self.outbox.ending is not None or self.life in OVER

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from streamserve.streams.life import NEXT, Cause, IllegalChange, Life, after
+from streamserve.streams.life import NEXT, OVER, WRITING, Cause, IllegalChange, Life, after
 
 # What follows each state. A cause that is not here is a fault of the server.
 TABLE = """
@@ -47,8 +47,8 @@ def test_the_table_is_the_one_written_here() -> None:
 
 def test_a_life_that_is_over_never_changes() -> None:
     """Exactly the states without a change are over, and nothing is committed in them."""
-    assert {life for life in Life if life.is_over} == {life for life in Life if not NEXT[life]}
-    assert not [life for life in Life if life.is_over and life.writes]
+    assert set(OVER) == {life for life in Life if not NEXT[life]}
+    assert not [life for life in OVER if life in WRITING]
 
 
 def reached_from(*begins: Life) -> set[Life]:
@@ -66,7 +66,7 @@ def test_every_state_is_reached() -> None:
     assert reached_from(Life.OPENING, Life.FOLLOWING) == set(Life)
 
 
-@pytest.mark.parametrize("life", [life for life in Life if not life.is_over], ids=lambda life: life.value)
+@pytest.mark.parametrize("life", [life for life in Life if life not in OVER], ids=lambda life: life.value)
 def test_every_life_can_end(life: Life) -> None:
     """With its terminal event in the log, or its log lost; what is not left yet can be continued elsewhere."""
     assert {Life.FINISHED, Life.LOST, Life.LEFT} <= reached_from(life)
@@ -75,4 +75,4 @@ def test_every_life_can_end(life: Life) -> None:
 def test_the_engine_works_only_for_who_writes_the_log() -> None:
     """Who follows is admitted only after a claim: there is one producer."""
     assert {life for life in Life if NEXT[life].get(Cause.ADMITTED)} == {Life.OPENING, Life.PARKED}
-    assert all(NEXT[life].get(Cause.ADMITTED) is None for life in Life if not life.writes)
+    assert all(NEXT[life].get(Cause.ADMITTED) is None for life in Life if life not in WRITING)

@@ -50,13 +50,10 @@ class Held:
             self._unacked.popleft()
 
     @property
-    def has_credit(self) -> bool:
-        """Whether anything may be written before the next acknowledgement."""
-        return self._credit is None or len(self._unacked) < self._credit
-
-    @property
     def due_at(self) -> float:
-        """When the held events must leave; -inf is now."""
+        """When the held events must leave; -inf is now, inf is not before an acknowledgement."""
+        if self._credit is not None and len(self._unacked) >= self._credit:
+            return math.inf
         is_due = self._is_urgent or self._num_tokens >= self._coalesce_tokens
         return -math.inf if is_due else self._tokens_due_at
 

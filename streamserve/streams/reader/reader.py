@@ -221,10 +221,11 @@ class Reader(Attachment):
         if not self._held.events:
             is_all = is_over and self._paging is None and self._read_seq >= stream.last_seq
             return -math.inf if is_all else self._written_at + self._silence_seconds
-        if not self._held.has_credit:
+        due_at = self._held.due_at
+        if due_at == math.inf:
             has_left = stream.has_left and stream.ended.is_set()  # then it waits for no acknowledgement
             return -math.inf if has_left else math.inf
-        return -math.inf if is_over else self._held.due_at
+        return -math.inf if is_over else due_at
 
     def _write(self, channel: Channel, events: list[LoggedEvent], now: float) -> None:
         """Write these events as one frame."""
