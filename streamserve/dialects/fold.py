@@ -225,7 +225,7 @@ class Fold:
         return block
 
     def _token(self, token: Token) -> Piece:
-        if token.logprobs and not token.token_ids and self._has_token_ids:  # of no sampled token
+        if token.logprobs and not (token.token_ids or token.text) and self._has_token_ids:  # of no sampled token
             return PromptScored(token.logprobs)
         choice = self._choice(token.choice)
         block = choice.blocks.get(token.index) or self._block(token.choice, token.index)
@@ -341,6 +341,10 @@ class AnswerChoice:
             found = self._blocks[block.index] = AnswerBlock(block)
             self.parts.append(found)
         return found
+
+    def kind_of(self, index: int) -> str:
+        """Return what a block is of; a block that has not begun is of text."""
+        return self._blocks[index].kind if index in self._blocks else TEXT
 
     def end(self, ended: ChoiceEnded) -> None:
         """Note that the choice is whole."""

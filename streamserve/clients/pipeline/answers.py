@@ -21,6 +21,7 @@ from streamserve.clients.pipeline.journal import Journal, Key, joined
 from streamserve.clients.pipeline.phases import RunPhases
 from streamserve.clients.pipeline.speech import Speech
 from streamserve.clients.pipeline.tools import ToolCall
+from streamserve.dialects.fold import TOOL_USE, Answer, AnswerChoice
 from streamserve.protocol.errors import EngineUnavailable, error_for
 from streamserve.protocol.events import TEXT, BlockStart, BlockStop, Done, Error, Event, Status, Token
 from streamserve.protocol.measures import FIRST_TOKEN, parts_of
@@ -52,10 +53,7 @@ class Answering:
         self._through, self._journal = through, journal
         self._key: Key | None = None  # in the journal
         self._events: list[Event] = []  # for the journal, neighbouring tokens as one
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
-        self._other_blocks: set[int] = set()  # indexes of blocks that are not text
-        self._calls: dict[int, tuple[BlockStart, list[str]]] = {}  # of tools, by the index of their block
+        self._answer = Answer()
         self._first_token_at: float | None = None
         self._first = 0  # tokens of the run that were shown before this answer
         self._has_turn = False
@@ -80,9 +78,9 @@ class Answering:
                     if self._journal is not None and self._key is not None:
                         events, is_shown = [*self._events, done], self._speech is not None
                         await self._journal.keep_answer(self._key, events, time.monotonic() - began, is_shown=is_shown)
-                    return "".join(self._text), done
+                    return self._choice.text, done
                 park = self._engine.drain()
-                if self._text and not generation.accepted.has_token_ids:  # it would begin anew
+                if self._choice.text and not generation.accepted.has_token_ids:  # it would begin anew
                     raise EngineUnavailable("The server of the model was lost in the middle of an answer. Try again.")
                 await self._wait(self._engine.lose(park))
         finally:
@@ -98,7 +96,7 @@ class Answering:
         for event in events:
             if isinstance(event, Done):
                 await self._end(event)
-                return "".join(self._text), event
+                return self._choice.text, event
             self._note(event)
             if self._speech is not None:
                 await self._show(event)
@@ -137,7 +135,7 @@ class Answering:
         """Ask the engine to begin, or to continue; wait while it refuses. Raises a refusal that is final."""
         engine = self._engine
         while True:
-            shown = (tuple(self._token_ids),) if self._token_ids else ()
+            shown = (tuple(self._choice.token_ids),) if self._choice.token_ids else ()
             resume = Resume(output_token_ids=shown, first_token_at=self._first_token_at)
             given = await engine.ask(resume, self._patience_seconds())
             if not isinstance(given, list):
@@ -206,11 +204,17 @@ class Answering:
         return None
 
     @property
+    def _choice(self) -> AnswerChoice:
+        """What the model has made so far: an answer of a run has one choice."""
+        return self._answer.choices[0]
+
+    @property
     def calls(self) -> tuple[ToolCall, ...]:
         """The calls of tools that the answer has made, in order."""
         return tuple(
-            ToolCall(id=start.id or f"call_{index}", name=start.name or "", arguments="".join(pieces))
-            for index, (start, pieces) in self._calls.items()
+            ToolCall(id=call.block.id or f"call_{call.block.index}", name=call.block.name or "", arguments=call.text)
+            for call in self._choice.blocks
+            if call.kind == TOOL_USE
         )
 
     def _note(self, event: Event) -> None:
@@ -220,22 +224,13 @@ class Answering:
                 self._events[-1] = joined(last, event)
             else:
                 self._events.append(event)
-        if isinstance(event, BlockStart) and event.kind != TEXT:
-            self._other_blocks.add(event.index)
-            if event.kind == "tool_use":
-                self._calls[event.index] = (event, [])
-        elif isinstance(event, Token):
-            if event.index not in self._other_blocks:
-                self._text.append(event.text)
-            elif event.index in self._calls:
-                self._calls[event.index][1].append(event.text)
-            self._token_ids += event.token_ids
-            if self._first_token_at is None:
-                self._first_token_at = time.monotonic()
+        self._answer.feed(event)
+        if isinstance(event, Token) and self._first_token_at is None:
+            self._first_token_at = time.monotonic()
 
     async def _show(self, event: Event) -> None:
         assert self._speech is not None
-        if isinstance(event, Token) and self._through is not None and event.index not in self._other_blocks:
+        if isinstance(event, Token) and self._through is not None and self._choice.kind_of(event.index) == TEXT:
             event = replace(event, text=self._through.feed(event.text))
         if isinstance(event, Token | BlockStart | BlockStop):
             self._note_shown(event)
@@ -256,20 +251,20 @@ class Answering:
     @property
     def num_tokens(self) -> int:
         """Tokens of the answer so far."""
-        return len(self._token_ids)
+        return len(self._choice.token_ids)
 
     @property
     def reader_tokens(self) -> ReaderTokens:
         """How many tokens of this answer the reader has; None if it does not wait for readers."""
         if self._speech is None or self._speech.source.num_read is None:
             return None
-        return (max(0, min(len(self._token_ids), self._speech.source.num_read - self._first)),)
+        return (max(0, min(len(self._choice.token_ids), self._speech.source.num_read - self._first)),)
 
     @property
     def num_unread(self) -> int:
         """Tokens that the reader has not received; 0 if it does not wait for readers."""
         read = self.reader_tokens
-        return 0 if read is None else len(self._token_ids) - read[0]
+        return 0 if read is None else len(self._choice.token_ids) - read[0]
 
     @property
     def is_away(self) -> bool:
