@@ -27,6 +27,7 @@ from streamserve.clients.process.config import LaunchConfig, ProcessConfig
 from streamserve.clients.remote.config import AUTO, SERVERS, RemoteConfig
 from streamserve.conf_reader import Problem, Reader, field_names, is_base_url, nearest, without_login
 from streamserve.dialects.openai.chat import REASONING_FIELDS
+from streamserve.engine import config as engine_config
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
 from streamserve.engine.text.formats.markup import NAMES as FORMAT_NAMES
 from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES, Limits
@@ -322,7 +323,9 @@ class _Reader(Reader):
         self, raw: object, where: str, classes: Mapping[str, LatencyClass], defaults: Mapping[str, Any] = {}
     ) -> tuple[EngineConfig, Mapping[str, Any]]:
         """Return the engine's config, and the given keys as defaults for the models' own ENGINE."""
-        config = self.dataclass(EngineConfig, raw, where, fixed={"classes": classes}, defaults=defaults)
+        config = self.dataclass(
+            EngineConfig, raw, where, fixed={"classes": classes, "policy": engine_config.POLICY}, defaults=defaults
+        )
         given = raw if isinstance(raw, Mapping) else {}
         if "MEMORY_SHARE" in given and config.memory_share is not None and not 0 < config.memory_share <= 1:
             self.wrong(f'{where}["MEMORY_SHARE"] is {config.memory_share}.', "It takes a share of 1: 0.4 is 40 %.")

@@ -56,7 +56,9 @@ class Due:
 
 LATEST = Due(FIRST_SLACK_SECONDS, STALL_SECONDS)
 # The classes differ in their budgets, not in what is after them.
-CAREFUL = Due(CLASSES["chat"].standing_queue_seconds - CLASSES["chat"].ttft_seconds, -EngineConfig().hungry_seconds)
+CAREFUL = Due(
+    CLASSES["chat"].standing_queue_seconds - CLASSES["chat"].ttft_seconds, -EngineConfig().policy.hungry_seconds
+)
 
 
 def bounds(machine: Machine, visits: Sequence[Visit], grid_seconds: float = GRID_SECONDS) -> Bounds:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.qoe.readers import FIRST_SLACK_SECONDS
 from benchmarks.qoe.simulation import READ, RECEIVED, UNKNOWN
-from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass
+from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, Policy
 
 NEVER = 1 << 40
 OURS, RECEIVED_ONLY, ANY_LENGTH = "ours", "ours, received", "ours, any length"
@@ -41,11 +41,14 @@ def contenders() -> dict[str, Contender]:
     plain = replace(
         ours,
         lead_tokens=NEVER,
-        min_ahead_seconds=float(NEVER),
-        hungry_seconds=math.inf,
-        max_debt_seconds=math.inf,
+        policy=Policy(
+            min_ahead_seconds=float(NEVER),
+            hungry_seconds=math.inf,
+            max_debt_seconds=math.inf,
+            prompt_token_seconds=0.0,
+        ),
     )
-    any_length = replace(ours, classes={name: replace(one, prompt_token_seconds=0.0) for name, one in CLASSES.items()})
+    any_length = replace(ours, policy=Policy(prompt_token_seconds=0.0))
     in_time = replace(plain, classes=classes_in_time())
     one_queue = replace(plain, classes=one_class(FCFS_SECONDS))
     return {
@@ -61,13 +64,10 @@ def contenders() -> dict[str, Contender]:
 def classes_in_time() -> Mapping[str, LatencyClass]:
     """Return the classes, each with a queue that ends when the first token would no longer be in time."""
     late = FIRST_SLACK_SECONDS - _STEP_SECONDS
-    return {
-        name: replace(one, max_queue_seconds=one.ttft_seconds + late, prompt_token_seconds=0.0)
-        for name, one in CLASSES.items()
-    }
+    return {name: replace(one, max_queue_seconds=one.ttft_seconds + late) for name, one in CLASSES.items()}
 
 
 def one_class(queue_seconds: float) -> Mapping[str, LatencyClass]:
     """Return classes that are alike to the order; a request waits for its first step so long at most."""
     alike = {"ttft_seconds": 0.5, "max_queue_seconds": queue_seconds, "max_late_seconds": queue_seconds}
-    return {name: replace(one, **alike, prompt_token_seconds=0.0) for name, one in CLASSES.items()}
+    return {name: replace(one, **alike) for name, one in CLASSES.items()}

@@ -31,14 +31,13 @@ STREAMSERVE["MODELS"] = {{{model!r}: {{
 STREAMSERVE["LIMITS"] = {{"MAX_STREAMS_PER_PRINCIPAL": 10_000}}
 LOGGING["loggers"] = {{}}
 if {is_fcfs}:
-    STREAMSERVE["MODELS"][{model!r}]["ENGINE"] |= {{
-        "LEAD_TOKENS": 1_000_000, "MIN_AHEAD_SECONDS": 1_000_000,
-        "MAX_DEBT_SECONDS": 1_000_000, "HUNGRY_SECONDS": 1_000_000,
-    }}
+    from streamserve.engine import config
+    config.POLICY = config.Policy(
+        min_ahead_seconds=1e6, max_debt_seconds=1e6, hungry_seconds=1e6, prompt_token_seconds=0.0
+    )
+    STREAMSERVE["MODELS"][{model!r}]["ENGINE"]["LEAD_TOKENS"] = 1_000_000
     STREAMSERVE["CLASSES"] = {{
-        name: {{
-            "TTFT_SECONDS": 0.5, "MAX_QUEUE_SECONDS": 2.5, "MAX_LATE_SECONDS": 2.0, "PROMPT_TOKEN_SECONDS": 0.0
-        }}
+        name: {{"TTFT_SECONDS": 0.5, "MAX_QUEUE_SECONDS": 2.5, "MAX_LATE_SECONDS": 2.0}}
         for name in ("chat", "completion", "document")
     }}
 """

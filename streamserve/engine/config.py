@@ -9,6 +9,9 @@ from types import MappingProxyType
 
 # A request starts in time if this share of its class's `max_late_seconds` is left, for the steps to its first token.
 _LATE_SHARE = 0.2
+# By how much each token of its prompt puts a request back in the queue: where not all can be served, the seats and the
+# memory of one long prompt serve several short ones.
+PROMPT_TOKEN_SECONDS = 0.0005
 # By how much its length puts a request back in the queue at most, as a share of its class's `max_late_seconds`.
 _LENGTH_SHARE = 0.35
 
@@ -18,8 +21,8 @@ class LatencyClass:
     """The scheduling parameters of one class of requests, in seconds; `pace`: tokens a second that its readers read.
 
     `ttft_seconds` and `total_seconds` are budgets: what the first token and the whole answer should take. The first is
-    what a request's place in the queue begins with (`order_seconds`; `prompt_token_seconds`). A first token that comes
-    `max_late_seconds` after it is late. A request that can only be late waits behind those that are not,
+    what a request's place in the queue begins with (`order_seconds`). A first token that comes `max_late_seconds` after
+    it is late. A request that can only be late waits behind those that are not,
     `max_queue_seconds` at most (None: no request of the class is ever late), and is refused while an overload stands
     (see `Patience`). `pace` is assumed of a reader until it is measured. `timeout_seconds` is for requests that name
     none; None: as long as they need.
@@ -30,20 +33,19 @@ class LatencyClass:
     pace: float = 20.0
     max_queue_seconds: float | None = None
     max_late_seconds: float = 2.0
-    prompt_token_seconds: float = 0.0005
     timeout_seconds: float | None = None
 
-    def order_seconds(self, num_prompt_tokens: int) -> float:
+    def order_seconds(self, num_prompt_tokens: int, token_seconds: float = PROMPT_TOKEN_SECONDS) -> float:
         """Return what is added to a request's arrival for its place in the queue: its budget, more for a long prompt.
 
         Where not all can be served, the seats and the memory of one long prompt serve several short ones. So each
-        token puts it back by `prompt_token_seconds`, up to a share of `max_late_seconds`; it is late no sooner for
+        token puts it back by `token_seconds`, up to a share of `max_late_seconds`; it is late no sooner for
         that. Without `max_queue_seconds` nothing is late, and no length counts.
         """
         if self.max_queue_seconds is None:
             return self.ttft_seconds
         most = _LENGTH_SHARE * self.max_late_seconds
-        return self.ttft_seconds + min(self.prompt_token_seconds * num_prompt_tokens, most)
+        return self.ttft_seconds + min(token_seconds * num_prompt_tokens, most)
 
     @property
     def queue_seconds(self) -> float:
@@ -76,6 +78,31 @@ CLASSES: Mapping[str, LatencyClass] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The thresholds of the scheduler's rules, in seconds. Constants: no site sets them; tests and simulations do.
+
+    docs/log.md has what other values gave.
+    """
+
+    # While its reader can go on for less than that, a sequence goes before all that are further ahead, and before any
+    # admission: a reader bridges a long step with it. Infinite: all decode in every step.
+    hungry_seconds: float = 1.0
+    # A sequence this far ahead of its reader may park where a new one lacks memory. Sooner, more is computed twice;
+    # later, fewer are served.
+    min_ahead_seconds: float = 45.0
+    # One that is held parks when its reader has not moved for so long: it is gone. One that only looked away finds its
+    # answer in memory.
+    stalled_seconds: float = 30.0
+    # A tenant that has had so many seconds of work more than its share lets the others go first: until then the order
+    # of arrival is fair enough, and a flood delays the others for no longer.
+    max_debt_seconds: float = 1.0
+    prompt_token_seconds: float = PROMPT_TOKEN_SECONDS
+
+
+POLICY = Policy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Shape and limits of one engine.
 
@@ -85,15 +112,11 @@ class EngineConfig:
     decodes, by a fitted step-time model; until there is one, `prefill_chunk` tokens may. `max_step_seconds` bounds it
     in every step: no long prompt keeps the others waiting for longer, unless a block of it does. `max_waiting` bounds
     the queue of each class in memory; in time its patience does. `max_num_seqs` bounds a step, `max_admitted` the
-    sequences that hold memory (None: memory does). `hungry_seconds`: while its reader can go on for less than that a
-    sequence goes before all that are further ahead, and before any admission; infinite: all decode in every step.
-    `lead_tokens`: a sequence this far ahead of what its reader has received is held until that has read on; it parks
-    where another one lacks memory, or when the reader has not moved for `stalled_seconds`. `min_ahead_seconds`: one
-    this far ahead of its reader's pace may be parked where a waiting sequence lacks memory. `max_debt_seconds`: a
-    tenant that has had so many seconds of work more than its share lets the others go first; a token of a batch's row
-    counts there as `batch_weight` tokens. `overlap`: launch a step
-    before the one before it is collected; None: where the runner can. `step_seconds`: a step that takes longer, and
-    longer than eight times the step-time model's prediction, counts as hung.
+    sequences that hold memory (None: memory does). `lead_tokens`: a sequence this far ahead of what its reader has
+    received is held until that has read on; it parks where another one lacks memory, or when its reader has stalled.
+    `batch_weight`: what a token of a batch's row counts in its tenant's share. `overlap`: launch a step before the one
+    before it is collected; None: where the runner can. `step_seconds`: a step that takes longer, and longer than eight
+    times the step-time model's prediction, counts as hung.
     """
 
     block_size: int = 32
@@ -109,17 +132,14 @@ class EngineConfig:
     max_step_seconds: float = 0.3
     prefix_caching: bool = True
     max_waiting: int = 1024
-    hungry_seconds: float = 1.0
     lead_tokens: int = 256
-    stalled_seconds: float = 30.0
-    min_ahead_seconds: float = 45.0
-    max_debt_seconds: float = 1.0
     batch_weight: float = 0.5
     overlap: bool | None = None
     default_max_tokens: int | None = None
     step_seconds: float = 12.0
     check_integrity: bool = False
     classes: Mapping[str, LatencyClass] = field(default_factory=lambda: CLASSES)
+    policy: Policy = POLICY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,7 +73,7 @@ class EngineCore:
         # Bounded by the accepted requests, which the client bounds: each adds at most an add, an abort, a stop, and its
         # reader's positions during one step.
         self._inbox: deque[Callable[[], None]] = deque()
-        self._usage = Usage(config.hungry_seconds)
+        self._usage = Usage(config.policy.hungry_seconds)
         self._is_resting = False
         self._num_out_of_memory = 0
         self._num_quarantines = 0

@@ -202,7 +202,7 @@ class Scheduler:
                 wanted.prompts.append(sequence)
             elif sequence.num_unplanned_tokens == 1 and not leads.is_held(sequence, self._config):
                 left = sequence.ahead_seconds(now)
-                if left < self._config.hungry_seconds:
+                if left < self._config.policy.hungry_seconds:
                     by_lead.append((left, sequence))
                 else:
                     wanted.ahead.append(sequence)
@@ -380,7 +380,7 @@ class Scheduler:
         if rank_of(sequence) != rank_of(taker):
             return False
         is_new = taker.state is State.WAITING and not taker.num_output_tokens
-        least = self._config.min_ahead_seconds if is_new and len(self.running) < self._max_admitted else math.inf
+        least = self._config.policy.min_ahead_seconds if is_new and len(self.running) < self._max_admitted else math.inf
         return leads.may_park(sequence, self._config, least, now)
 
     def _park(self, sequence: Sequence, step: StepBudget, now: float) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streamserve.engine.config import BATCH
+from streamserve.engine.config import BATCH, Policy
 from streamserve.engine.sequence import SequenceRequest
 from tests.support.engines.cores import Drive, request, sampling
 from tests.support.engines.desk import Desk
@@ -116,7 +116,7 @@ def test_a_row_takes_no_memory_from_others() -> None:
 
 def test_a_chat_that_grows_takes_memory_from_a_row_and_not_from_a_held_one() -> None:
     """A decode lacks a block: the row goes, and who is far ahead of its reader keeps its own."""
-    desk = Desk(num_blocks=13, lead_tokens=4, stalled_seconds=1e6)
+    desk = Desk(num_blocks=13, lead_tokens=4, policy=Policy(stalled_seconds=1e6))
     desk.add(request(1, range(12), salt="1", reader_tokens=0, arrived_at=100.0))
     for _ in range(8):
         desk.step()

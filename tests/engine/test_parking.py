@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from streamserve.engine.config import Policy
 from streamserve.engine.sequence import Sequence, SequenceRequest, State
 from tests.support.engines.cores import request, sampling
 from tests.support.engines.desk import Desk
 
 # Two seconds ahead is enough.
-AHEAD = {"min_ahead_seconds": 2.0}
+AHEAD = {"policy": Policy(min_ahead_seconds=2.0)}
 
 
 def reading(
@@ -161,7 +162,7 @@ def test_tokens_of_the_parked_are_given_back(overlap: bool) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_parking_in_turns_ends(seed: int) -> None:
     """Readers that resume on time share memory for two: all are served."""
-    config = {"max_num_seqs": 8, "num_blocks": 230, "min_ahead_seconds": 0.1, "hungry_seconds": 0.05}
+    config = {"max_num_seqs": 8, "num_blocks": 230, "policy": Policy(min_ahead_seconds=0.1, hungry_seconds=0.05)}
     desk = Desk(**config, now=100.0 + seed / 7)
     for seq_id in range(1, 6):
         desk.add(reading(seq_id, arrived_at=desk.now + seq_id / 100))

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from streamserve.engine.config import CLASSES, LatencyClass
+from streamserve.engine.config import CLASSES, LatencyClass, Policy
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.policy.waiting import Rank, rank_of
 from streamserve.engine.sequence import Sequence, SequenceRequest, State
@@ -83,7 +83,7 @@ def test_a_tenant_above_its_share_goes_last(name: str) -> None:
 
 def test_keys_decide_between_tenants_near_their_shares() -> None:
     """A debt below `max_debt_seconds` changes no order."""
-    desk = Desk(max_num_seqs=1, max_debt_seconds=5.0)
+    desk = Desk(max_num_seqs=1, policy=Policy(max_debt_seconds=5.0))
     work_of(desk)
     flood = [quick(seq_id, desk, 0.0, tenant="flood") for seq_id in (1, 2)]
     assert order_of(desk, *flood, quick(3, desk, 1.0, tenant="light")) == [1, 2, 3]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamserve.engine.config import PREFILL_ONLY, LatencyClass
+from streamserve.engine.config import PREFILL_ONLY, LatencyClass, Policy
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.requests import LATENCY_CLASSES
 from tests.support.engines.cores import PATIENT, Drive, request, sampling
@@ -64,7 +64,7 @@ def test_it_continues_when_the_answers_have_ended() -> None:
 
 def test_it_takes_no_memory_from_an_answer() -> None:
     """Where there is room for one only, an arriving answer gets it at once, and nothing parks for a warm prompt."""
-    drive = Drive(num_blocks=26, prefill_chunk=16, min_ahead_seconds=0.0)
+    drive = Drive(num_blocks=26, prefill_chunk=16, policy=Policy(min_ahead_seconds=0.0))
     drive.add(warm(1))
     drive.step()
     drive.add(request(2, range(80), sampling=sampling(max_tokens=12), reader_tokens=0))

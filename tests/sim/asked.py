@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from streamserve.engine.config import EngineConfig, LatencyClass
+from streamserve.engine.config import EngineConfig, LatencyClass, Policy
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.engine import Park
 from tests.sim.model import EOS
@@ -57,11 +57,13 @@ class Shape:
             overlap=self.overlap,
             max_model_len=self.max_model_len,
             lead_tokens=self.lead_tokens,
-            stalled_seconds=self.stalled_seconds,
-            hungry_seconds=self.hungry_seconds,
             max_admitted=self.max_admitted,
-            min_ahead_seconds=self.min_ahead_seconds,
-            max_debt_seconds=self.max_debt_seconds,
+            policy=Policy(
+                stalled_seconds=self.stalled_seconds,
+                hungry_seconds=self.hungry_seconds,
+                min_ahead_seconds=self.min_ahead_seconds,
+                max_debt_seconds=self.max_debt_seconds,
+            ),
             classes=CLASSES,
         )
 

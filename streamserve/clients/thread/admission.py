@@ -157,7 +157,10 @@ class AdmissionControl:
             self._seconds_per_token = stats.queued_seconds / stats.queued_tokens
         now, config = self._clock(), self._config.classes[latency_class]
         self._note_queue(now)
-        patience, order_seconds = self._patience.seconds(latency_class, now), config.order_seconds(num_tokens)
+        patience, order_seconds = (
+            self._patience.seconds(latency_class, now),
+            self._order_seconds(latency_class, num_tokens),
+        )
         if self._patience.is_standing(latency_class, now):
             most = config.ttft_seconds + _LAG_SHARE * (patience - config.ttft_seconds)
             return order_seconds + self._key_lag(now, tenant), most
@@ -173,7 +176,7 @@ class AdmissionControl:
         self._waiting[seq_id] = _Waiting(
             latency_class,
             tenant,
-            now + config.order_seconds(num_tokens),
+            now + self._order_seconds(latency_class, num_tokens),
             now + config.standing_queue_seconds,
             num_tokens,
         )
@@ -197,6 +200,10 @@ class AdmissionControl:
         """Stop counting a sequence."""
         self._waiting.pop(seq_id, None)
         self._running.pop(seq_id, None)
+
+    def _order_seconds(self, latency_class: str, num_tokens: int) -> float:
+        config = self._config
+        return config.classes[latency_class].order_seconds(num_tokens, config.policy.prompt_token_seconds)
 
     def _note_queue(self, now: float) -> None:
         waiting = (one for one in self._waiting.copy().values() if one.latency_class != PREFILL_ONLY)

@@ -124,7 +124,7 @@ def rests(sequence: Sequence, config: EngineConfig) -> bool:
 
 def is_stalled(sequence: Sequence, config: EngineConfig, now: float) -> bool:
     """Whether it rests, and its reader has not moved for long: it is gone, or reads no more."""
-    return sequence.reader.still_seconds(now) >= config.stalled_seconds and rests(sequence, config)
+    return sequence.reader.still_seconds(now) >= config.policy.stalled_seconds and rests(sequence, config)
 
 
 def may_park(sequence: Sequence, config: EngineConfig, least_ahead: float, now: float) -> bool:

@@ -151,7 +151,7 @@ class WaitingQueue:
 
     def __init__(self, config: EngineConfig) -> None:
         self.sequences: list[Sequence] = []
-        self.shares = TenantShares(config.max_debt_seconds)
+        self.shares = TenantShares(config.policy.max_debt_seconds)
         self._config = config
         self._patience = Patience(config.classes)
 
@@ -160,7 +160,8 @@ class WaitingQueue:
         request = sequence.request
         latency_class = self._config.classes[request.latency_class]
         rank = _RANKS.get(request.latency_class, Rank.ANSWERS)
-        key = request.arrived_at + latency_class.order_seconds(len(request.prompt_token_ids))
+        num_tokens, token_seconds = len(request.prompt_token_ids), self._config.policy.prompt_token_seconds
+        key = request.arrived_at + latency_class.order_seconds(num_tokens, token_seconds)
         sequence.order_key = rank, key, request.seq_id
         sequence.reader = ReaderPace(request.reader_tokens, latency_class.pace)
         if sequence.num_output_tokens:

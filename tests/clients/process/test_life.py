@@ -16,7 +16,7 @@ import pytest
 
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.link import SpawnFailed, spawn
-from streamserve.engine.config import ModelConfig
+from streamserve.engine.config import ModelConfig, Policy
 from streamserve.protocol.engine import Park
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Done, Token
@@ -111,7 +111,9 @@ async def test_a_hung_engine_is_killed_and_replaced(folder: Path) -> None:
 
 async def test_an_engine_that_only_waits_for_readers_is_not_hung(folder: Path) -> None:
     """The only answer is held at its lead for longer than a step may take, and goes on when its reader does."""
-    spec = spec_in(folder, engine=replace(ENGINE, step_seconds=1.0, stalled_seconds=600.0), hang_seconds=2.0)
+    spec = spec_in(
+        folder, engine=replace(ENGINE, step_seconds=1.0, policy=Policy(stalled_seconds=600.0)), hang_seconds=2.0
+    )
     async with connected(spec) as client:
         old = engine_of(spec)
         generation = await client.generate(*asking(max_tokens=LONG, reader_tokens=(0,)))

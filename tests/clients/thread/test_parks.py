@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.engine.config import LatencyClass
+from streamserve.engine.config import LatencyClass, Policy
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event
 from tests.support.engines.clients import (
     CONFIG,
@@ -27,7 +27,7 @@ from tests.support.engines.clients import (
 from tests.support.engines.runners import FakeClock, GatedRunner
 
 # A reader that stands still counts as gone at once: what is held parks.
-LEAD_4 = replace(CONFIG, lead_tokens=4, stalled_seconds=0.0)
+LEAD_4 = replace(CONFIG, lead_tokens=4, policy=Policy(stalled_seconds=0.0))
 
 
 OVERLAPS = pytest.mark.parametrize("overlap", [False, True], ids=["one step at a time", "overlapped steps"])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from streamserve.engine.config import Policy
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.engine import Park
 from tests.support.engines.cores import PATIENT, Drive, alone, request, sampling
@@ -103,7 +104,7 @@ def test_held_sequence_parks_before_another_is_preempted(overlap: bool) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_parked_and_asked_again_gives_the_whole_answer(overlap: bool) -> None:
     """Park after park, the tokens are those of a sequence that never parked."""
-    drive = Drive(lead_tokens=8, stalled_seconds=0.0, overlap=overlap)
+    drive = Drive(lead_tokens=8, policy=Policy(stalled_seconds=0.0), overlap=overlap)
     one, shown, seq_id = request(1, sampling=LONG, reader_tokens=0), [], 1
     while True:
         answer = drive.run(again(one, seq_id, shown))[seq_id]
@@ -191,7 +192,7 @@ def test_paused_engine_still_ends_what_is_over() -> None:
 
 def test_abort_of_a_parked_sequence_is_late_and_counted() -> None:
     """After the park the engine no longer knows the sequence."""
-    drive = Drive(lead_tokens=8, stalled_seconds=0.0)
+    drive = Drive(lead_tokens=8, policy=Policy(stalled_seconds=0.0))
     drive.run(request(1, sampling=LONG, reader_tokens=0))
     drive.core.abort(1)
     drive.step()
@@ -200,7 +201,7 @@ def test_abort_of_a_parked_sequence_is_late_and_counted() -> None:
 
 def test_sequence_ahead_of_its_reader_parks_for_a_waiting_one() -> None:
     """A sequence far ahead of its reader parks where a waiting one lacks memory, with the seconds until its resume."""
-    drive = Drive(num_blocks=20, min_ahead_seconds=1.0)
+    drive = Drive(num_blocks=20, policy=Policy(min_ahead_seconds=1.0))
     drive.add(request(1, sampling=LONG, reader_tokens=0))
     for _ in range(30):
         drive.step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from streamserve.engine.config import Policy
 from streamserve.engine.policy.usage import Usage
 from streamserve.engine.sequence import Sequence
 from tests.support.engines.cores import Drive, request, sampling
@@ -37,7 +38,7 @@ def test_what_a_preemption_drops_is_counted_again() -> None:
 def test_a_resumed_answer_recomputes_what_the_cache_lacks() -> None:
     """After a park in another engine all is computed again; where the blocks are still cached, hardly anything is."""
     for has_cache in (False, True):
-        drive = Drive(lead_tokens=8, stalled_seconds=0.0, prefix_caching=has_cache)
+        drive = Drive(lead_tokens=8, policy=Policy(stalled_seconds=0.0), prefix_caching=has_cache)
         one = request(1, sampling=LONG, reader_tokens=0)
         shown = drive.run(one)[1].token_ids
         before = drive.core.stats

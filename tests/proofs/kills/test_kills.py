@@ -17,7 +17,7 @@ from django.test import AsyncClient
 
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
-from streamserve.engine.config import EngineConfig, ModelConfig
+from streamserve.engine.config import EngineConfig, ModelConfig, Policy
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
 from streamserve.web import site
@@ -35,7 +35,12 @@ NUM_REQUESTS = 24 if IS_SOAK else 8
 MOST_TOKENS = 800 if IS_SOAK else 400
 # A reader that stands still has its answer parked as soon as it is held.
 ENGINE = EngineConfig(
-    block_size=8, num_blocks=2048, max_num_seqs=64, max_model_len=1024, lead_tokens=64, stalled_seconds=0.0
+    block_size=8,
+    num_blocks=2048,
+    max_num_seqs=64,
+    max_model_len=1024,
+    lead_tokens=64,
+    policy=Policy(stalled_seconds=0.0),
 )
 # However often it is killed, it is started again.
 TIRELESS = 10**9

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from streamserve.engine.config import Policy
 from streamserve.engine.sequence import SequenceRequest
 from tests.proofs.scale import scaled
 from tests.support.engines.cores import Drive, alone, request, sampling
@@ -20,8 +21,8 @@ SCARCE: dict[str, dict[str, Any]] = {
     "little memory": {"max_num_seqs": 8, "num_blocks": 60},
 }
 # No sequence parks: neither at the lead limit, nor for a waiting one.
-NO_PARK: dict[str, Any] = {"lead_tokens": 10**6, "min_ahead_seconds": 1e9}
-ONLY_LEAD: dict[str, Any] = {"lead_tokens": LEAD_TOKENS, "stalled_seconds": 0.0, "min_ahead_seconds": 1e9}
+NO_PARK: dict[str, Any] = {"lead_tokens": 10**6, "policy": Policy(min_ahead_seconds=1e9)}
+ONLY_LEAD: dict[str, Any] = {"lead_tokens": LEAD_TOKENS, "policy": Policy(stalled_seconds=0.0, min_ahead_seconds=1e9)}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from itertools import combinations, cycle
 from typing import Any
 
 from streamserve.clients.base import Generation
-from streamserve.engine.config import CLASSES, EngineConfig
+from streamserve.engine.config import CLASSES, EngineConfig, Policy
 from streamserve.engine.core import EngineCore
 from streamserve.engine.plan import PENDING, StepPlan
 from streamserve.engine.policy.leads import is_held
@@ -70,7 +70,9 @@ class PlanCounts:
         decodes = [one for one in running if one.num_unplanned_tokens == 1]
         self.num_paused += sum(one.seq_id not in planned for one in decodes)
         config, now = core._config, core._clock()
-        num_hungry = sum(not is_held(one, config) and one.ahead_seconds(now) < config.hungry_seconds for one in decodes)
+        num_hungry = sum(
+            not is_held(one, config) and one.ahead_seconds(now) < config.policy.hungry_seconds for one in decodes
+        )
         has_seat = num_hungry + sum(one.num_unplanned_tokens > 1 for one in running) < config.max_num_seqs
         self.num_short_of_blocks += bool(core.scheduler.waiting) and has_seat
         asked = [one.request for one in running if one.seq_id in planned]
@@ -130,7 +132,7 @@ def _chunks_of(size: int) -> Feature:
 PARK = Feature(
     name="park",
     group="park",
-    config={"lead_tokens": LEAD_TOKENS, "stalled_seconds": 0.0},
+    config={"lead_tokens": LEAD_TOKENS, "policy": Policy(stalled_seconds=0.0)},
     has_reader=True,
     had_effect=lambda stats, plans: stats.parks > 0,
 )
@@ -168,7 +170,7 @@ CHUNKS = tuple(map(_chunks_of, (1, 7, 16)))
 PAUSE = Feature(
     name="pause",
     group="pause",
-    config={"max_num_seqs": 1, "hungry_seconds": 1e-6},
+    config={"max_num_seqs": 1, "policy": Policy(hungry_seconds=1e-6)},
     has_reader=True,
     had_effect=lambda stats, plans: plans.num_paused > 0,
 )

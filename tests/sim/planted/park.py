@@ -44,13 +44,13 @@ MUTANTS = (
     _leads(
         name="a stalled reader's answer never parks",
         law=22,
-        old="    return sequence.reader.still_seconds(now) >= config.stalled_seconds and rests(sequence, config)",
-        new="    return False",
+        old="return sequence.reader.still_seconds(now) >= config.policy.stalled_seconds and rests(sequence, config)",
+        new="return False",
     ),
     _leads(
         name="a held sequence parks though memory is free",
         law=22,
-        old="sequence.reader.still_seconds(now) >= config.stalled_seconds",
+        old="sequence.reader.still_seconds(now) >= config.policy.stalled_seconds",
         new="sequence.reader.still_seconds(now) >= 0",
     ),
     _leads(
@@ -92,7 +92,7 @@ MUTANTS = (
     _scheduler(
         name="parked though no sequence is ahead enough",
         law=23,
-        old="least = self._config.min_ahead_seconds if is_new and",
+        old="least = self._config.policy.min_ahead_seconds if is_new and",
         new="least = 0.0 if is_new and",
     ),
     _scheduler(

@@ -141,14 +141,14 @@ MUTANTS = (
     _waiting(
         name="long prompts wait no longer than short ones",
         law=25,
-        old="latency_class.order_seconds(len(request.prompt_token_ids))",
-        new="latency_class.ttft_seconds",
+        old="num_tokens, token_seconds = len(request.prompt_token_ids),",
+        new="num_tokens, token_seconds = 0,",
     ),
     _waiting(
         name="an answer that comes back is put back for what it has shown",
         law=25,
-        old="latency_class.order_seconds(len(request.prompt_token_ids))",
-        new="latency_class.order_seconds(len(sequence.token_ids))",
+        old="num_tokens, token_seconds = len(request.prompt_token_ids),",
+        new="num_tokens, token_seconds = len(sequence.token_ids),",
     ),
     _waiting(
         name="the queue is in the order of return",

@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
+from streamserve.engine.config import Policy
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import Done, LoggedEvent, Token
 from streamserve.protocol.requests import Admission
@@ -147,7 +148,7 @@ async def test_closing_ends_a_wait_for_credit(scripted: ScriptedClient) -> None:
 
 async def test_the_engine_decodes_no_further_than_what_is_acknowledged(gate: Gate) -> None:
     """With credit for everything and no ack the stream parks at the lead; acks alone resume it."""
-    client = await started_echo(gate, lead_tokens=LEAD_TOKENS, stalled_seconds=0.0)
+    client = await started_echo(gate, lead_tokens=LEAD_TOKENS, policy=Policy(stalled_seconds=0.0))
     streams = Streams({"echo": client}, MemoryLog())
     request = ask(max_tokens=100, ignore_eos=True)
     reference = text_of(await collect(streams, await streams.start(request, Admission(owner="u1", tenant="t1"))))

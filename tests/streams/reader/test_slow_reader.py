@@ -10,6 +10,7 @@ import pytest
 
 from streamserve.clients.base import EngineClient
 from streamserve.clients.thread.client import ThreadClient
+from streamserve.engine.config import Policy
 from streamserve.protocol.engine import Park
 from streamserve.protocol.events import Done, LoggedEvent, Status, Token
 from streamserve.protocol.requests import Admission, GenerateRequest
@@ -75,7 +76,7 @@ def num_sampled(gate: Gate, seq_id: int) -> int:
 async def test_the_engine_decodes_no_further_than_the_lead(gate: Gate) -> None:
     """For a reader that takes one event the engine runs up to the lead; on its return the text is the same."""
     request = ask(max_tokens=NUM_TOKENS, ignore_eos=True)
-    async with echo_with(gate, lead_tokens=LEAD_TOKENS, stalled_seconds=0.0) as (client, streams):
+    async with echo_with(gate, lead_tokens=LEAD_TOKENS, policy=Policy(stalled_seconds=0.0)) as (client, streams):
         reference = answer(await collect(streams, await begin(streams, request)))
         num_plans = len(gate.plans)
         stream = await begin(streams, request)
@@ -97,7 +98,7 @@ async def test_an_idle_reader_does_not_block_another() -> None:
     slow, fast = ask(max_tokens=NUM_TOKENS * 100, ignore_eos=True), ask(max_tokens=8, prompt="fast", ignore_eos=True)
     for lead_tokens in (LEAD_TOKENS, 10**6):
         gate = Gate()
-        config = {"max_num_seqs": 1, "min_ahead_seconds": 3600.0, "classes": PATIENT}
+        config = {"max_num_seqs": 1, "policy": Policy(min_ahead_seconds=3600.0), "classes": PATIENT}
         async with echo_with(gate, lead_tokens=lead_tokens, **config) as (_, streams):
             stream = await begin(streams, slow)
             async with aclosing(follow(streams, stream)) as reading:
@@ -115,7 +116,7 @@ async def test_a_lead_of_four_tokens_changes_no_token(request_: GenerateRequest)
     """An engine that parks every few tokens at its reader's lead changes no token and shows no status."""
     async with echo_with(lead_tokens=10**6) as (_, streams):
         reference = answer(await collect(streams, await begin(streams, request_)), request_.n)
-    async with echo_with(lead_tokens=4, stalled_seconds=0.0) as (_, streams):
+    async with echo_with(lead_tokens=4, policy=Policy(stalled_seconds=0.0)) as (_, streams):
         stream = await begin(streams, request_)
         events = await read_all(follow(streams, stream))
         assert answer(events, request_.n) == reference

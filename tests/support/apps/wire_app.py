@@ -25,7 +25,7 @@ from streamserve.asgi.types import Message, Receive, Scope, Send
 from streamserve.clients.factory import echo_client
 from streamserve.dialects.native import NativeEncoder, websocket_message
 from streamserve.dialects.plain import TextEncoder
-from streamserve.engine.config import EngineConfig
+from streamserve.engine.config import EngineConfig, Policy
 from streamserve.protocol.events import Done, LoggedEvent, Token
 from streamserve.protocol.requests import Admission
 from streamserve.streams.config import StreamConfig
@@ -37,7 +37,7 @@ from streamserve.streams.stream import Stream
 from tests.support.streams.hand_made import Gate, ScriptedClient, ask, tok, until
 
 GATE = Gate()
-CLIENT = echo_client(config=EngineConfig(check_integrity=True, stalled_seconds=0.0), on_plan=GATE)
+CLIENT = echo_client(config=EngineConfig(check_integrity=True, policy=Policy(stalled_seconds=0.0)), on_plan=GATE)
 SCRIPTED = ScriptedClient()
 STREAMS = Streams({"echo": CLIENT, "scripted": SCRIPTED}, MemoryLog(), StreamConfig(keepalive_seconds=0.2))
 

@@ -15,14 +15,16 @@ from streamserve.clients.base import Generation
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig, engine_paths
 from streamserve.clients.process.frame_socket import peer_of
-from streamserve.engine.config import EngineConfig, ModelConfig
+from streamserve.engine.config import EngineConfig, ModelConfig, Policy
 from streamserve.protocol.events import Event, Token
 from streamserve.protocol.requests import Admission, GenerateRequest, Resume, SamplingParams
 from tests.support.engines.clients import split
 
 # A process starts in a second, or in many on a busy machine. No test depends on how long it takes.
 DEADLINE_SECONDS = 90.0
-ENGINE = EngineConfig(block_size=4, num_blocks=257, max_num_seqs=8, max_model_len=512, stalled_seconds=0.0)
+ENGINE = EngineConfig(
+    block_size=4, num_blocks=257, max_num_seqs=8, max_model_len=512, policy=Policy(stalled_seconds=0.0)
+)
 SLOW = 0.03  # seconds a step: a test can act before an answer ends
 LONG = 400
 

@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
+from streamserve.engine.config import Policy
 from streamserve.protocol.errors import Refused
 from streamserve.protocol.events import Done, Token
 from streamserve.protocol.requests import Admission
@@ -211,7 +212,7 @@ async def test_the_engine_keeps_to_the_log_meanwhile(
 async def test_an_unread_answer_does_not_run_away(log: StallingLog) -> None:
     """The engine parks it at its lead, and the whole answer is that of an uninterrupted run."""
     gate, request = Gate(keeps_plans=False), ask(max_tokens=400, ignore_eos=True)
-    client = await started_echo(gate, lead_tokens=32, stalled_seconds=0.0)
+    client = await started_echo(gate, lead_tokens=32, policy=Policy(stalled_seconds=0.0))
     async with aclosing(client), streams_on(log, client) as streams:
         plain = await streams.start(request, Admission(owner="o", tenant="t", on_disconnect="finish"))
         await plain.ended.wait()

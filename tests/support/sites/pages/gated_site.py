@@ -9,8 +9,10 @@ import os
 
 from project.settings import *  # noqa: F403
 from project.settings import STREAMSERVE as DEMO
+from streamserve.engine import config
 
 NUM_SEATS = 64
+config.POLICY = config.Policy(hungry_seconds=1e6, min_ahead_seconds=1e6)
 _PATIENT = {"MAX_QUEUE_SECONDS": 1e6, "MAX_LATE_SECONDS": 1e6}
 
 STREAMSERVE = {
@@ -23,8 +25,6 @@ STREAMSERVE = {
         "PREFILL_CHUNK": 8192,
         "ITL_TARGET_SECONDS": 1e6,
         "STEP_SECONDS": 1e6,  # steps are held
-        "HUNGRY_SECONDS": 1e6,
-        "MIN_AHEAD_SECONDS": 1e6,
         "PREFIX_CACHING": False,
         "CHECK_INTEGRITY": True,
     },
