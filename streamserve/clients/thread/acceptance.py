@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from streamserve.clients.thread import rules
 from streamserve.engine.capacity import max_servable_tokens
 from streamserve.engine.config import EngineConfig, LatencyClass
 from streamserve.engine.grammar.compiler import GrammarCompiler
@@ -38,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 # A seed is at most the largest signed 64-bit number.
 _MAX_SEED = 2**63 - 1
+# Log-probabilities that a request may ask for of its prompt: about 6 MB in the log.
+MOST_PROMPT_CANDIDATES = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class EngineFacts:
 class LoadedEngine:
     """The result of `load`. `max_tokens`: the largest prompt + max_tokens that can ever run.
 
-    `format` finds the thoughts and tool calls in the model's output; without one it is text.
+    `format` finds the thoughts and tool calls in the model's output; without a format the output is text.
     """
 
     runner: Runner
@@ -82,9 +83,9 @@ class Prepared:
     """A request ready for the engine: ids, resolved sampling and timeout, and the text side of each choice.
 
     `num_tokens`: of all choices, those that are known already and are to be computed. `needs`: see `Accepted`.
-    `grammar`: what the whole output must match; then `rules.constrain` sets `matchers`, one for each choice. `echoes`:
-    the prompt's text that each choice still has to begin with. `first_scored`: the prompt's first token, if it is still
-    to be shown with the log-probabilities of the others.
+    `grammar`: what the whole output must match; then `constrain` (grammar.py) sets `matchers`, one for each choice.
+    `echoes`: the prompt's text that each choice still has to begin with. `first_scored`: the prompt's first token, if
+    it is still to be shown with the log-probabilities of the others.
     """
 
     request: GenerateRequest
@@ -159,7 +160,7 @@ def prepare(
     check_sampling(request.sampling)  # before it is computed with
     prompt = encode(engine, request)
     num_prompt_tokens = len(prompt.token_ids)
-    rules.check_prompt_logprobs(request, num_prompt_tokens)
+    _check_prompt_logprobs(request, num_prompt_tokens)
     is_scored_first = request.sampling.prompt_logprobs is not None and not resume.num_prompt_logprobs
     sampling = resolve_params(
         request, engine.facts.sampling_defaults, num_prompt_tokens, engine.max_tokens, config.default_max_tokens
@@ -173,11 +174,11 @@ def prepare(
             _source(engine.format, request, prompt, f"{admission.stream_id}/{sampling.seed}"),
         )
     elif request.tools:
-        rules.refuse_forced_call(request)
+        _refuse_forced_call(request)
     choices = _choices(tokenizer, request, resume, sampling, source, is_free=grammar is None)
-    bad_word_ids = rules.bad_word_ids(tokenizer, sampling, vocab_size) if sampling.bad_words else ()
+    bad_word_ids = ids_of_bad_words(tokenizer, sampling, vocab_size) if sampling.bad_words else ()
     if sampling.allowed_token_ids:
-        rules.check_choice(sampling, bad_word_ids, engine.facts.eos_token_ids, has_grammar=grammar is not None)
+        _check_choice(sampling, bad_word_ids, engine.facts.eos_token_ids, has_grammar=grammar is not None)
     return Prepared(
         request=request,
         admission=admission,
@@ -191,7 +192,7 @@ def prepare(
         needs=() if source is None else ("blocks",),
         grammar=grammar,
         bad_word_ids=bad_word_ids,
-        echoes=rules.echoes(tokenizer, request, resume, prompt) if request.echo else (),
+        echoes=_echoes(tokenizer, request, resume, prompt) if request.echo else (),
         first_scored=prompt.token_ids[0] if is_scored_first else None,
     )
 
@@ -231,7 +232,7 @@ def _choices(
             sampling,
             index=index,
             shown_token_ids=resume.output_of(index),
-            # The text of a grammar is its tokens' bytes, to the first one.
+            # The text of a grammar is its tokens' bytes, to the first byte.
             strip_leading_space=request.messages is not None and is_free and not request.continue_final_message,
             source=source if index == 0 or source is None else replace(source, has_echo=request.echo),
             replay=resume.replay,
@@ -309,7 +310,7 @@ def resolve_params(
 
 
 def _check_ids(request: GenerateRequest, resume: Resume, prompt: Prompt, vocab_size: int) -> None:
-    """Refuse ids that the model lacks: its tokenizer may have more, and one such id would break the whole step."""
+    """Refuse ids that the model lacks: its tokenizer may have more, and such an id would break the whole step."""
     groups = {
         "prompt": prompt.token_ids,
         "stop_token_ids": request.sampling.stop_token_ids,
@@ -320,3 +321,85 @@ def _check_ids(request: GenerateRequest, resume: Resume, prompt: Prompt, vocab_s
     for param, ids in groups.items():
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
             raise BadRequest(f"token ids of this model are 0 to {vocab_size - 1:,}.", param=param)
+
+
+def ids_of_bad_words(tokenizer: Tokenizer, sampling: SamplingParams, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens of each bad word, as they stand at the beginning of a word and within one.
+
+    A tokenizer may have ids that its model lacks: words with these never come.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in sampling.bad_words:
+        inner, outer = tokenizer.text_ids(word), tokenizer.text_ids(" " + word.lstrip())
+        if not inner:
+            raise BadRequest(f"{word!r} has no tokens in this model.", code="invalid_value", param="bad_words")
+        found[inner] = None
+        # A space of its own before the word changes nothing: the word after it is `inner`.
+        if outer and outer[-len(inner) :] != inner:
+            found[outer] = None
+    return tuple(word for word in found if max(word) < vocab_size)
+
+
+def _refuse_forced_call(request: GenerateRequest) -> None:
+    """Raise BadRequest for a forced call of an engine without an output format: the echo engine by itself."""
+    if request.tool_choice.mode == "required":
+        raise BadRequest(
+            "the echo engine makes no tool calls unless MODELS gives it a FORMAT. Set a format, such as qwen3, or use "
+            "tool_choice auto or none.",
+            code="tools_unsupported",
+            param="tool_choice",
+        )
+
+
+def _check_prompt_logprobs(request: GenerateRequest, num_prompt_tokens: int) -> None:
+    """Refuse log-probabilities of a system prompt that is the server's own, and more than a request may have.
+
+    Each prompt token counts, and each candidate beside it.
+    """
+    top = request.sampling.prompt_logprobs
+    if top is None:
+        return
+    if request.public_messages:
+        message = (
+            "prompt_logprobs would show this server's own system prompt. Send messages with your own, or a prompt."
+        )
+        raise BadRequest(message, code="conflicting_fields", param="prompt_logprobs")
+    if num_prompt_tokens * (top + 1) > MOST_PROMPT_CANDIDATES:
+        raise BadRequest(
+            f"prompt_logprobs of {num_prompt_tokens:,} tokens with {top} candidates each; prompt tokens times "
+            f"(prompt_logprobs + 1) may be {MOST_PROMPT_CANDIDATES:,}. Shorten the prompt or lower it.",
+            code="invalid_value",
+            param="prompt_logprobs",
+        )
+
+
+def _check_choice(
+    sampling: SamplingParams,
+    bad_word_ids: tuple[tuple[int, ...], ...],
+    eos_token_ids: frozenset[int],
+    *,
+    has_grammar: bool,
+) -> None:
+    """Refuse `allowed_token_ids` of which none can be chosen, or perhaps none where a grammar needs another."""
+    if has_grammar:
+        message = "A grammar decides which tokens are allowed; leave allowed_token_ids out, or the grammar and tools."
+        raise BadRequest(message, code="conflicting_fields", param="allowed_token_ids")
+    allowed = set(sampling.allowed_token_ids)
+    left = allowed - {word[0] for word in bad_word_ids if len(word) == 1}
+    if sampling.min_tokens:
+        left -= {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
+    if not left:
+        message = "allowed_token_ids leaves no token: bad_words, or min_tokens for an end, forbid all. Allow another."
+        raise BadRequest(message, code="conflicting_fields", param="allowed_token_ids")
+
+
+def _echoes(tokenizer: Tokenizer, request: GenerateRequest, resume: Resume, prompt: Prompt) -> tuple[str, ...]:
+    """Return the prompt's text that each choice of a request with `echo` still has to begin with."""
+    if request.messages is not None:
+        text = request.messages[-1].content
+    elif request.prompt is None or request.sampling.truncate_prompt_tokens is not None:
+        text = tokenizer.decode(prompt.token_ids)
+    else:
+        text = request.prompt
+    shown = (*resume.num_prompt_chars, *[0] * (request.n - len(resume.num_prompt_chars)))
+    return tuple(text[num_chars:] for num_chars in shown[: request.n])

@@ -25,7 +25,7 @@ from streamserve.clients.base import Generation
 from streamserve.clients.thread.acceptance import LoadedEngine, encode, prepare
 from streamserve.clients.thread.admission import AdmissionControl
 from streamserve.clients.thread.engine_thread import EngineThread, Load
-from streamserve.clients.thread.rules import constrain
+from streamserve.clients.thread.grammar import constrain
 from streamserve.clients.thread.source import SequenceSource, error_event
 from streamserve.clients.timings import RecentTimes
 from streamserve.engine.config import PREFILL_ONLY, EngineConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamserve.clients.thread.rules import MOST_PROMPT_CANDIDATES, bad_word_ids
+from streamserve.clients.thread.acceptance import MOST_PROMPT_CANDIDATES, ids_of_bad_words
 from streamserve.engine.echo import ASSISTANT, END_OF_TURN, USER, VOCAB_SIZE, EchoRunner, EchoTokenizer
 from streamserve.protocol.errors import BadRequest, Overloaded
 from streamserve.protocol.events import ChoiceDone, Done, Event, PositionLogprobs, Token
@@ -78,10 +78,10 @@ async def test_what_cannot_be_chosen_is_refused(fields: dict[str, Any], param: s
 
 def test_a_bad_word_has_the_tokens_of_both_its_places() -> None:
     """At the beginning of a word and within one; a tokenizer's ids that the model lacks are left out."""
-    assert bad_word_ids(TOKENIZER, SamplingParams(bad_words=("boat",)), VOCAB_SIZE) == (tuple(b"boat"), (BOAT,))
-    assert bad_word_ids(TOKENIZER, SamplingParams(bad_words=("boat",)), BOAT) == (tuple(b"boat"),)
+    assert ids_of_bad_words(TOKENIZER, SamplingParams(bad_words=("boat",)), VOCAB_SIZE) == (tuple(b"boat"), (BOAT,))
+    assert ids_of_bad_words(TOKENIZER, SamplingParams(bad_words=("boat",)), BOAT) == (tuple(b"boat"),)
     with pytest.raises(BadRequest, match="no tokens"):
-        bad_word_ids(_NoTokens(), SamplingParams(bad_words=("boat",)), VOCAB_SIZE)
+        ids_of_bad_words(_NoTokens(), SamplingParams(bad_words=("boat",)), VOCAB_SIZE)
 
 
 class _NoTokens(EchoTokenizer):
