@@ -90,7 +90,7 @@ class InFlight:
         return len(self._steps)
 
     def launch(self, chunks: tuple[Chunk, ...], sequences: Mapping[int, Sequence]) -> None:
-        """Launch a step. `StepOutOfMemory` leaves everything as it was, but rows of counts, which begin afresh."""
+        """Launch a step. `StepOutOfMemory` leaves everything as it was, but penalty slots, which begin afresh."""
         plan = StepPlan(step_id=self.num_launched, chunks=chunks)
         self.num_launched += 1
         at = self._clock()  # a runner without a device of its own computes in `launch`

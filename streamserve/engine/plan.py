@@ -64,16 +64,16 @@ class SampleSpec:
     by bans, the bans are lifted: no row is without a token. Order of transforms: the rules (bias, allowed ids, bad
     words), ban, mask, penalties, temperature, top-k, top-p, min-p.
     `bad_endings` are pairs: after the first, if that is the row's token, the second completes a bad word.
-    `counts_row` is where the runner counts the sequence's tokens for its penalties; None without penalties. A spec with
-    `prompt_token_ids` begins the row afresh: these and `output_token_ids` are all tokens before `position`. A later one
-    has neither: the chunk's only token, pending or not, is the one that the row lacks.
+    `penalty_slot` is where the runner counts the sequence's tokens for its penalties; None without penalties. A spec
+    with `prompt_token_ids` begins the slot afresh: these and `output_token_ids` are all tokens before `position`. A
+    later spec has neither: the chunk's only token, pending or not, is the token that the slot lacks.
     `sampling.logprobs` k asks for log-softmax of the *unmodified* logits (OpenAI's and vLLM's default): chosen + k
     likeliest.
     """
 
     position: int
     sampling: SamplingParams
-    counts_row: int | None = None
+    penalty_slot: int | None = None
     prompt_token_ids: Sequence[int] = ()
     output_token_ids: Sequence[int] = ()
     banned_token_ids: tuple[int, ...] = ()

@@ -106,8 +106,8 @@ class Sequence:
 
     A running sequence that a step leaves out is paused: it keeps its blocks, and continues where it is.
 
-    With penalties a running sequence has a row of counts in the runner, `counts_row`, as it has blocks. `is_counted`:
-    the row holds every token that a launched step has seen; otherwise the next draw begins it afresh.
+    With penalties a running sequence has a penalty slot in the runner, as it has blocks. `is_counted`:
+    the slot holds every token that a launched step has seen; otherwise the next draw begins it afresh.
 
     With a grammar the next mask depends on the pending token: the sequence waits for it. `num_grammar_waits` counts how
     often it was left out of a step for that, which happens only with overlap.
@@ -128,7 +128,7 @@ class Sequence:
     num_preemptions: int = 0
     num_pending: int = 0
     proposed_ids: tuple[int, ...] = ()
-    counts_row: int | None = None
+    penalty_slot: int | None = None
     is_counted: bool = False
     num_grammar_waits: int = 0
     num_scored: int = field(init=False)
@@ -258,17 +258,17 @@ class Sequence:
         """
         if self.state is State.RUNNING:
             raise IntegrityError(f"sequence {self.seq_id} frees its blocks while running")
-        if self.counts_row is not None:
-            pool.free_row(self.counts_row)
+        if self.penalty_slot is not None:
+            pool.free_penalty_slot(self.penalty_slot)
         pool.free(self.lose_blocks())
 
     def lose_blocks(self) -> list[int]:
-        """Drop the block table, the row of counts and what is computed; returns the blocks, which are not freed yet."""
+        """Drop the block table, the penalty slot and what is computed; returns the blocks, which are not freed yet."""
         blocks, self.block_table = self.block_table, []
         self.num_once_computed = max(self.num_once_computed, self.num_computed_tokens)
         self.num_computed_tokens = self.num_launched_tokens = 0
         self.num_pending, self.is_counted = 0, False
-        self.counts_row = None
+        self.penalty_slot = None
         return blocks
 
     def finish_reason(self, max_model_len: int) -> str | None:
@@ -331,7 +331,7 @@ class Sequence:
         """Return how to choose the token after the known or pending ones and these."""
         sampling, prompt = self.request.sampling, self.request.prompt_token_ids
         num_new = self.num_pending + len(proposed)
-        begins_counts = self.counts_row is not None and not self.is_counted
+        begins_counts = self.penalty_slot is not None and not self.is_counted
         banned: tuple[int, ...] = ()
         if self.num_output_tokens + num_new < sampling.min_tokens:
             banned = tuple(sorted(self.stop_token_ids()))
@@ -343,7 +343,7 @@ class Sequence:
         return SampleSpec(
             position=len(self.token_ids) + num_new,
             sampling=sampling,
-            counts_row=self.counts_row,
+            penalty_slot=self.penalty_slot,
             prompt_token_ids=prompt if begins_counts else (),
             output_token_ids=tuple(self.token_ids[len(prompt) :]) if begins_counts else (),
             banned_token_ids=banned,

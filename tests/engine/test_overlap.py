@@ -56,7 +56,7 @@ def test_a_penalty_waits_for_no_token(penalty: str) -> None:
     assert [len(chunks) for chunks in plans] == [1] * 10
     assert [chunks[0].token_ids == (PENDING,) for chunks in plans] == [False, *[True] * 9]
     specs = [chunk.samples[0] for chunk in chunks_of(desk, 1) if chunk.samples]
-    assert [(spec.counts_row, len(spec.prompt_token_ids)) for spec in specs] == [(0, 20), *[(0, 0)] * 9]
+    assert [(spec.penalty_slot, len(spec.prompt_token_ids)) for spec in specs] == [(0, 20), *[(0, 0)] * 9]
 
 
 def test_penalised_sequences_form_one_batch() -> None:

@@ -141,13 +141,13 @@ class SimRunner:
 
     def _count(self, spec: SampleSpec, token_ids: tuple[int, ...]) -> tuple[Sequence[int], Sequence[int]]:
         """Count as a device does: first the tokens that begin a row, then each step's own token."""
-        if spec.counts_row is None:
+        if spec.penalty_slot is None:
             return (), ()
         if spec.prompt_token_ids:
-            self._counted[spec.counts_row] = tuple(spec.prompt_token_ids), list(spec.output_token_ids)
+            self._counted[spec.penalty_slot] = tuple(spec.prompt_token_ids), list(spec.output_token_ids)
         else:
-            self._counted[spec.counts_row][1].append(token_ids[-1])
-        return self._counted[spec.counts_row]
+            self._counted[spec.penalty_slot][1].append(token_ids[-1])
+        return self._counted[spec.penalty_slot]
 
     def _write(self, chunk: Chunk, token_ids: tuple[int, ...] | None) -> None:
         before = self.slots[self._slot(chunk, chunk.start - 1)] if chunk.start else 0

@@ -64,8 +64,9 @@ class BlockPool:
         self._free = FreeList()
         self._num_used = 0
         self._num_free_cached = 0
-        self._num_rows = 0
-        self._free_rows: list[int] = []  # a heap: low numbers first, as the runner has memory up to the highest
+        self._num_penalty_slots = 0
+        # A heap: low numbers first, as the runner has memory up to the highest.
+        self._free_penalty_slots: list[int] = []
         self._prefix_queries = 0
         self._prefix_hits = 0
         for block in self._blocks[1:]:
@@ -121,15 +122,15 @@ class BlockPool:
                 self._num_used -= 1
                 self._put_back(block)
 
-    def free_row(self, row: int) -> None:
-        """Take back a sequence's row of counts. Its content is void: the next holder begins it afresh."""
-        heappush(self._free_rows, row)
+    def free_penalty_slot(self, slot: int) -> None:
+        """Take back a sequence's penalty slot. Its content is void: the next holder begins it afresh."""
+        heappush(self._free_penalty_slots, slot)
 
-    def _allocate_row(self) -> int:
-        if self._free_rows:
-            return heappop(self._free_rows)
-        self._num_rows += 1
-        return self._num_rows - 1
+    def _allocate_penalty_slot(self) -> int:
+        if self._free_penalty_slots:
+            return heappop(self._free_penalty_slots)
+        self._num_penalty_slots += 1
+        return self._num_penalty_slots - 1
 
     def find_prefix(self, sequence: Sequence) -> list[Block]:
         """Return the cached blocks the sequence can start with; what is to be computed is left."""
@@ -156,7 +157,7 @@ class BlockPool:
         rest = -(-len(sequence.token_ids) // self.block_size) - len(prefix)
         sequence.block_table = [block.block_id for block in prefix] + self.allocate(rest)
         if sequence.has_penalties:
-            sequence.counts_row = self._allocate_row()
+            sequence.penalty_slot = self._allocate_penalty_slot()
 
     def adopt(self, sequence: Sequence) -> None:
         """Take over blocks that were cached since the sequence started, in place of own ones that it has not begun.
@@ -310,9 +311,10 @@ class BlockPool:
             raise IntegrityError(f"{len(cached)} blocks have hashes, {len(self._by_hash)} hashes have blocks")
 
     def _check_rows(self, sequences: list[Sequence]) -> None:
-        held = [sequence.counts_row for sequence in sequences if sequence.counts_row is not None]
-        if sorted([*held, *self._free_rows]) != list(range(self._num_rows)):
-            raise IntegrityError(f"rows of counts: {held} held + {self._free_rows} free != total {self._num_rows}")
+        held = [sequence.penalty_slot for sequence in sequences if sequence.penalty_slot is not None]
+        if sorted([*held, *self._free_penalty_slots]) != list(range(self._num_penalty_slots)):
+            free, total = self._free_penalty_slots, self._num_penalty_slots
+            raise IntegrityError(f"penalty slots: {held} held + {free} free != total {total}")
 
     def _check_sequence(self, sequence: Sequence) -> None:
         table, computed, num_known = sequence.block_table, sequence.num_computed_tokens, len(sequence.token_ids)

@@ -25,7 +25,7 @@ from streamserve.engine.model.load.loader import LoadedModel, load_model
 from streamserve.engine.model.load.source import ModelLoadError, UnsupportedModel
 from streamserve.engine.model.load.support import max_model_len
 from streamserve.engine.model.prompt_scores import Scores, score
-from streamserve.engine.model.sampler import Draws, Shapers, raw_logprobs, sample
+from streamserve.engine.model.sampler import Draws, SamplingMetadata, raw_logprobs, sample
 from streamserve.engine.model.token_rules import PenaltyCounts, RuleTensors
 from streamserve.engine.plan import (
     Chunk,
@@ -196,7 +196,7 @@ class HFRunner:
     def _sample(self, logits: torch.Tensor, specs: dict[int, SampleSpec], batch: StepBatch) -> Draws:
         """Draw by `specs`, which are by row of the batch. logits (len(specs), vocab_size)."""
         wanted = tuple(specs.values())
-        penalises = any(spec.counts_row is not None for spec in wanted)
+        penalises = any(spec.penalty_slot is not None for spec in wanted)
         if not penalises and all(spec.rules is None for spec in wanted):
             return sample(logits, wanted)
         last_rows = on_device(list(specs), torch.int64, logits.device)
@@ -204,7 +204,7 @@ class HFRunner:
         if penalises:
             self._counts = self._counts or PenaltyCounts(logits.shape[1], logits.device)
             self._counts.update(wanted, last_token_ids)
-        return sample(logits, wanted, Shapers(last_token_ids, self._rules, self._counts))
+        return sample(logits, wanted, SamplingMetadata(last_token_ids, self._rules, self._counts))
 
     def _fill_pending(self, batch: StepBatch) -> None:
         """Put tokens of the step before into the batch, from device to device."""

@@ -57,7 +57,7 @@ class Draws:
 
 
 @dataclass(frozen=True, slots=True)
-class Shapers:
+class SamplingMetadata:
     """What a runner keeps on the device for the draws of its sequences, and this step's newest tokens (num_rows,)."""
 
     last_token_ids: torch.Tensor
@@ -65,14 +65,14 @@ class Shapers:
     counts: PenaltyCounts | None = None  # updated for the specs of this step
 
 
-def sample(logits: torch.Tensor, specs: Sequence[SampleSpec], shapers: Shapers | None = None) -> Draws:
+def sample(logits: torch.Tensor, specs: Sequence[SampleSpec], metadata: SamplingMetadata | None = None) -> Draws:
     """Choose a token for each row of `logits` (num_rows, vocab_size) by its spec.
 
-    `shapers` are for specs with rules or penalties.
+    `metadata` are for specs with rules or penalties.
     """
     logits = logits.float()
     finite = torch.isfinite(logits.amax(dim=-1))  # NaN and +inf win the maximum; all -inf loses to nothing
-    shaped = _shape(logits, specs, shapers)
+    shaped = _shape(logits, specs, metadata)
     greedy = [row for row, spec in enumerate(specs) if spec.sampling.temperature <= 0]
     drawn = [row for row, spec in enumerate(specs) if spec.sampling.temperature > 0]
     if not drawn:
@@ -88,26 +88,26 @@ def sample(logits: torch.Tensor, specs: Sequence[SampleSpec], shapers: Shapers |
     return _with_logprobs(logits, specs, token_ids, finite)
 
 
-def _shape(logits: torch.Tensor, specs: Sequence[SampleSpec], shapers: Shapers | None) -> torch.Tensor:
+def _shape(logits: torch.Tensor, specs: Sequence[SampleSpec], metadata: SamplingMetadata | None) -> torch.Tensor:
     """Return logits with rules, bans, masks and penalties applied: the same tensor where no row asks for any."""
     banning = [row for row, spec in enumerate(specs) if spec.banned_token_ids]
     masked = [row for row, spec in enumerate(specs) if spec.mask is not None]
     has_rules = any(spec.rules is not None for spec in specs)
-    penalises = any(spec.counts_row is not None for spec in specs)
+    penalises = any(spec.penalty_slot is not None for spec in specs)
     if not (banning or masked or has_rules or penalises):
         return logits
     logits = logits.clone(memory_format=torch.contiguous_format)
     if has_rules:
-        assert shapers is not None, "rules without tensors of them"
-        shapers.rules.apply(logits, specs, shapers.last_token_ids)
+        assert metadata is not None, "rules without tensors of them"
+        metadata.rules.apply(logits, specs, metadata.last_token_ids)
     for row in banning:
         logits[row].index_fill_(0, _index(specs[row].banned_token_ids, logits.device), float("-inf"))
     if masked:
         _mask(logits, masked, [specs[row] for row in masked])
     if penalises:
-        assert shapers is not None, "a penalty without counts"
-        assert shapers.counts is not None, "a penalty without counts"
-        shapers.counts.penalise(logits, specs)
+        assert metadata is not None, "a penalty without counts"
+        assert metadata.counts is not None, "a penalty without counts"
+        metadata.counts.penalise(logits, specs)
     return logits
 
 

@@ -5,15 +5,15 @@ as the rules do. A step then costs a few kernels, however many rows have rules a
 word is about to be completed is decided on the device, by the newest token: that may be one which the host does not
 know yet, so that no step waits for it.
 
-Penalties need how often each sequence's tokens have occurred, on the device, one row a sequence. A row is begun with
-tokens from the host, once, and then takes each new token from the step's own input. So nothing waits, and a step costs
-the same for the first token and for the thousandth. (Idea: vLLM V1's output bin counts.)
+Penalties need how often each sequence's tokens have occurred, on the device, in the sequence's penalty slot. A slot is
+begun with tokens from the host, once, and then takes each new token from the step's own input. So nothing waits, and a
+step costs the same for the first token and for the thousandth. (Idea: vLLM V1's output bin counts.)
 
     seen     [ the prompt's tokens, each once | output tokens as they come | the first one again, up to the end )
     counts   (vocab_size,) how often each token is in the output
 
-Only the tokens in `seen` can be changed by a penalty: a few hundred of a vocabulary of a hundred thousand. One that is
-there twice is changed to the same value twice. Knows rows and `SampleSpec`s; no sequences. Engine thread only.
+Only the tokens in `seen` can be changed by a penalty: a few hundred of a vocabulary of a hundred thousand. A token that
+is there twice is changed to the same value twice. Knows rows and `SampleSpec`s; no sequences. Engine thread only.
 """
 
 from __future__ import annotations
@@ -103,74 +103,74 @@ _LEAST_CAPACITY = 256
 
 
 class PenaltyCounts:
-    """The rows of all sequences with penalties. Memory grows with the highest row and the longest sequence so far."""
+    """A slot for each sequence with penalties. Memory grows with the highest slot and the longest sequence so far."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self._seen = torch.zeros(0, _LEAST_CAPACITY, dtype=torch.int64, device=device)
-        self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        self._seen = torch.zeros(0, _LEAST_CAPACITY, dtype=torch.int64, device=device)  # (num_slots, capacity)
+        self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)  # (num_slots, vocab_size)
         self._num_seen: list[int] = []
 
     def update(self, specs: Sequence[SampleSpec], last_token_ids: torch.Tensor) -> None:
         """Count what is new before a draw. last_token_ids (num_rows,): the newest input token of each spec."""
-        counting = [row for row, spec in enumerate(specs) if spec.counts_row is not None]
+        counting = [row for row, spec in enumerate(specs) if spec.penalty_slot is not None]
         for row in counting:
             if specs[row].prompt_token_ids:
                 self._begin(specs[row])
         going_on = [row for row in counting if not specs[row].prompt_token_ids]
         if going_on:
             new = last_token_ids.index_select(0, on_device(going_on, torch.int64, self._device))
-            self._add([specs[row].counts_row or 0 for row in going_on], new)
+            self._add([specs[row].penalty_slot or 0 for row in going_on], new)
 
     def penalise(self, logits: torch.Tensor, specs: Sequence[SampleSpec]) -> None:
         """Change logits (num_rows, vocab_size): repetition over prompt and output, the others over the output."""
-        places = [row for row, spec in enumerate(specs) if spec.counts_row is not None]
-        rows = [specs[place].counts_row or 0 for place in places]
-        longest = max(self._num_seen[row] for row in rows)
-        index = self._index(rows)
-        seen = self._seen[:, :longest].index_select(0, index)  # (num_places, longest)
+        rows = [row for row, spec in enumerate(specs) if spec.penalty_slot is not None]
+        slots = [specs[row].penalty_slot or 0 for row in rows]
+        samplings = [specs[row].sampling for row in rows]
+        longest = max(self._num_seen[slot] for slot in slots)
+        index = self._index(slots)
+        seen = self._seen[:, :longest].index_select(0, index)  # (len(rows), longest)
         counts = self._counts.take(index[:, None] * self._vocab_size + seen)
-        there = self._index(places)[:, None] * self._vocab_size + seen
+        there = self._index(rows)[:, None] * self._vocab_size + seen
         values = logits.take(there)
-        repetition = self._column([specs[place].sampling.repetition_penalty for place in places])
-        frequency = self._column([specs[place].sampling.frequency_penalty for place in places])
-        presence = self._column([specs[place].sampling.presence_penalty for place in places])
+        repetition = self._column([sampling.repetition_penalty for sampling in samplings])
+        frequency = self._column([sampling.frequency_penalty for sampling in samplings])
+        presence = self._column([sampling.presence_penalty for sampling in samplings])
         values = torch.where(values > 0, values / repetition, values * repetition)
         logits.put_(there, values - torch.where(counts > 0, frequency * counts + presence, 0.0))
 
     def _begin(self, spec: SampleSpec) -> None:
-        assert spec.counts_row is not None
-        row, output = spec.counts_row, list(spec.output_token_ids)
-        seen = list(
-            dict.fromkeys([*spec.prompt_token_ids, *output] if spec.sampling.repetition_penalty != 1.0 else output)
-        )
-        seen = seen or [spec.prompt_token_ids[0]]  # one that no penalty changes: it is not in the output
-        self._grow(row + 1, len(seen) + 1)
-        self._seen[row].fill_(seen[0])
-        self._seen[row, : len(seen)] = self._index(seen)
-        self._num_seen[row] = len(seen)
-        self._counts[row].zero_()
+        assert spec.penalty_slot is not None
+        slot, output = spec.penalty_slot, list(spec.output_token_ids)
+        known = [*spec.prompt_token_ids, *output] if spec.sampling.repetition_penalty != 1.0 else output
+        seen = list(dict.fromkeys(known))
+        seen = seen or [spec.prompt_token_ids[0]]  # a token that no penalty changes: it is not in the output
+        self._grow(slot + 1, len(seen) + 1)
+        self._seen[slot].fill_(seen[0])
+        self._seen[slot, : len(seen)] = self._index(seen)
+        self._num_seen[slot] = len(seen)
+        self._counts[slot].zero_()
         if output:
             ones = torch.ones(len(output), dtype=torch.int32, device=self._device)
-            self._counts[row].index_add_(0, self._index(output), ones)
+            self._counts[slot].index_add_(0, self._index(output), ones)
 
-    def _add(self, rows: list[int], token_ids: torch.Tensor) -> None:
-        """Add one token to each of `rows`, which are different ones. token_ids (len(rows),)."""
-        ends = [self._num_seen[row] for row in rows]
+    def _add(self, slots: list[int], token_ids: torch.Tensor) -> None:
+        """Add one token to each of `slots`, which are different. token_ids (len(slots),)."""
+        ends = [self._num_seen[slot] for slot in slots]
         self._grow(0, max(ends) + 1)
-        index, capacity = self._index(rows), self._seen.shape[1]
+        index, capacity = self._index(slots), self._seen.shape[1]
         self._seen.put_(index * capacity + self._index(ends), token_ids)
-        ones = torch.ones(len(rows), dtype=torch.int32, device=self._device)
+        ones = torch.ones(len(slots), dtype=torch.int32, device=self._device)
         self._counts.view(-1).index_add_(0, index * self._vocab_size + token_ids, ones)
-        for row in rows:
-            self._num_seen[row] += 1
+        for slot in slots:
+            self._num_seen[slot] += 1
 
-    def _grow(self, num_rows: int, capacity: int) -> None:
+    def _grow(self, num_slots: int, capacity: int) -> None:
         """Make room, at least twice of what there was: growing is rare."""
-        old_rows, old_capacity = self._seen.shape
-        if num_rows > old_rows:
-            more = max(num_rows, 2 * old_rows) - old_rows
+        old_num, old_capacity = self._seen.shape
+        if num_slots > old_num:
+            more = max(num_slots, 2 * old_num) - old_num
             self._counts = torch.cat([self._counts, self._counts.new_zeros(more, self._vocab_size)])
             self._seen = torch.cat([self._seen, self._seen.new_zeros(more, old_capacity)])
             self._num_seen += [1] * more

@@ -249,7 +249,7 @@ def test_penalties_send_the_tokens_once() -> None:
     specs = [spec for plan in drive.plans for chunk in plan.chunks for spec in chunk.samples or [None]]
     counts = [(len(spec.prompt_token_ids), len(spec.output_token_ids)) for spec in specs if spec]
     assert counts == [(0, 0), (0, 0), (3, 0), (0, 0)]
-    assert [spec.counts_row for spec in specs if spec] == [None, None, 0, 0]
+    assert [spec.penalty_slot for spec in specs if spec] == [None, None, 0, 0]
 
 
 def test_step_time_is_that_of_the_whole_step() -> None:

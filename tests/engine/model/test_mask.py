@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from streamserve.engine.model.sampler import Shapers, raw_logprobs, sample
+from streamserve.engine.model.sampler import SamplingMetadata, raw_logprobs, sample
 from streamserve.engine.model.token_rules import PenaltyCounts, RuleTensors
 from streamserve.engine.plan import SampleSpec
 from tests.support.engines.specs import spec_of
@@ -105,14 +105,14 @@ def test_penalties_cannot_bring_back_what_is_forbidden() -> None:
             position=5,
             mask=mask_of(3, 4),
             temperature=0.0,
-            counts_row=0,
+            penalty_slot=0,
             prompt_token_ids=(1, 2),
             output_token_ids=(3, 4, 3),
             **penalty,
         )
         counts.update([one], torch.tensor([3]))
-        shapers = Shapers(torch.tensor([3]), RuleTensors(torch.device("cpu")), counts)
-        assert sample(some_logits(), [one], shapers).token_ids.item() in (3, 4)
+        metadata = SamplingMetadata(torch.tensor([3]), RuleTensors(torch.device("cpu")), counts)
+        assert sample(some_logits(), [one], metadata).token_ids.item() in (3, 4)
 
 
 def test_logprobs_are_those_of_the_unmodified_logits() -> None:

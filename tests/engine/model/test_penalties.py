@@ -51,16 +51,16 @@ def test_counting_on_is_counting_anew() -> None:
                 prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 40))]
                 output = [rng.randrange(VOCAB) for _ in range(rng.choice([0, 0, 1, 30, 700]))]
                 texts[row] = prompt, output
-                specs.append(penalised(row, counts_row=row, prompt_token_ids=prompt, output_token_ids=output))
+                specs.append(penalised(row, penalty_slot=row, prompt_token_ids=prompt, output_token_ids=output))
             else:
                 texts[row][1].append(token)
-                specs.append(penalised(row, counts_row=row))
+                specs.append(penalised(row, penalty_slot=row))
             new.append(token)
         specs.insert(len(specs) // 2, penalised(0, repetition_penalty=1.0))  # one without penalties is left alone
         new.insert(len(new) // 2, 0)
         logits = torch.randn(len(specs), VOCAB, generator=torch.Generator().manual_seed(step))
         wanted = [
-            logits[place] if spec.counts_row is None else by_the_book(logits[place], spec, *texts[spec.counts_row])
+            logits[place] if spec.penalty_slot is None else by_the_book(logits[place], spec, *texts[spec.penalty_slot])
             for place, spec in enumerate(specs)
         ]
         counts.update(specs, torch.tensor(new))
@@ -71,11 +71,11 @@ def test_counting_on_is_counting_anew() -> None:
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_a_row_is_the_same_in_any_batch(kind: int) -> None:
     """To the last bit: the length of the other rows changes nothing."""
-    one = penalised(kind, counts_row=0, prompt_token_ids=(1, 2, 3), output_token_ids=(3, 4, 4))
-    other = penalised(kind + 1, counts_row=1, prompt_token_ids=tuple(range(40)), output_token_ids=(5,) * 900)
+    one = penalised(kind, penalty_slot=0, prompt_token_ids=(1, 2, 3), output_token_ids=(3, 4, 4))
+    other = penalised(kind + 1, penalty_slot=1, prompt_token_ids=tuple(range(40)), output_token_ids=(5,) * 900)
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(kind))
     found = []
-    for specs in ([one], [other, one], [one, other], [replace(one, counts_row=7)]):
+    for specs in ([one], [other, one], [one, other], [replace(one, penalty_slot=7)]):
         counts, batch = PenaltyCounts(VOCAB, torch.device("cpu")), logits.repeat(len(specs), 1)
         counts.update(specs, torch.zeros(len(specs), dtype=torch.int64))
         counts.penalise(batch, specs)
@@ -86,7 +86,7 @@ def test_a_row_is_the_same_in_any_batch(kind: int) -> None:
 def test_what_cannot_be_chosen_stays_so() -> None:
     """A banned token that occurred before stays banned under its penalties."""
     counts = PenaltyCounts(4, torch.device("cpu"))
-    spec = penalised(3, counts_row=0, prompt_token_ids=(1,), output_token_ids=(2, 1))
+    spec = penalised(3, penalty_slot=0, prompt_token_ids=(1,), output_token_ids=(2, 1))
     logits = torch.tensor([[0.0, float("-inf"), 1.0, 2.0]])
     counts.update([spec], torch.zeros(1, dtype=torch.int64))
     counts.penalise(logits, [spec])

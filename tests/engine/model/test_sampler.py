@@ -26,12 +26,12 @@ NUM_DRAWS = 6000
 def sample(
     logits: torch.Tensor, specs: Sequence[SampleSpec], last_token_ids: Sequence[int] | None = None
 ) -> sampler.Draws:
-    """Draw, each spec with a row of counts of its own; a spec with a prompt has the counts of its penalties."""
-    rows = [replace(one, counts_row=row if one.prompt_token_ids else None) for row, one in enumerate(specs)]
+    """Draw, each spec with a penalty slot of its own; a spec with a prompt has the counts of its penalties."""
+    rows = [replace(one, penalty_slot=row if one.prompt_token_ids else None) for row, one in enumerate(specs)]
     counts = PenaltyCounts(logits.shape[1], logits.device)
     newest = torch.tensor(last_token_ids or [0] * len(rows))
     counts.update(rows, newest)
-    return sampler.sample(logits, rows, sampler.Shapers(newest, RuleTensors(logits.device), counts))
+    return sampler.sample(logits, rows, sampler.SamplingMetadata(newest, RuleTensors(logits.device), counts))
 
 
 def some_logits(num_rows: int = 1, seed: int = 0, vocab_size: int = VOCAB) -> torch.Tensor:
@@ -258,8 +258,8 @@ def test_rules_equal_the_reference_in_any_batch() -> None:
             newest.append(output[-1] if output else 0)
             full = spec_of(temperature=1.0, rules=rules, output_token_ids=output)
             wanted.append(int(reference(logits[row].numpy(), full).argmax()))
-        shapers = sampler.Shapers(torch.tensor(newest), tensors)
-        assert sampler.sample(logits, specs, shapers).token_ids.tolist() == wanted, f"seed {seed}"
+        metadata = sampler.SamplingMetadata(torch.tensor(newest), tensors)
+        assert sampler.sample(logits, specs, metadata).token_ids.tolist() == wanted, f"seed {seed}"
     assert num_ended > 20
 
 
@@ -278,7 +278,7 @@ def test_tensors_live_as_long_as_their_rules() -> None:
     tensors = RuleTensors(torch.device("cpu"))
     for _ in range(3):
         rules = TokenRules(logit_bias=((1, 1.0),))
-        sampler.sample(some_logits(), [spec_of(rules=rules)], sampler.Shapers(torch.tensor([0]), tensors))
+        sampler.sample(some_logits(), [spec_of(rules=rules)], sampler.SamplingMetadata(torch.tensor([0]), tensors))
         assert len(tensors._known) == 1
     del rules
     assert len(tensors._known) == 0

@@ -40,8 +40,8 @@ class CountLaws:
             return
         (spec,) = chunk.samples
         is_wanted = asked.request.sampling.repetition_penalty != 1.0
-        assert (spec.counts_row is not None) == is_wanted, "33: counts without a penalty, or none"
-        if spec.counts_row is None:
+        assert (spec.penalty_slot is not None) == is_wanted, "33: counts without a penalty, or none"
+        if spec.penalty_slot is None:
             return
         shown = tuple(asked.shown)
         laws = self.sim.laws
@@ -51,7 +51,7 @@ class CountLaws:
         num_noticed = self.sim.core._num_out_of_memory  # a step may fail late, after another was launched on top of it
         start = sequence.seq_id, sequence.num_preemptions, self.sim.num_failures + num_noticed
         num_output = spec.position - len(asked.request.prompt_token_ids)
-        begun, num_counted = self._rows.get(spec.counts_row, (None, 0))
+        begun, num_counted = self._rows.get(spec.penalty_slot, (None, 0))
         if spec.prompt_token_ids:
             assert begun != start, "33: counted from the beginning, and had been"
             assert spec.prompt_token_ids == asked.request.prompt_token_ids, "33: another prompt is counted"
@@ -65,12 +65,12 @@ class CountLaws:
             assert chunk.token_ids[0] in (PENDING, *shown[-1:]), "33: another token is new"
         # A step on top of one that ran out of memory is void: the row begins again.
         is_void = any(plan in self.sim.runner.failed for plan in self.sim.runner.launched)
-        self._rows[spec.counts_row] = (*start[:2], -1 if is_void else start[2]), num_output
+        self._rows[spec.penalty_slot] = (*start[:2], -1 if is_void else start[2]), num_output
 
     def after_step(self) -> None:
         """Each running sequence with penalties has a row of its own, and no other sequence has one; rows are reused."""
         sequences = self.sim.core._sequences.values()
-        rows = [s.counts_row for s in sequences if s.counts_row is not None]
+        rows = [s.penalty_slot for s in sequences if s.penalty_slot is not None]
         wanted = [s for s in self.sim.core.scheduler.running if s.has_penalties]
         assert len(set(rows)) == len(rows) == len(wanted), f"33: rows {rows} for {len(wanted)} sequences"
         assert max(rows, default=-1) < self._most_running, f"33: row {max(rows)} is used"

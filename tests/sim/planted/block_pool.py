@@ -12,8 +12,8 @@ MUTANTS = (
     _pool(
         name="two sequences count in one row",
         law=33,
-        old="        if self._free_rows:\n            return heappop(self._free_rows)",
-        new="        if self._free_rows:\n            return self._free_rows[0]",
+        old="        if self._free_penalty_slots:\n            return heappop(self._free_penalty_slots)",
+        new="        if self._free_penalty_slots:\n            return self._free_penalty_slots[0]",
     ),
     _pool(
         name="a table's first block is never freed",

@@ -115,8 +115,8 @@ MUTANTS = (
     _sequence(
         name="counts continue though blocks were lost",
         law=33,
-        old="        self.num_pending, self.is_counted = 0, False\n        self.counts_row = None\n",
-        new="        self.num_pending = 0\n        self.counts_row = None\n",
+        old="        self.num_pending, self.is_counted = 0, False\n        self.penalty_slot = None\n",
+        new="        self.num_pending = 0\n        self.penalty_slot = None\n",
     ),
     _sequence(
         name="counts keep the token of a step that failed",
@@ -127,13 +127,13 @@ MUTANTS = (
     _sequence(
         name="counts are begun anew in each step",
         law=33,
-        old="begins_counts = self.counts_row is not None and not self.is_counted",
-        new="begins_counts = self.counts_row is not None",
+        old="begins_counts = self.penalty_slot is not None and not self.is_counted",
+        new="begins_counts = self.penalty_slot is not None",
     ),
     _sequence(
-        name="a row of counts is never given back",
+        name="a penalty slot is never given back",
         law=33,
-        old="            pool.free_row(self.counts_row)\n",
+        old="            pool.free_penalty_slot(self.penalty_slot)\n",
         new="            pass\n",
     ),
     _sequence(
