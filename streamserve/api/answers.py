@@ -13,6 +13,7 @@ from streamserve.api.call import Call, Caller
 from streamserve.api.idempotency import StartOnce
 from streamserve.clients.base import EngineClient
 from streamserve.clients.pipeline.client import PipelineClient
+from streamserve.dialects.asked import Asked
 from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.protocol.errors import no_model, no_stream
 from streamserve.protocol.requests import (
@@ -144,10 +145,16 @@ class Answers:
             raise no_model(alias, self.clients)
         return self.clients[alias]
 
-    def with_class(self, request: GenerateRequest, asked: str | None, caller: Caller, route: str) -> GenerateRequest:
-        """Return the request in its latency class: what it asked for, or what key, route or model have by default."""
+    def with_class(
+        self, request: GenerateRequest, asked: Asked, caller: Caller, route: str, default: str = ""
+    ) -> GenerateRequest:
+        """Return the request in its latency class: what its body asked for, or what key, route or model have.
+
+        `default` goes before that of route and model.
+        """
         config = self.config
-        own = asked or caller.latency_class or config.defaults.latency_class(route, request.model)
+        own = asked.latency_class or caller.latency_class or default
+        own = own or config.defaults.latency_class(route, request.model)
         name = config.only_class or own
         return request if name == request.latency_class else replace(request, latency_class=name)
 

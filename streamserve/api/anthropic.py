@@ -58,7 +58,7 @@ async def count_tokens(call: Call, answers: Answers) -> Reply:
 async def _start(call: Call, answers: Answers, asked: MessagesRequest, once: Once | None) -> Stream:
     """Start the answer. A model without a switch for thinking is asked without it, unless the caller named it."""
     on_disconnect = asked.on_disconnect or ("abort" if once is None else "park")
-    generate = answers.with_class(asked.generate, asked.latency_class, call.caller, "messages")
+    generate = answers.with_class(asked.generate, asked, call.caller, "messages")
     while True:
         try:
             return await answers.begin(call, generate, on_disconnect, once=once)

@@ -111,8 +111,7 @@ def job_request(body: dict[str, Any], caller: Caller, answers: Answers) -> Gener
             raise BadRequest(message, code="unknown_field", param=field)
     rest = {key: value for key, value in body.items() if key not in ("pipeline", "webhook")}
     asked = native.parse({**rest, "model": name}, answers.limits, default_model=answers.default_model)
-    name = asked.latency_class or caller.latency_class or _CLASS
-    return answers.with_class(asked.generate, name, caller, "jobs")
+    return answers.with_class(asked.generate, asked, caller, "jobs", default=_CLASS)
 
 
 async def list_jobs(call: Call, jobs: Jobs) -> Reply:

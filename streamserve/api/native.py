@@ -70,7 +70,7 @@ async def new_stream(call: Call, answers: Answers) -> Reply:
 async def _start(call: Call, answers: Answers, asked: NativeRequest, once: Once | None = None) -> Reply:
     if call.is_head:
         return head_of_new(asked.format)
-    request = answers.with_class(asked.generate, asked.latency_class, call.caller, "streams")
+    request = answers.with_class(asked.generate, asked, call.caller, "streams")
     # The other formats cannot show what the answer waits for.
     begins_unloaded = asked.format == "native"
     stream = await answers.begin(call, request, asked.on_disconnect, once=once, begins_unloaded=begins_unloaded)

@@ -86,7 +86,7 @@ async def create_chat(call: Call, answers: Answers, chats: StoredChats | None = 
     asked = openai_request.parse(body, answers.limits, default_model=answers.default_model)
     once = once_of(call, "chat/completions", body)
     on_disconnect = asked.on_disconnect or ("abort" if once is None else "park")
-    request = answers.with_class(asked.generate, asked.latency_class, call.caller, "chat_completions")
+    request = answers.with_class(asked.generate, asked, call.caller, "chat_completions")
     try:
         stream = await answers.begin(call, request, on_disconnect, once=once)
     except BadRequest as error:
@@ -277,7 +277,7 @@ async def _start_all(call: Call, answers: Answers, asked: CompletionRequest, onc
     places = Places(len(asked.generates))
     try:
         for index, generate in enumerate(asked.generates):
-            request = answers.with_class(generate, asked.latency_class, call.caller, "completions")
+            request = answers.with_class(generate, asked, call.caller, "completions")
             key = None if once is None else part_of(once, index)
             streams.append(await answers.begin(call, request, on_disconnect, once=key, places=places))
     except BaseException as error:
@@ -383,7 +383,7 @@ async def _get_plain(call: Call, answers: Answers) -> Reply:
 async def _start_plain(call: Call, answers: Answers, asked: PlainRequest, once: Once | None = None) -> Reply:
     if call.is_head:
         return Reply(body=HeadOnly(plain_tokens.PlainEncoder.content_type))
-    request = answers.with_class(asked.generate, asked.latency_class, call.caller, "completions")
+    request = answers.with_class(asked.generate, asked, call.caller, "completions")
     stream = await answers.begin(call, request, asked.on_disconnect, once=once)
     return Reply(body=_plain_delivery(answers, stream, asked.pace, 0))
 

@@ -70,7 +70,7 @@ async def _start(
     if call.is_head:
         return head_of_new(asked.format) if wants_stream else json_reply({})
     on_disconnect = asked.on_disconnect if wants_stream or "on_disconnect" in body else "abort"
-    request = answers.with_class(asked.generate, asked.latency_class, call.caller, "pipelines")
+    request = answers.with_class(asked.generate, asked, call.caller, "pipelines")
     stream = await answers.begin(call, request, on_disconnect, once=once)
     if wants_stream:
         return Reply(body=Delivery(answers.streams, stream, encoder_for(asked.format, stream), pace=asked.pace))

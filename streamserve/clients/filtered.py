@@ -36,9 +36,9 @@ class FilteredClient:
         self, request: GenerateRequest, admission: Admission = NO_CALLER, resume: Resume = START
     ) -> Generation:
         """Accept the request, as the client does. Raises BadRequest for a request with log-probabilities too."""
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(request.sampling, name) is not None:
-                raise BadRequest(_LOGPROBS, code="invalid_value", param=name)
+        asked = request.sampling.logprob_fields
+        if asked:
+            raise BadRequest(_LOGPROBS, code="invalid_value", param=asked[0])
         unfiltered = await self._client.generate(request, admission, replace(resume, replay=True))
         return FilterSource(unfiltered, request.n, resume, self._filters).generation
 

@@ -149,7 +149,7 @@ class Token:
     no token has ids. In a tool_use block it is part of the arguments. `choice` is 0 to n-1, `index` counts this
     choice's blocks. Each sampled id stands in exactly one event: a readmitted stream sends the ids of its events back
     to the engine. What comes before a choice's first id is of the prompt: the text that `echo` repeats, and in choice
-    0 `prompt_logprobs`, one entry for each prompt token.
+    0 the log-probabilities that were asked for, one entry for each prompt token.
     """
 
     type: ClassVar[str] = "token"

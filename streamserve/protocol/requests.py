@@ -110,6 +110,7 @@ class Range:
 
 
 _MAX_COUNT = 2**31 - 1
+_MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +134,7 @@ class SamplingParams:
     presence_penalty: Annotated[float, Range(-1e3, 1e3)] = 0.0
     frequency_penalty: Annotated[float, Range(-1e3, 1e3)] = 0.0
     repetition_penalty: Annotated[float, Range(1e-3, 1e3, is_model_default=True)] = 1.0
-    seed: Annotated[int | None, Range(0, 2**63 - 1)] = None
+    seed: Annotated[int | None, Range(0, _MAX_SEED)] = None
     max_tokens: Annotated[int | None, Range(0, _MAX_COUNT)] = None
     min_tokens: Annotated[int, Range(0, _MAX_COUNT)] = 0
     stop: tuple[str, ...] = ()
@@ -147,6 +148,29 @@ class SamplingParams:
     prompt_logprobs: Annotated[int | None, Range(0, 1_000)] = None
     skip_special_tokens: bool = True
     truncate_prompt_tokens: Annotated[int | None, Range(-1, _MAX_COUNT)] = None
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the log-probabilities of the prompt's own tokens are asked for."""
+        return self.prompt_logprobs is not None
+
+    @property
+    def logprob_fields(self) -> tuple[str, ...]:
+        """The fields by which log-probabilities are asked for."""
+        return tuple(name for name in ("logprobs", "prompt_logprobs") if getattr(self, name) is not None)
+
+    def of_choice(self, index: int) -> SamplingParams:
+        """Return those of one of several choices: each has a seed of its own, and the first scores the prompt for all.
+
+        The seed is resolved.
+        """
+        assert self.seed is not None
+        seed = (self.seed + index) & _MAX_SEED
+        return replace(self, seed=seed, prompt_logprobs=None if index else self.prompt_logprobs)
+
+    def of_prefill(self) -> SamplingParams:
+        """Return those of a request that only fills the prefix cache."""
+        return replace(self, max_tokens=0, min_tokens=0, prompt_logprobs=None)
 
 
 _RANGED = {
@@ -265,6 +289,11 @@ class GenerateRequest:
     def public_messages(self) -> tuple[Message, ...]:
         """The messages before anything of a caller's."""
         return (self.messages or ())[: self.num_static_messages or int(self.has_public_system)]
+
+    @property
+    def shows_prompt(self) -> bool:
+        """Whether readers are shown something of the prompt: its text, or the log-probabilities of its tokens."""
+        return self.echo or self.sampling.scores_prompt
 
     def with_seed(self, seed: int) -> GenerateRequest:
         """Return the request with this seed, where the caller left it open."""

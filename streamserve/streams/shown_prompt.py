@@ -1,4 +1,4 @@
-"""`ShownPrompt`: how much of its prompt an answer has shown, of `echo` and `prompt_logprobs`. Pure."""
+"""`ShownPrompt`: how much of its prompt an answer has shown, as text and as scores. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from streamserve.protocol.events import BlockStart, Event, Token
 class ShownPrompt:
     """How much of its prompt an answer has shown, which is not shown again when the engine is asked to resume it.
 
-    That is the text of `echo` and the log-probabilities of `prompt_logprobs`: the tokens before a choice's first id or
+    That is its text (`echo`) and the log-probabilities of its tokens: the events before a choice's first id or
     block. Only one choice has log-probabilities.
     """
 

@@ -93,7 +93,7 @@ class Stream:
             _NOT_ACCEPTED if generation is None else generation.accepted,
             request.n,
             admission.arrived_at or time.monotonic(),
-            shows_prompt=request.echo or request.sampling.prompt_logprobs is not None,
+            shows_prompt=request.shows_prompt,
         )
         if generation is not None:
             self.transcript.timings.accept(time.monotonic())

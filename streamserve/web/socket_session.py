@@ -238,7 +238,7 @@ class SocketSession:
             body = required(message, "request")
             asked = native.parse(body, config.limits, default_model=config.default_model, unseal=config.unseal)
             check_pace(asked.pace)
-            request = self._answers.with_class(asked.generate, asked.latency_class, self._caller, "websocket")
+            request = self._answers.with_class(asked.generate, asked, self._caller, "websocket")
             await self._begin(replace(asked, generate=request), message)
 
     async def _on_resume(self, message: Mapping[str, Any]) -> None:

@@ -35,8 +35,6 @@ from streamserve.protocol.requests import (
 
 logger = logging.getLogger(__name__)
 
-# A seed is at most the largest signed 64-bit number.
-_MAX_SEED = 2**63 - 1
 # Log-probabilities that a request may ask for of its prompt: about 6 MB in the log.
 MOST_PROMPT_CANDIDATES = 65_536
 
@@ -122,16 +120,12 @@ class Prepared:
         The first choice alone scores the prompt, for all.
         """
         admission, resume = self.admission, self.resume
-        assert self.sampling.seed is not None
         assert admission.arrived_at is not None
-        sampling = replace(self.sampling, seed=(self.sampling.seed + index) & _MAX_SEED)
-        if index:
-            sampling = replace(sampling, prompt_logprobs=None)
         return SequenceRequest(
             seq_id=seq_id,
             prompt_token_ids=self.prompt.token_ids,
             output_token_ids=resume.output_of(index),
-            sampling=sampling,
+            sampling=self.sampling.of_choice(index),
             salt=admission.salt,
             num_public_tokens=self.prompt.num_public_tokens,
             eos_token_ids=self.eos_token_ids,
@@ -161,7 +155,7 @@ def prepare(
     prompt = encode(engine, request)
     num_prompt_tokens = len(prompt.token_ids)
     _check_prompt_logprobs(request, num_prompt_tokens)
-    is_scored_first = request.sampling.prompt_logprobs is not None and not resume.num_prompt_logprobs
+    is_scored_first = request.sampling.scores_prompt and not resume.num_prompt_logprobs
     sampling = resolve_params(
         request, engine.facts.sampling_defaults, num_prompt_tokens, engine.max_tokens, config.default_max_tokens
     )
@@ -251,7 +245,7 @@ def _source(format_: OutputFormat, request: GenerateRequest, prompt: Prompt, ans
         assert parser is not None
         return parser
 
-    has_prompt = request.echo or request.sampling.prompt_logprobs is not None  # of choices but the first: its text only
+    has_prompt = request.shows_prompt  # of choices but the first: its text only
     return AnswerSource(tags=format_.tags, make_parser=make_parser, answer=answer, has_echo=has_prompt)
 
 

@@ -139,7 +139,7 @@ class ThreadClient:
 
         Returns when that is done. Raises StreamserveError if it is not: the engine was never idle, paused, or failed.
         """
-        sampling = replace(request.sampling, max_tokens=0, min_tokens=0, prompt_logprobs=None)
+        sampling = request.sampling.of_prefill()
         prefix = replace(request, sampling=sampling, n=1, latency_class=PREFILL_ONLY, grammar=None, echo=False)
         generation = await self.generate(prefix, admission)
         try:
