@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 from streamserve.protocol.errors import BadRequest, UnsupportedMedia
-from streamserve.protocol.json_body import check_head, decode_json, too_large
+from streamserve.protocol.json_body import check_encoding, check_size, decode_json
 from streamserve.protocol.measures import Arrival, network_seconds
 from streamserve.protocol.requests import Limits
 from streamserve.streams.reader.channel import nothing
@@ -73,7 +73,7 @@ class Call:
     headers: Mapping[str, str]
     caller: Caller
     request_id: str
-    body: Callable[[], AsyncIterator[bytes]]  # unbounded: read it through `chunks` or `json`
+    body: Callable[[], AsyncIterator[bytes]]  # bounded by the guard (asgi/guard.py)
     wait: Wait
     params: Mapping[str, str] = field(default_factory=dict)
     query_string: str = ""
@@ -97,24 +97,18 @@ class Call:
             raise BadRequest(message, param=twice)
         return out
 
-    async def chunks(self, limits: Limits) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives, up to the limit. Its length and encoding are checked before the first byte."""
-        check_head(self.headers.get("content-length", ""), self.headers.get("content-encoding", ""), limits)
-        num_bytes = 0
-        async for chunk in self.body():
-            num_bytes += len(chunk)
-            if num_bytes > limits.max_body_bytes:
-                raise too_large(limits.max_body_bytes)
-            yield chunk
-
     async def json(self, limits: Limits, *, optional: bool = False) -> dict[str, Any]:
         """Return the JSON object in the body; {} for an empty body if it is `optional`."""
-        body = b"".join([chunk async for chunk in self.chunks(limits)])
+        check_encoding(self.headers.get("content-encoding", ""))
+        body = bytearray()
+        async for piece in self.body():
+            body += piece
+            check_size(len(body), limits)  # also where no guard stands
         if optional and not body:
             return {}
         if self.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise UnsupportedMedia("Send JSON, with 'Content-Type: application/json'.", param="Content-Type")
-        return decode_json(body, limits)
+        return decode_json(bytes(body), limits)
 
 
 class Named(Protocol):

@@ -22,9 +22,9 @@ from typing import Any, Self, TypeVar
 
 from streamserve.api.answers import AnswerConfig, Defaults
 from streamserve.api.call import ANONYMOUS, Call, Caller, Reply, admitted
-from streamserve.api.routes import ANYONE, PROBES, ROUTES, Access, failure, unknown_route
+from streamserve.api.routes import ANYONE, PROBES, ROUTES, Access, Route, failure, unknown_route
 from streamserve.asgi.drain import Drain
-from streamserve.asgi.guard import limited_client
+from streamserve.asgi.guard import Guard, GuardedApp, RouteBound, limited_client
 from streamserve.asgi.handover import respond
 from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.receiver import RECEIVER, Receiver
@@ -57,6 +57,15 @@ Authenticate = Callable[[Scope], Caller | Awaitable[Caller | None] | None]
 _SERVICES = {"answers", "ops"}
 _ROUTES = [(route.pattern(), route) for route in ROUTES if route.access.scope == "chat" and route.needs <= _SERVICES]
 _ELSEWHERE = unknown_route("")
+
+
+def _route_of(path: str) -> tuple[Route, dict[str, str]]:
+    """Return the route of a path, and the variable parts of that."""
+    for pattern, route in _ROUTES:
+        match = pattern.fullmatch(path)
+        if match is not None:
+            return route, match.groupdict()
+    return _ELSEWHERE, {}
 
 
 def anyone(scope: Scope) -> Caller:
@@ -119,7 +128,8 @@ class StreamApp:
         self._site: LocalSite | None = None
         self._drain: Drain | None = None
         self._is_draining = False
-        self._middleware = StreamMiddleware(self._serve)
+        self._guarded = GuardedApp(self._serve, Guard(bound_of=self._bound_of))
+        self._middleware = StreamMiddleware(self._guarded)
         self._middleware.on_shutdown(self.shutdown)
         self._middleware.on_drain(self._begin_to_drain)
         self._middleware.on_going_away(self._shut_down_streams)
@@ -138,7 +148,7 @@ class StreamApp:
             drain.on_drain(self._begin_to_drain)
             if drain.is_draining:
                 self._begin_to_drain()
-        await self._serve(scope, receive, send)
+        await self._guarded(scope, receive, send)
 
     # For the host application
 
@@ -221,6 +231,10 @@ class StreamApp:
 
     # Requests
 
+    def _bound_of(self, path: str) -> RouteBound:
+        route, _ = _route_of(_below(path, self._prefix))
+        return RouteBound(body_bytes=self._config.limits.max_body_bytes, error_json=route.error_json)
+
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._answer(Request(scope, receive, send, self._prefix))
@@ -238,12 +252,7 @@ class StreamApp:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, request: Request) -> None:
-        route, params = _ELSEWHERE, {}
-        for pattern, one in _ROUTES:
-            match = pattern.fullmatch(request.path)
-            if match is not None:
-                route, params = one, match.groupdict()
-                break
+        route, params = _route_of(request.path)
         try:
             if request.method not in route.methods:
                 raise route.wrong_method(request.method)

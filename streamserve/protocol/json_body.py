@@ -30,17 +30,16 @@ def announced_bytes(content_length: str) -> int | None:
     return int(content_length.lstrip("0")[:20] or 0)
 
 
-def check_head(content_length: str, content_encoding: str, limits: Limits) -> None:
-    """Raise if these headers ("" if absent) already show that the body is too long, or compressed. Reads nothing."""
-    if (announced_bytes(content_length) or 0) > limits.max_body_bytes:
-        raise too_large(limits.max_body_bytes)
+def check_encoding(content_encoding: str) -> None:
+    """Raise if this header ("" if absent) shows that the body is compressed."""
     if content_encoding.lower() not in ("", "identity"):
         raise UnsupportedMedia("Compressed bodies are not read. Send the JSON as it is.", param="Content-Encoding")
 
 
-def too_large(max_bytes: int) -> TooLarge:
-    """Return the error for a body over the limit."""
-    return TooLarge(f"The body is over the limit of {max_bytes:,} bytes. Send a shorter conversation.")
+def check_size(num_bytes: int, limits: Limits) -> None:
+    """Raise TooLarge for more bytes of JSON than are parsed."""
+    if num_bytes > limits.max_body_bytes:
+        raise TooLarge(f"The body is over the limit of {limits.max_body_bytes:,} bytes. Send a shorter conversation.")
 
 
 def file_too_large(max_bytes: int) -> TooLarge:
@@ -54,8 +53,7 @@ def decode_json(body: bytes, limits: Limits) -> dict[str, Any]:
 
     A leading byte order mark is ignored, as RFC 8259 section 8.1 allows.
     """
-    if len(body) > limits.max_body_bytes:
-        raise TooLarge(f"The body has {len(body):,} bytes; the limit is {limits.max_body_bytes:,}.")
+    check_size(len(body), limits)
     try:
         text = body.decode("utf-8-sig")
         if not text.strip(" \t\r\n"):

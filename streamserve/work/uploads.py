@@ -17,7 +17,7 @@ from streamserve.api.batch.files import FORM_BYTES
 from streamserve.api.call import Call
 from streamserve.asgi.guard import uploads_busy
 from streamserve.protocol.errors import DiskFull, QuotaExceeded
-from streamserve.protocol.json_body import announced_bytes, check_head, file_too_large
+from streamserve.protocol.json_body import announced_bytes, check_encoding
 from streamserve.protocol.requests import Limits
 
 _RETRY_SECONDS = 5
@@ -34,21 +34,17 @@ class Uploads:
         self._by_owner: Counter[str] = Counter()
 
     def num_bytes_of(self, call: Call) -> int:
-        """Return how large the body is, or may be. Raises where its headers are wrong."""
-        length, most = call.headers.get("content-length", ""), self._limits.max_file_bytes
-        check_head("", call.headers.get("content-encoding", ""), self._limits)
-        announced = announced_bytes(length)
-        num_bytes = most + FORM_BYTES if announced is None else announced
-        if num_bytes > most + FORM_BYTES:
-            raise file_too_large(most)
-        return num_bytes
+        """Return how large the body is, or may be: the guard bounds it. Raises for a compressed body."""
+        check_encoding(call.headers.get("content-encoding", ""))
+        announced = announced_bytes(call.headers.get("content-length", ""))
+        return self._limits.max_file_bytes + FORM_BYTES if announced is None else announced
 
     @asynccontextmanager
     async def receive(self, call: Call) -> AsyncIterator[IO[bytes]]:
         """Receive the body of `call`; its file is gone after the block. Raises QuotaExceeded, Overloaded, DiskFull."""
         place = self._place(call.caller.owner, self.num_bytes_of(call))
         with place, full_disk_named(), tempfile.SpooledTemporaryFile(max_size=_PIECE_BYTES) as file:
-            await _write_body(call, file, self._limits.max_file_bytes)
+            await _write_body(call, file)
             yield file
 
     @contextmanager
@@ -69,13 +65,10 @@ class Uploads:
             self._by_owner += Counter()  # forgets those that have none
 
 
-async def _write_body(call: Call, file: IO[bytes], max_bytes: int) -> None:
+async def _write_body(call: Call, file: IO[bytes]) -> None:
     """Write the body to `file`, whose place is then its start."""
-    num_bytes, pieces, num_held = 0, [], 0
+    pieces, num_held = list[bytes](), 0
     async for piece in call.body():
-        num_bytes += len(piece)
-        if num_bytes > max_bytes + FORM_BYTES:
-            raise file_too_large(max_bytes)
         pieces.append(piece)
         num_held += len(piece)
         if num_held >= _PIECE_BYTES:
