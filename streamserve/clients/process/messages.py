@@ -16,6 +16,7 @@ Flow control is the reader's position: the engine decodes no more than `lead_tok
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -155,7 +156,15 @@ class Goodbye(Message, frozen=True):
 ToEngine = Open | Warm | Tokenize | Control | ReaderAt | Cancel
 ToWorker = Opened | Reply | Refusal | News | State | Goodbye
 
-_ENCODER = msgspec.msgpack.Encoder()
+
+def _plain(value: Any) -> float:
+    """Return a number of a class of its own, such as `Arrival`, as a number."""
+    if isinstance(value, float):
+        return float(value)
+    raise TypeError(f"{type(value).__name__} has no place in MessagePack")
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 _HELLO: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)
 _WELCOME: msgspec.msgpack.Decoder[Welcome] = msgspec.msgpack.Decoder(Welcome)
 # The later frames; both raise MSGPACK_ERRORS.

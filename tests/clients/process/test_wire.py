@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -32,7 +33,8 @@ from streamserve.clients.process.messages import (
 )
 from streamserve.protocol.events import Done
 from streamserve.protocol.frames import MAX_FRAME_BYTES, FrameError, frame
-from streamserve.protocol.requests import NO_CALLER
+from streamserve.protocol.measures import Arrival
+from streamserve.protocol.requests import NO_CALLER, GenerateRequest, Resume
 from tests.support.engines.engine_processes import DEADLINE_SECONDS, ask, asking, connected, spec_in, until
 
 NOBODY = 65534
@@ -256,3 +258,12 @@ def test_a_handshake_of_a_later_version_can_be_read() -> None:
     assert messages.decode_hello(data).protocol == 9
     with pytest.raises(FrameError):
         messages.decode_hello(b"")
+
+
+def test_an_arrival_crosses_as_its_moment() -> None:
+    """What is known of a request's way in stays with the stream; the engine gets a number."""
+    admission = replace(NO_CALLER, received_at=Arrival(12.5, admitted_at=12.75))
+    sent = messages.TO_ENGINE.decode(messages.encode(messages.Open(1, GenerateRequest(model="m"), admission, Resume())))
+    assert isinstance(sent, messages.Open)
+    assert sent.admission == replace(NO_CALLER, received_at=12.5)
+    assert type(sent.admission.received_at) is float
