@@ -87,7 +87,7 @@ class StepBudget:
         start = sequence.num_launched_tokens
         end = start + num_tokens
         samples = sequence.sample_specs(num_rows) if num_tokens == sequence.num_unplanned_tokens else ()
-        proposed = sequence.proposed_ids[: max(0, len(samples) - 1)]
+        proposed = sequence.proposed_ids[: len(samples) - 1] if len(samples) > 1 else ()
         known = (PENDING,) if end > len(sequence.token_ids) else tuple(sequence.token_ids[start:end])
         end += len(proposed)
         self.chunks[sequence.seq_id] = Chunk(

@@ -172,8 +172,8 @@ class Scheduler:
         chunks = sorted(step.chunks.values(), key=lambda chunk: len(chunk.token_ids) > 1)  # decodes first
         return Schedule(chunks=tuple(chunks), parked=tuple(self._parked))
 
-    def _let_go(self, step: StepBudget, now: float) -> tuple[int, ...]:
-        """Take out those that may not stay, and return the ranks that this step computes.
+    def _let_go(self, step: StepBudget, now: float) -> list[int]:
+        """Take out those that may not stay, and return the ranks that this step computes, in order.
 
         Answers whose readers are gone park. What is prefilled only for the cache leaves where there is other work, also
         where that cannot use the step; its blocks stay cached.
@@ -184,12 +184,13 @@ class Scheduler:
                 self.num_preemptions += 1
         for sequence in [one for one in self.running if leads.is_stalled(one, self._config, now)]:
             self._park(sequence, step, now)
-        first = min((rank_of(one) for one in (*self.running[:1], *self.waiting[:1])), default=Rank.PREFILL_ONLY)
-        if first == Rank.PREFILL_ONLY:
-            return (Rank.PREFILL_ONLY,)
-        for sequence in [one for one in self.running if rank_of(one) == Rank.PREFILL_ONLY]:
-            self._put_back(sequence)
-        return (Rank.ANSWERS, Rank.ROWS)
+        ends = (*self.running[:1], *self.running[-1:], *self.waiting[:1], *self.waiting[-1:])  # both are in order
+        ranks = sorted({rank_of(one) for one in ends})
+        if len(ranks) > 1 and ranks[-1] == Rank.PREFILL_ONLY:
+            for sequence in [one for one in self.running if rank_of(one) == Rank.PREFILL_ONLY]:
+                self._put_back(sequence)
+            return [Rank.ANSWERS, Rank.ROWS]
+        return ranks
 
     def _order(self, rank: int, step: StepBudget, now: float) -> Wanted:
         """Order the running sequences of a rank that lack tokens and are in no chunk. Those that are held want none."""
@@ -234,9 +235,12 @@ class Scheduler:
                 return
             if sequence.seq_id in step.chunks or not self._can_decode(sequence):
                 continue
-            if self._make_room(sequence, step, now, spares_peers=spares_peers and bool(step.chunks)):
-                sequence.block_table += self._pool.allocate(self._num_lacking(sequence))
-                step.add(sequence, 1, num_rows=self._num_rows(sequence, step))
+            num_lacking = self._num_lacking(sequence)
+            if num_lacking:
+                if not self._make_room(sequence, step, now, spares_peers=spares_peers and bool(step.chunks)):
+                    continue
+                sequence.block_table += self._pool.allocate(num_lacking)
+            step.add(sequence, 1, num_rows=self._num_rows(sequence, step) if sequence.proposed_ids else 1)
 
     def _num_rows(self, sequence: Sequence, step: StepBudget) -> int:
         """Return how many rows of a decode to sample: the proposed tokens cost the others nothing.
@@ -244,7 +248,7 @@ class Scheduler:
         They get no block of their own, no token that a seat may need, and none beyond the lead or the answer's end. A
         runner counts tokens for penalties one by one.
         """
-        if not sequence.proposed_ids or sequence.num_pending or sequence.has_penalties:
+        if sequence.num_pending or sequence.has_penalties:
             return 1
         config, num_known = self._config, len(sequence.token_ids)
         most = min(
@@ -332,7 +336,8 @@ class Scheduler:
             # Of later ranks, those in the step compute a block that an earlier one waits for.
             later = [one for one in self.running if rank_of(one) > rank_of(taker) and one.seq_id not in step.chunks]
             parking = [one for one in self.running if self._may_park_for(one, taker, now)]
-            if taker.state is State.WAITING and not self._has_room(taker, leaving=[*later, *parking]):
+            leaving = [*later, *parking]
+            if taker.state is State.WAITING and not (leaving and self._has_room(taker, leaving)):
                 return False
             if later:
                 self._preempt(later[-1], step)

@@ -321,11 +321,13 @@ class Sequence:
         """
         if self.max_tokens == 0:
             return ()
-        proposed = self.before_end(self.proposed_ids[: num_rows - 1])
         matcher = self.matcher
-        follows = [(None, False)] if matcher is None else [(matcher.mask, matcher.may_end), *matcher.follow(proposed)]
-        num_rows = 1 + len(proposed) if matcher is None else len(follows)
-        return tuple(self._spec(proposed[:row], *follows[min(row, len(follows) - 1)]) for row in range(num_rows))
+        first = self._spec((), *((None, False) if matcher is None else (matcher.mask, matcher.may_end)))
+        if num_rows == 1:
+            return (first,)
+        proposed = self.before_end(self.proposed_ids[: num_rows - 1])
+        follows = [(None, False)] * len(proposed) if matcher is None else matcher.follow(proposed)
+        return first, *(self._spec(proposed[:row], *follow) for row, follow in enumerate(follows, 1))
 
     def _spec(self, proposed: tuple[int, ...], mask: bytes | None, may_end: bool) -> SampleSpec:
         """Return how to choose the token after the known or pending ones and these."""

@@ -99,8 +99,8 @@ MUTANTS = (
     _scheduler(
         name="a decode gets no block",
         law=6,
-        old="                sequence.block_table += self._pool.allocate(self._num_lacking(sequence))\n",
-        new="",
+        old="                sequence.block_table += self._pool.allocate(num_lacking)\n",
+        new="                pass\n",
     ),
     _scheduler(
         name="chunked prompts do not continue",
