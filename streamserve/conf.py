@@ -25,7 +25,7 @@ from django.core.signals import setting_changed
 from streamserve.asgi.flow.transport import FlowConfig
 from streamserve.clients.process.config import LaunchConfig, ProcessConfig
 from streamserve.clients.remote.config import AUTO, SERVERS, RemoteConfig
-from streamserve.conf_reader import Problem, Reader, field_names, is_base_url, nearest, without_login
+from streamserve.conf_reader import Problem, SettingsReader, field_names, is_base_url, nearest, without_login
 from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.engine import config as engine_config
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
@@ -161,11 +161,11 @@ def read(
 
     `base_dir` and `debug` give the defaults of STATE_DIR and ENGINE_AUTOSTART.
     """
-    reader = _Reader(base_dir, debug)
+    reader = _SiteReader(base_dir, debug)
     return reader.settings(raw), tuple(reader.problems)
 
 
-class _Reader(Reader):
+class _SiteReader(SettingsReader):
     """Reads the keys of `STREAMSERVE`."""
 
     def __init__(self, base_dir: str | Path | None, debug: bool) -> None:

@@ -1,4 +1,4 @@
-"""`Reader`: convert dicts with upper-case keys to frozen dataclasses and collect every problem.
+"""`SettingsReader`: convert dicts with upper-case keys to frozen dataclasses and collect every problem.
 
 Pure; conf.py has the keys. For a wrong value the default is used, so that one `check` reports every problem.
 """
@@ -27,7 +27,7 @@ class Problem:
     hint: str
 
 
-class Reader:
+class SettingsReader:
     """Used once; `problems` are those found so far."""
 
     def __init__(self) -> None:

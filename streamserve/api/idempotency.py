@@ -1,7 +1,7 @@
 """`Idempotency-Key`: a POST that is sent again gets the answer that the first one has started.
 
 A key is a caller's: two callers may use the same one. The stream's record has its digest in a unique column, so of two
-workers that get the same request at once, one starts the answer and the other shows it. A key is kept as long as the
+processes that get the same request at once, one starts the answer and the other shows it. A key is kept as long as the
 events of its stream; afterwards it starts a new answer. A request that is refused before its answer begins keeps none.
 (Idea: Stripe's API; draft-ietf-httpapi-idempotency-key-header-07.) asyncio; framework-free.
 """
@@ -27,7 +27,7 @@ from streamserve.streams.stream import Stream
 
 HEADER = "idempotency-key"
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
-# Another worker has inserted the record and not committed the first event yet.
+# Another process has inserted the record and not committed the first event yet.
 _BEGIN_SECONDS, _POLL_SECONDS = 5.0, 0.05
 
 
@@ -78,7 +78,7 @@ class StartOnce:
             try:
                 return await self._streams.start(request, admission, places)
             except (KeyTaken, QuotaExceeded, Overloaded):
-                # Another worker was faster, and may have the caller's last place.
+                # Another process was faster, and may have the caller's last place.
                 earlier = await self._find(once)
                 if earlier is None:
                     raise

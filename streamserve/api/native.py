@@ -104,8 +104,8 @@ async def stop_stream(call: Call, answers: Answers) -> Reply:
 async def ack_stream(call: Call, answers: Answers) -> Reply:
     """POST /streams/{id}/ack {reader, seq, away}: what a reader shows by now.
 
-    It counts where the reader's connection is, and elsewhere that is no error: a page cannot choose the worker. Asks no
-    database, as a page sends one each second.
+    It counts where the reader's connection is, and elsewhere that is no error: a page cannot choose the process. No
+    database is asked, as a page sends an ack each second.
     """
     ack = native.parse_ack(await call.json(answers.limits))
     stream = answers.streams.find(call.params["stream_id"])
@@ -176,7 +176,7 @@ def _recorded_json(record: Record) -> dict[str, Any]:
         "created": int(record.created),
         "state": "finished",
         "finish_reason": record.finish_reason or None,
-        # The row is running but its log is gone: the worker that made it has died.
+        # The row is running but its log is gone: the process that made it has died.
         "error_code": (record.error_code or None) if record.is_finished else "producer_lost",
         "last_seq": record.last_seq,
         "usage": {"prompt_tokens": record.prompt_tokens, "completion_tokens": record.completion_tokens},

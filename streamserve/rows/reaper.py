@@ -1,4 +1,4 @@
-"""`Reaper`: end streams whose worker has died or whose reader did not return in time, and drop old logs and rows.
+"""`Reaper`: end streams whose process has died or whose reader did not return in time, and drop old logs and rows.
 
 Every process of a site runs one, as one task on its serving loop, with one query a round; leases ensure that a stream
 is ended once. The time between two rounds is a quarter of the resume window, 30 s at most.
@@ -33,7 +33,7 @@ log = get_logger(__name__)
 
 EVERY_SECONDS = 30.0
 PURGE_EVERY_SECONDS = 300.0
-# Without Redis a worker of another host cannot be checked: its streams are ended after a day.
+# Without Redis a process of another host cannot be checked: its streams are ended after a day.
 FOREIGN_SECONDS = 86_400.0
 # The log stores the time of its last write to the minute.
 _PURGE_MARGIN_SECONDS = 60.0
@@ -136,7 +136,7 @@ class Reaper:
             await self._purge()
 
     async def _check(self, row: StreamRow) -> None:
-        """Release the stream if its worker has died; end it if its resume window is over."""
+        """Release the stream if its process has died; end it if its resume window is over."""
         if row.producer and not self._liveness.can_judge(row.producer):
             await self._check_foreign(row)
             return
@@ -148,7 +148,7 @@ class Reaper:
         is_due = row.on_disconnect != "park"
         if row.producer:
             if not await orm.write(StreamRow.objects.release, row.pk, row.fence, row.producer):
-                return  # another worker has released or claimed it
+                return  # another process has released or claimed it
         elif not is_due:
             is_due = row.released_at is None or row.released_at + self._window <= timezone.now()
             if not is_due:

@@ -26,7 +26,7 @@ log = get_logger(__name__)
 
 
 class RowStore:
-    """See `StreamStore`. Without a `liveness` streams are not shared between workers, and rows are a record only."""
+    """See `StreamStore`. Without a `liveness` streams are not shared between processes, and rows are a record only."""
 
     has_records = True
 

@@ -123,7 +123,7 @@ CONTENT_SECURITY_POLICY = (
 @non_atomic
 async def chat_page(request: HttpRequest, template_name: str = "streamserve/chat_page.html") -> HttpResponse:
     """Show the chat page. The site may require a login for it; the streams it starts are checked by themselves."""
-    if hasattr(request, "scope"):  # a WSGI worker beside the ASGI server loads no model
+    if hasattr(request, "scope"):  # a WSGI process beside the ASGI server loads no model
         start_loading()
     context = await chat_context(request)
     response = await sync_to_async(render)(request, template_name, context)

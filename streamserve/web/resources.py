@@ -57,7 +57,7 @@ def log_for(settings: SiteConfig) -> EventLog:
 
 
 def workers_folder(settings: SiteConfig) -> Path:
-    """Return the folder of the locks of this host's workers."""
+    """Return the folder of the locks of this host's processes."""
     return Path(settings.state_dir) / WORKERS_FOLDER
 
 

@@ -223,7 +223,7 @@ def begin_to_drain() -> None:
 
 
 def shut_down_streams() -> None:
-    """End this process's deliveries; readers resume at another worker. For servers that shut down; on the loop."""
+    """End this process's deliveries; readers resume at another process. For servers that shut down; on the loop."""
     if _site is not None:
         _site.streams.shut_down()
 

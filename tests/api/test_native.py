@@ -54,7 +54,7 @@ async def test_a_row_records_how_its_stream_ended(caller: Caller) -> None:
         await until_ready()
         response = await caller.post("/streams", ask(prompt="a secret question"))
         row = await StreamRow.objects.aget()
-        assert (row.state, row.request["prompt"]) == ("running", "a secret question")
+        assert (row.state, row.request["request"]["prompt"]) == ("running", "a secret question")
         await body_of(response)
         await site.reset()
     row = await StreamRow.objects.aget()

@@ -73,16 +73,16 @@ async def acomplete(question: str | Messages = "", **options: Any) -> Completion
     return await stream(question, **options).awhole()
 
 
-def stream(question: str | Messages = "", **options: Any) -> Answer:
+def stream(question: str | Messages = "", **options: Any) -> LazyAnswer:
     """Return an answer that has not begun: `for text in stream(...)`, or `async for`. Takes what `complete` takes.
 
     Leaving the loop stops the answer. To show it in a browser instead, `start` it and send its `url`, or return its
     `response()`.
     """
-    return Answer(question, **options)
+    return LazyAnswer(question, **options)
 
 
-class Answer:
+class LazyAnswer:
     """One answer. It begins when it is first read, or by `start`; it is read or handed on once."""
 
     def __init__(
@@ -309,7 +309,7 @@ async def run_pipeline(
     """
     if input is not None:
         options["input"] = input
-    started = await Answer(question, model=name, **options).abegin()
+    started = await LazyAnswer(question, model=name, **options).abegin()
     events = await collect(get_site().streams, started)
     whole = native.run_json(fold.Answer.of(events), stream_id=started.id, pipeline=name, created=started.created)
     return RunResult(
@@ -357,7 +357,7 @@ class _Job:
         self._webhook, self._key = options.pop("webhook", ""), options.pop("once", "")
         if input is not None:
             options["input"] = input
-        self.answer = Answer(question, **options)
+        self.answer = LazyAnswer(question, **options)
         self._body = {**self.answer.bodies[0], "pipeline": name}
 
     async def enqueue(self, caller: Any) -> JobView:

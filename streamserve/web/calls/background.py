@@ -4,7 +4,7 @@
     anything else without a running loop      one background thread with a loop of its own, started on the first call
 
 A process has one site of engines and streams (web/site.py), which belongs to one loop, so every thread uses the same.
-Any thread. A worker that is forked (Celery) starts its own loop, whether its parent has made a call or not.
+Any thread. A process that is forked (Celery) starts its own loop, whether its parent has made a call or not.
 """
 
 from __future__ import annotations
