@@ -253,10 +253,10 @@ class Reader(Attachment):
         if self._unconfirmed is not None:
             self._confirm(time.monotonic())
         stream = self.stream
-        is_over = stream.terminal is not None or stream.ended.is_set()
-        if self._timer is None or self._held or self._notice is not None or is_over or self._read_seq < stream.last_seq:
+        has_more = self._held.events or self._notice is not None or self._read_seq < stream.last_seq
+        if self._timer is None or has_more or stream.terminal is not None or stream.ended.is_set():
             self.advance()
-        elif self._poll_at < self._timer.when():
+        else:
             self._arm(self._poll_at)
 
     def _confirm(self, now: float) -> None:
