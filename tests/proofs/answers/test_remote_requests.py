@@ -228,6 +228,6 @@ async def read(
 
 async def let_go(client: RemoteClient, cutter: Cutter, generation: Any) -> None:
     """Read on, once the connection has been held."""
-    await until(lambda: not generation.has_room and client.stats().upstream["holds"] > 0)
+    await until(lambda: not generation._source.has_room and client.stats().upstream["holds"] > 0)
     generation.reader_at(None)
     cutter.go_on.set()
