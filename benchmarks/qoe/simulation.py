@@ -23,7 +23,7 @@ from streamserve.engine.core import EngineCore
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import Sampled, StepPlan, StepResult
 from streamserve.engine.sequence import SequenceRequest
-from streamserve.protocol.requests import SamplingParams
+from streamserve.protocol.requests import Admission, Resume, SamplingParams
 
 _EOS = 0
 # As in streams/readers.py: a position that has moved by fewer tokens is not reported.
@@ -153,14 +153,15 @@ class Simulation:
         request = SequenceRequest(
             seq_id=stream.seq_id,
             prompt_token_ids=stream.prompt,
-            output_token_ids=tuple(stream.token_ids),
             sampling=SamplingParams(seed=visit.number, max_tokens=LONGEST_ANSWER),
             eos_token_ids=frozenset({_EOS}),
-            arrived_at=visit.arrives_at,
+            admission=Admission(owner=visit.tenant, tenant=visit.tenant, arrived_at=visit.arrives_at),
+            resume=Resume(
+                output_token_ids=(tuple(stream.token_ids),),
+                reader_tokens=None if self._acks == UNKNOWN else (stream.reported,),
+                first_token_at=stream.first_token_at,
+            ),
             latency_class=visit.latency_class,
-            tenant=visit.tenant,
-            reader_tokens=None if self._acks == UNKNOWN else stream.reported,
-            first_token_at=stream.first_token_at,
         )
         self.core.add(request)
 

@@ -17,7 +17,7 @@ from streamserve.engine.core import EngineCore
 from streamserve.engine.plan import Runner, StepPlan, StepResult
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.engine.step_time import size_of
-from streamserve.protocol.requests import SamplingParams
+from streamserve.protocol.requests import Admission, SamplingParams
 
 NUM_BLOCKS = 2048
 
@@ -108,7 +108,7 @@ def _random_request(rng: random.Random, number: int, vocab_size: int) -> Sequenc
         seq_id=number,
         prompt_token_ids=prompt,
         sampling=sampling,
-        arrived_at=time.monotonic(),
+        admission=Admission(owner="", tenant="", arrived_at=time.monotonic()),
         latency_class="batch",
     )
 

@@ -17,7 +17,7 @@ from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.model.runner import load_runner
 from streamserve.engine.sequence import SequenceRequest
-from streamserve.protocol.requests import SamplingParams
+from streamserve.protocol.requests import START, Admission, Resume, SamplingParams
 
 # It warns at every round that its manager was sized for the round before.
 logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
@@ -133,7 +133,7 @@ class Ours:
 
     def _resume(self, prompt: list[int], token_ids: list[int], salt: str) -> tuple[float, int]:
         started_at = clock()
-        self._add(prompt, 4 * len(token_ids), output_token_ids=tuple(token_ids), salt=salt)
+        self._add(prompt, 4 * len(token_ids), salt=salt, resume=Resume(output_token_ids=(tuple(token_ids),)))
         _, num_cached = self._next_token()
         seconds = clock() - started_at
         self.core.abort(self.seq_id)
@@ -146,16 +146,16 @@ class Ours:
                 if update.token_ids:
                     return update.token_ids[0], update.num_cached_tokens
 
-    def _add(self, prompt: list[int], max_tokens: int, **fields: Any) -> None:
+    def _add(self, prompt: list[int], max_tokens: int, *, salt: str = "", resume: Resume = START) -> None:
         self.seq_id += 1
         sampling = SamplingParams(temperature=0.8, top_p=0.95, seed=self.seq_id, max_tokens=max_tokens, ignore_eos=True)
         request = SequenceRequest(
             seq_id=self.seq_id,
             prompt_token_ids=tuple(prompt),
             sampling=sampling,
-            arrived_at=time.monotonic(),
+            admission=Admission(owner="", tenant="", salt=salt, arrived_at=time.monotonic()),
+            resume=resume,
             latency_class="document",  # it may wait longer than a chat: no request is refused here
-            **fields,
         )
         self.core.add(request)
 

@@ -144,7 +144,7 @@ class InFlight:
             self._on_step(replace(self._flight, seconds_allowed=None, stream_ids=streams))
 
     def _streams_in_flight(self) -> frozenset[str]:
-        return frozenset(part.sequence.request.stream_id for step in self._steps for part in step.parts)
+        return frozenset(part.sequence.request.admission.stream_id for step in self._steps for part in step.parts)
 
     def _seconds_allowed(self, plan: StepPlan) -> float:
         """Return when a step counts as hung: by the step-time model; until that is fitted, by the dearest token."""
@@ -159,8 +159,8 @@ class InFlight:
     def _guarding(self, plan: StepPlan, sequences: list[Sequence]) -> Iterator[None]:
         """Report a call of the runner, and mark what the runner raises."""
         if self._on_step is not None:
-            num_losses = max(sequence.request.num_losses for sequence in sequences)
-            streams = {sequence.request.stream_id for sequence in sequences}
+            num_losses = max(sequence.request.resume.num_losses for sequence in sequences)
+            streams = {sequence.request.admission.stream_id for sequence in sequences}
             self._flight = Flight(
                 seconds_allowed=self._seconds_allowed(plan) * PATIENCE_GROWTH**num_losses,
                 stream_ids=self._streams_in_flight() | streams,

@@ -160,7 +160,7 @@ class OutputProcessor:
         num_tokens: defaultdict[str, float] = defaultdict(float)
         for part in step.parts:
             weight = self._batch_weight if rank_of(part.sequence) == Rank.ROWS else 1.0
-            num_tokens[part.sequence.request.tenant] += weight * len(part.chunk.token_ids)
+            num_tokens[part.sequence.request.admission.share_of] += weight * len(part.chunk.token_ids)
         for tenant, number in num_tokens.items():
             self._scheduler.queue.shares.charge(tenant, number, now)
         sampled = {one.seq_id: one for one in result.sampled}

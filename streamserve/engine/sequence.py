@@ -19,7 +19,7 @@ from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.plan import SampleSpec, ScoreSpec, TokenRules
 from streamserve.engine.policy.leads import ReaderPace
 from streamserve.protocol.engine import SUSPECT_LOSSES
-from streamserve.protocol.requests import SamplingParams
+from streamserve.protocol.requests import NO_CALLER, START, Admission, Resume, SamplingParams
 
 if TYPE_CHECKING:
     from streamserve.engine.grammar.matcher import Matcher
@@ -33,38 +33,50 @@ _MOST_CANDIDATES = 2_048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceRequest:
-    """One answer to generate. `sampling.seed` and `sampling.max_tokens` are resolved; ids are never reused.
+    """One answer to generate: choice `index` of a request, whose admission and resume it has whole.
 
-    `output_token_ids` were already shown: they count towards max_tokens and min_tokens, so that a resumed sequence
-    ends where the uninterrupted one would. `max_tokens` 0 only fills the prefix cache. The first `num_public_tokens`
-    of the prompt are the server's own, the same for all tenants, and are cached without the salt. `reader_tokens`: how
-    many output tokens the reader has received by now; None: the engine does not wait for readers. `first_token_at`:
-    when the answer's first token was generated, if that was before this admission. `num_losses`: how often an engine
-    has ended in a step with it since its last new token. `queue_seconds`: how long it may wait for its first step;
-    None: as the scheduler's queue stands. `matcher`: what the answer must match, after `output_token_ids`; it changes.
-    `bad_word_ids`: the tokens of `sampling.bad_words`. `num_scored`: at so many positions of the prompt the next token
-    was scored before this admission, and shown.
+    `sampling.seed` and `sampling.max_tokens` are resolved, as is `admission.arrived_at`; ids are never reused.
+    The tokens of `resume` count towards max_tokens and min_tokens, so that a resumed sequence ends where the
+    uninterrupted one would. `max_tokens` 0 only fills the prefix cache. The first `num_public_tokens` of the prompt are
+    the server's own, the same for all tenants, and are cached without the salt. `queue_seconds`: how long it may wait
+    for its first step; None: as the scheduler's queue stands. `matcher`: what the answer must match, after the tokens
+    of `resume`; it changes. `bad_word_ids`: the tokens of `sampling.bad_words`.
     """
 
     seq_id: int
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    output_token_ids: tuple[int, ...] = ()
-    salt: str = ""
+    admission: Admission = NO_CALLER
+    resume: Resume = START
+    index: int = 0
     num_public_tokens: int = 0
     eos_token_ids: frozenset[int] = frozenset()
-    arrived_at: float = 0.0
     deadline: float | None = None
     latency_class: str = "chat"
-    tenant: str = ""
-    reader_tokens: int | None = None
-    first_token_at: float | None = None
-    stream_id: str = ""
-    num_losses: int = 0
     queue_seconds: float | None = None
     matcher: Matcher | None = None
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
-    num_scored: int = 0
+
+    @property
+    def output_token_ids(self) -> tuple[int, ...]:
+        """The tokens that were shown before this admission."""
+        return self.resume.output_of(self.index)
+
+    @property
+    def reader_tokens(self) -> int | None:
+        """How many output tokens the reader has by now; None: the engine does not wait for readers."""
+        known = self.resume.reader_tokens
+        return None if known is None else known[self.index]
+
+    @property
+    def num_scored(self) -> int:
+        """At so many positions of the prompt the next token was scored before this admission, and shown."""
+        return max(0, self.resume.num_prompt_logprobs - 1)
+
+    @property
+    def arrived_at(self) -> float:
+        """When its place in the queue began."""
+        return self.admission.arrived_at or 0.0
 
 
 class State(Enum):
@@ -165,7 +177,7 @@ class Sequence:
         self.token_ids = [*self.request.prompt_token_ids, *self.request.output_token_ids]
         if self.request.output_token_ids:  # the last of them was sampled, and not computed
             self.num_once_computed = len(self.token_ids) - 1
-        self.first_token_at = self.request.first_token_at
+        self.first_token_at = self.request.resume.first_token_at
 
     @property
     def is_complete(self) -> bool:
@@ -181,7 +193,7 @@ class Sequence:
     def is_suspect(self) -> bool:
         """Whether its steps hold nothing else: the answer may be what ends the engine. Until its next token."""
         request = self.request
-        return request.num_losses >= SUSPECT_LOSSES and self.num_output_tokens == len(request.output_token_ids)
+        return request.resume.num_losses >= SUSPECT_LOSSES and self.num_output_tokens == len(request.output_token_ids)
 
     @property
     def is_new(self) -> bool:

@@ -170,7 +170,7 @@ def test_wait_bound(seed: int) -> None:
     order = sorted(desk.sequences.values(), key=lambda one: one.scheduled_at or 0.0)
     for index, late in enumerate(order):
         for first in order[:index]:
-            if first.request.tenant == late.request.tenant and rank_of(late) == Rank.ANSWERS:
+            if first.request.admission.share_of == late.request.admission.share_of and rank_of(late) == Rank.ANSWERS:
                 assert rank_of(first) == Rank.ANSWERS or (first.scheduled_at or 0.0) < late.request.arrived_at
                 latency_class = CLASSES[late.request.latency_class]
                 bound = latency_class.order_seconds(len(late.request.prompt_token_ids)) - SMALLEST_TTFT
@@ -186,7 +186,7 @@ def test_light_tenant_goes_before_a_flood() -> None:
         if index % 60 == 0:
             light += desk.add(flooding(index, desk.now, "light"))
         for chunk in desk.step(0.05).chunks:
-            tenant = desk.sequences[chunk.seq_id].request.tenant
+            tenant = desk.sequences[chunk.seq_id].request.admission.share_of
             desk.scheduler.queue.shares.charge(tenant, len(chunk.token_ids), desk.now)
         for sequence in desk.scheduler.queue.expired(desk.now):
             desk.scheduler.finish(sequence)

@@ -21,8 +21,8 @@ Meaning = tuple[tuple[int, ...], tuple[str, int] | None]
 def meaning(asked: Asked, index: int, size: int) -> Meaning:
     """Return what block `index` of an answer stands for. The salt enters with the first block not wholly public."""
     request, end = asked.request, (index + 1) * size
-    is_public = end <= request.num_public_tokens or not request.salt
-    return asked.tokens[:end], None if is_public else (request.salt, request.num_public_tokens // size)
+    is_public = end <= request.num_public_tokens or not request.admission.salt
+    return asked.tokens[:end], None if is_public else (request.admission.salt, request.num_public_tokens // size)
 
 
 class Books:

@@ -17,7 +17,7 @@ from streamserve.engine.plan import StepPlan
 from streamserve.engine.policy.reserve import NUM_TO_KNOW
 from streamserve.engine.sequence import Sequence, SequenceRequest
 from streamserve.protocol.engine import Park
-from streamserve.protocol.requests import SamplingParams
+from streamserve.protocol.requests import Admission, Resume, SamplingParams
 from tests.sim.asked import CLASSES, Asked, Shape
 from tests.sim.laws.laws import Laws
 from tests.sim.model import EOS, STEP_SECONDS, TOKEN_SECONDS, SimRunner, reference
@@ -100,11 +100,9 @@ class Simulation:
             seq_id=0,
             prompt_token_ids=prompt,
             sampling=sampling,
-            salt=tenant,
-            tenant=tenant,
+            admission=Admission(owner=tenant, tenant=tenant, salt=tenant, arrived_at=self.clock()),
             num_public_tokens=num_public,
             eos_token_ids=frozenset({EOS}),
-            arrived_at=self.clock(),
             deadline=None if timeout is None else self.clock() + timeout,
             latency_class=latency_class,
         )
@@ -293,15 +291,14 @@ class Simulation:
         asked.seq_id, self._next_id = self._next_id, self._next_id + 1
         asked.admitted_at, asked.num_shown_before = self.clock(), len(asked.shown)
         self.by_seq_id[asked.seq_id] = asked
-        self.tenants[asked.seq_id] = asked.request.tenant
-        one = replace(
-            asked.request,
-            seq_id=asked.seq_id,
-            output_token_ids=tuple(asked.shown),
-            reader_tokens=asked.reader_tokens,
+        self.tenants[asked.seq_id] = asked.request.admission.share_of
+        resume = Resume(
+            output_token_ids=(tuple(asked.shown),),
+            reader_tokens=None if asked.reader_tokens is None else (asked.reader_tokens,),
             first_token_at=asked.first_token_at,
             num_losses=asked.num_losses,
         )
+        one = replace(asked.request, seq_id=asked.seq_id, resume=resume)
         self.laws.note_admission(asked, one)
         self.core.add(one)
 

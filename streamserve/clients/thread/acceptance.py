@@ -119,28 +119,22 @@ class Prepared:
 
         The first choice alone scores the prompt, for all.
         """
-        admission, resume = self.admission, self.resume
-        assert admission.arrived_at is not None
+        arrived_at, timeout = self.admission.arrived_at, self.timeout_seconds
+        assert arrived_at is not None
         return SequenceRequest(
             seq_id=seq_id,
             prompt_token_ids=self.prompt.token_ids,
-            output_token_ids=resume.output_of(index),
             sampling=self.sampling.of_choice(index),
-            salt=admission.salt,
+            admission=self.admission,
+            resume=self.resume,
+            index=index,
             num_public_tokens=self.prompt.num_public_tokens,
             eos_token_ids=self.eos_token_ids,
-            arrived_at=admission.arrived_at,
-            deadline=None if self.timeout_seconds is None else admission.arrived_at + self.timeout_seconds,
+            deadline=None if timeout is None else arrived_at + timeout,
             latency_class=self.request.latency_class,
-            tenant=admission.share_of,
-            reader_tokens=None if resume.reader_tokens is None else resume.reader_tokens[index],
-            first_token_at=resume.first_token_at,
-            stream_id=admission.stream_id,
-            num_losses=resume.num_losses,
             queue_seconds=queue_seconds,
             matcher=self.matchers[index] if self.matchers else None,
             bad_word_ids=self.bad_word_ids,
-            num_scored=max(0, resume.num_prompt_logprobs - 1),
         )
 
 

@@ -248,7 +248,7 @@ class OutputRouter:
         """Route a sequence's updates to `source`. Called before the core gets the sequence."""
         self._sources[sequence.seq_id] = source
         num_tokens = len(sequence.prompt_token_ids) + len(sequence.output_token_ids)
-        self._admission.add(sequence.seq_id, num_tokens, sequence.latency_class, sequence.tenant)
+        self._admission.add(sequence.seq_id, num_tokens, sequence.latency_class, sequence.admission.share_of)
 
     # Called by sources, on their loop. The thread may rest, while all sequences wait for their readers.
 

@@ -368,7 +368,7 @@ def _salt_of_block(sequence: Sequence, start: int, end: int) -> str | None:
     """
     public = sequence.request.num_public_tokens
     is_first_private = start <= public < end
-    return sequence.request.salt if is_first_private and sequence.request.salt else None
+    return sequence.request.admission.salt if is_first_private and sequence.request.admission.salt else None
 
 
 def _framed(data: bytes) -> bytes:

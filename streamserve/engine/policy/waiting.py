@@ -197,11 +197,13 @@ class WaitingQueue:
                 return sequence
             kind = sequence.late_at < now, _is_limited(sequence)
             if best is None or kind[0] < best[0]:
-                best, firsts = kind, {sequence.request.tenant: sequence}
+                best, firsts = kind, {sequence.request.admission.share_of: sequence}
             elif kind == best:
-                firsts.setdefault(sequence.request.tenant, sequence)
+                firsts.setdefault(sequence.request.admission.share_of, sequence)
         ranks = self.shares.ranks(firsts.keys(), now)
-        return min(firsts.values(), key=lambda one: (ranks[one.request.tenant], one.order_key), default=None)
+        return min(
+            firsts.values(), key=lambda one: (ranks[one.request.admission.share_of], one.order_key), default=None
+        )
 
     def expired(self, now: float) -> list[Sequence]:
         """Return the sequences that waited too long for their first step; resumed ones may wait."""

@@ -9,14 +9,14 @@ import pytest
 from streamserve.engine.config import Policy
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.engine import Park
-from tests.support.engines.cores import PATIENT, Drive, alone, request, sampling
+from tests.support.engines.cores import PATIENT, Drive, alone, request, resuming, sampling
 
 LONG = sampling(max_tokens=60)
 
 
 def again(one: SequenceRequest, seq_id: int, shown: list[int]) -> SequenceRequest:
     """The same request with the shown tokens, all of which its reader has read."""
-    return replace(one, seq_id=seq_id, output_token_ids=tuple(shown), reader_tokens=len(shown))
+    return resuming(replace(one, seq_id=seq_id), output_token_ids=tuple(shown), reader_tokens=len(shown))
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -15,7 +15,7 @@ from streamserve.engine.model.runner import HFRunner
 from streamserve.engine.plan import PENDING
 from streamserve.engine.sequence import Sequence, SequenceRequest
 from tests.engine.model.parity.test_parity import MAX_TOKENS, generate, references
-from tests.support.engines.cores import Drive, request, sampling
+from tests.support.engines.cores import Drive, request, resuming, sampling
 from tests.support.engines.runners import ProposingRunner
 from tests.support.models.model_driver import load_tiny, prompts
 from tests.support.models.tiny_models import CONFIGS, VOCAB_SIZE, build_model
@@ -150,7 +150,7 @@ def run_parked(drive: Drive, one: SequenceRequest, every: int) -> list[int]:
     """Park and unpark the sequence every few steps; return all tokens that were shown."""
     shown: list[int] = []
     for seq_id in itertools.count(1000 * (one.seq_id + 1)):
-        drive.add(replace(one, seq_id=seq_id, output_token_ids=tuple(shown)))
+        drive.add(resuming(replace(one, seq_id=seq_id), output_token_ids=tuple(shown)))
         for _ in range(every):
             drive.step()
         drive.core.abort(seq_id)

@@ -97,7 +97,11 @@ def test_the_prefix_cache_gives_no_position_that_is_to_be_scored(family: str, ru
     drive = Drive(runner=runner)
     drive.run(asked(0, prompt, how={"prompt_logprobs": None}))
     num_shown = runner.block_size + 1
-    drive.run(asked(1, prompt), asked(2, prompt, num_scored=num_shown), asked(3, prompt, how={"prompt_logprobs": None}))
+    drive.run(
+        asked(1, prompt),
+        asked(2, prompt, num_prompt_logprobs=num_shown + 1),
+        asked(3, prompt, how={"prompt_logprobs": None}),
+    )
     assert [drive.answers[seq_id].num_cached_tokens // runner.block_size for seq_id in (1, 2, 3)] == [0, 1, 2]
     assert_scores(family, scored(drive, 1), prompt)
     assert_scores(family, scored(drive, 2), prompt, num_shown)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from streamserve.engine.config import Policy
 from streamserve.engine.policy.usage import Usage
 from streamserve.engine.sequence import Sequence
-from tests.support.engines.cores import Drive, request, sampling
+from tests.support.engines.cores import Drive, request, resuming, sampling
 
 LONG = sampling(max_tokens=60)
 
@@ -42,7 +42,7 @@ def test_a_resumed_answer_recomputes_what_the_cache_lacks() -> None:
         one = request(1, sampling=LONG, reader_tokens=0)
         shown = drive.run(one)[1].token_ids
         before = drive.core.stats
-        drive.run(replace(one, seq_id=2, output_token_ids=tuple(shown), reader_tokens=None))
+        drive.run(resuming(replace(one, seq_id=2), output_token_ids=tuple(shown), reader_tokens=None))
         after = drive.core.stats
         recomputed = after.recomputed_tokens - before.recomputed_tokens
         assert before.recomputed_tokens == 0

@@ -12,7 +12,7 @@ import pytest
 from streamserve.engine.config import Policy
 from streamserve.engine.sequence import SequenceRequest
 from tests.proofs.scale import scaled
-from tests.support.engines.cores import Drive, alone, request, sampling
+from tests.support.engines.cores import Drive, alone, request, resuming, sampling
 
 LEAD_TOKENS = 16
 NUM_FAST = 8
@@ -67,7 +67,7 @@ def references(seed: int) -> dict[int, list[int]]:
 def read_on(drive: Drive, one: SequenceRequest, shown: list[int]) -> list[int]:
     """The reader is back and reads whenever there is something; return all that it has at the end."""
     for seq_id in range(100, 200):
-        again = replace(one, seq_id=seq_id, output_token_ids=tuple(shown), reader_tokens=len(shown))
+        again = resuming(replace(one, seq_id=seq_id), output_token_ids=tuple(shown), reader_tokens=len(shown))
         answer = drive.run(again)[seq_id]
         shown = shown + answer.token_ids
         if answer.finish_reason is not None:

@@ -69,7 +69,7 @@ class WaitBound:
         name, rank = life.request.latency_class, _rank(life)
         for other in self.waiting.values():
             assert rank <= _rank(other), f"{name}: {life.request.seq_id} goes before {other.request.seq_id}"
-            if rank < _rank(other) or other.request.tenant != life.request.tenant:
+            if rank < _rank(other) or other.request.admission.share_of != life.request.admission.share_of:
                 continue
             later = life.request.arrived_at - other.request.arrived_at
             bound = self._bound(other)

@@ -93,8 +93,8 @@ class Debts:
         is_endless = {name: one.max_queue_seconds is None for name, one in classes.items()}
         kind = is_endless[group[0].request.latency_class]
         alike = [s for s in group if is_endless[s.request.latency_class] == kind]
-        ranks = self._ranks({s.request.tenant for s in alike}, now)
-        return min(alike, key=lambda s: (ranks[s.request.tenant], s.order_key))
+        ranks = self._ranks({s.request.admission.share_of for s in alike}, now)
+        return min(alike, key=lambda s: (ranks[s.request.admission.share_of], s.order_key))
 
     def _ranks(self, tenants: set[str], now: float) -> Counter[str]:
         """Seconds of work above (or below) an equal share of the last ten seconds, in whole largest debts."""

@@ -278,7 +278,7 @@ class Laws:
         for sequence in scheduler.waiting:
             for one in admitted:
                 is_late = self.waits.is_late(sequence, self.started_at)
-                alike = one.request.tenant == sequence.request.tenant and not is_late
+                alike = one.request.admission.share_of == sequence.request.admission.share_of and not is_late
                 alike = alike and one.scheduled_at == self.started_at and not one.num_output_tokens
                 alike = alike and "batch" not in (one.request.latency_class, sequence.request.latency_class)
                 is_fair = one.request.arrived_at <= sequence.request.arrived_at + self._bound(sequence)

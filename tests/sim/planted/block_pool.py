@@ -148,7 +148,7 @@ MUTANTS = (
         name="no salt",
         law=17,
         file="kv/pool.py",
-        old="return sequence.request.salt if is_first_private and sequence.request.salt else None",
+        old="return sequence.request.admission.salt if is_first_private and sequence.request.admission.salt else None",
         new="return None",
     ),
     Mutant(

@@ -177,13 +177,13 @@ MUTANTS = (
     _waiting(
         name="the heaviest tenant goes first",
         law=25,
-        old="(ranks[one.request.tenant], one.order_key)",
-        new="(-ranks[one.request.tenant], one.order_key)",
+        old="(ranks[one.request.admission.share_of], one.order_key)",
+        new="(-ranks[one.request.admission.share_of], one.order_key)",
     ),
     _waiting(
         name="no tenant's share counts",
         law=25,
-        old="(ranks[one.request.tenant], one.order_key)",
+        old="(ranks[one.request.admission.share_of], one.order_key)",
         new="one.order_key",
     ),
     _waiting(

@@ -18,7 +18,7 @@ MUTANTS = (
     _sequence(
         name="the first token's time is lost on a park",
         law=21,
-        old="        self.first_token_at = self.request.first_token_at\n",
+        old="        self.first_token_at = self.request.resume.first_token_at\n",
         new="",
     ),
     _sequence(

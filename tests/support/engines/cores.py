@@ -13,7 +13,7 @@ from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import OnStep, RawLogprobs, Runner, StepPlan
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.engine import Park
-from streamserve.protocol.requests import SamplingParams
+from streamserve.protocol.requests import NO_CALLER, Admission, Resume, SamplingParams
 from tests.support.engines.runners import FakeClock
 
 MAX_STEPS = 10_000
@@ -27,10 +27,24 @@ def sampling(**fields: Any) -> SamplingParams:
 
 
 def request(seq_id: int, prompt: Iterable[int] = range(20), **fields: Any) -> SequenceRequest:
-    """A sequence request; fields of sampling are given as `sampling=`."""
+    """A sequence request of one choice; fields of sampling are given as `sampling=`, those of its admission and of
+    where it continues by their names.
+    """
     fields.setdefault("sampling", sampling())
     fields.setdefault("arrived_at", float(seq_id))
-    return SequenceRequest(seq_id=seq_id, prompt_token_ids=tuple(prompt), **fields)
+    admission = replace(NO_CALLER, **{name: fields.pop(name) for name in Admission.__slots__ if name in fields})
+    resumed = {name: fields.pop(name) for name in Resume.__slots__ if name in fields}
+    return resuming(
+        SequenceRequest(seq_id=seq_id, prompt_token_ids=tuple(prompt), admission=admission, **fields), **resumed
+    )
+
+
+def resuming(one: SequenceRequest, **resumed: Any) -> SequenceRequest:
+    """Return a request of one choice that continues: the fields of its `Resume`, without a tuple of choices around."""
+    for name in ("output_token_ids", "reader_tokens"):
+        if resumed.get(name) is not None:
+            resumed[name] = (resumed[name],)
+    return replace(one, resume=replace(one.resume, **resumed))
 
 
 @dataclass

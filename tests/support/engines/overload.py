@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 from streamserve.clients.thread.admission import AdmissionControl
 from streamserve.clients.timings import RecentTimes
@@ -18,6 +17,7 @@ from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import Sampled, StepPlan, StepResult
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.errors import Overloaded
+from streamserve.protocol.requests import Admission
 from tests.support.engines.cores import sampling
 from tests.support.engines.runners import FakeClock
 
@@ -86,13 +86,12 @@ class Overload:
         self._rng = random.Random(self.seed)
         self._open: dict[int, Outcome] = {}
 
-    def ask(self, latency_class: str, prompt: tuple[int, ...] | None = None, **fields: Any) -> Outcome:
+    def ask(self, latency_class: str, prompt: tuple[int, ...] | None = None, tenant: str = "") -> Outcome:
         """Submit a request of the class, with a new prompt if none is given; admission may refuse it."""
         outcome = Outcome(latency_class, self.clock())
         self.outcomes.append(outcome)
         seq_id, (num_prompt, num_answer) = len(self.outcomes), SIZES[latency_class]
         try:
-            tenant = fields.get("tenant", "")
             with self.admission.reserve(1, latency_class, tenant):
                 pass
             num_tokens = len(prompt) if prompt else num_prompt
@@ -107,13 +106,12 @@ class Overload:
             seq_id=seq_id,
             prompt_token_ids=prompt,
             sampling=sampling(max_tokens=max(1, int(self._rng.expovariate(1 / num_answer)))),
-            arrived_at=self.clock(),
+            admission=Admission(owner=tenant, tenant=tenant, arrived_at=self.clock()),
             latency_class=latency_class,
             queue_seconds=queue_seconds,
-            **fields,
         )
         self._open[seq_id] = outcome
-        self.admission.add(seq_id, len(prompt), latency_class, request.tenant)
+        self.admission.add(seq_id, len(prompt), latency_class, request.admission.share_of)
         self.core.add(request)
         return outcome
 
