@@ -22,7 +22,7 @@ class Scripted(WrappedRunner):
         sampled = tuple(
             Sampled(seq_id=chunk.seq_id, token_ids=(self._script[chunk.samples[0].position - 20],))
             for chunk in plan.chunks
-            if bool(chunk.samples)
+            if chunk.samples
         )
         return StepResult(step_id=plan.step_id, sampled=sampled)
 

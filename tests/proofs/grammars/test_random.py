@@ -57,7 +57,7 @@ class RandomRunner:
         assert isinstance(handle, StepPlan)
         sampled = []
         for chunk in handle.chunks:
-            if bool(chunk.samples):
+            if chunk.samples:
                 mask = chunk.samples[0].mask
                 assert mask is not None
                 ids = [one for one in range(VOCAB_SIZE) if mask[one // 8] >> one % 8 & 1]

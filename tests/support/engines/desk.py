@@ -78,7 +78,7 @@ class Desk:
                 self._append(sequence, chunk)
 
     def _append(self, sequence: Sequence, chunk: Chunk) -> None:
-        if bool(chunk.samples):
+        if chunk.samples:
             assert chunk.samples[0].position == len(sequence.token_ids)
             sequence.token_ids.append(TOKEN)
             sequence.first_token_at = sequence.first_token_at or self.now

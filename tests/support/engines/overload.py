@@ -44,7 +44,7 @@ class PricedRunner:
     def collect(self, handle: object) -> StepResult:
         assert isinstance(handle, StepPlan)
         self._clock.advance(STEP_SECONDS + TOKEN_SECONDS * handle.num_tokens)
-        sampled = (Sampled(seq_id=one.seq_id, token_ids=(7,)) for one in handle.chunks if bool(one.samples))
+        sampled = (Sampled(seq_id=one.seq_id, token_ids=(7,)) for one in handle.chunks if one.samples)
         return StepResult(step_id=handle.step_id, sampled=tuple(sampled))
 
     def close(self) -> None:
