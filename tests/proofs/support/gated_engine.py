@@ -115,7 +115,7 @@ def _note_cancels(gate: Gate) -> None:
 
     def noted(self: Any, request_id: int) -> None:
         if request_id in self._generations:
-            gate.note_left(self._generations[request_id]._open)
+            gate.note_left(self._generations[request_id]._source._open)
         cancel(self, request_id)
 
     ServerSession.cancel = noted
