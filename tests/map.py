@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import signal
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -162,6 +163,8 @@ def show(title: str, rows: Iterable[tuple[int, str]], top: int) -> None:
 
 
 def main() -> None:
+    """Print the lists."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `make map | head` ends in silence
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--top", type=int, default=10, help="rows of each list (10)")
     parser.add_argument("--field", help="list the files that name this field, and nothing else")
