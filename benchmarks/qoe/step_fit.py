@@ -36,7 +36,7 @@ def fit_model(folder: Path, dtype: str, num_steps: int) -> Fit:
     """Measure a model on one thread, in CPU time of that thread."""
     import torch
 
-    from streamserve.engine.model.runner import load_runner
+    from streamserve.engine.model.load.start import load_runner
 
     progress(f"fitting the step time to {folder.name}")
     torch.set_num_threads(1)

@@ -15,7 +15,7 @@ import torch
 
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.core import EngineCore
-from streamserve.engine.model.runner import load_runner
+from streamserve.engine.model.load.start import load_runner
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.requests import START, Admission, Resume, SamplingParams
 

@@ -134,7 +134,7 @@ def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> Lo
     limit_spin()  # read by torch's OpenMP runtime, which the next line may load
     from streamserve.engine.model.load.loader import read_config
     from streamserve.engine.model.load.source import ModelLoadError, resolve, sampling_defaults
-    from streamserve.engine.model.runner import load_runner
+    from streamserve.engine.model.load.start import load_runner
     from streamserve.engine.text.formats.markup import choose_format
     from streamserve.engine.text.hf_tokenizer import HFTokenizer
 

@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, Overloaded, QuotaExceeded, Refused
@@ -28,7 +28,7 @@ from streamserve.streams.config import JOB
 from streamserve.streams.store import ANONYMOUS, Group, groups_of
 
 if TYPE_CHECKING:
-    from streamserve.streams.registry import Streams
+    from streamserve.streams.store import Record, StreamStore
     from streamserve.streams.stream import Stream
 
 logger = logging.getLogger("streamserve.streams")
@@ -94,6 +94,16 @@ class _Full(Exception):
         self.bound = bound
 
 
+class OpenStreams(Protocol):
+    """What the quota counts, and ends where a stream must make room: `Streams`."""
+
+    store: StreamStore
+    unfinished: dict[Group, dict[str, Stream]]  # by group and id, oldest first
+
+    async def reach(self, stream_id: str, record: Record | None = None) -> Stream | None:
+        """Return the stream of that id, in any process. Raises LogUnavailable."""
+
+
 class StreamQuota:
     """The bounds on one owner's streams, and on those of all anonymous callers together. Lives on one event loop.
 
@@ -101,7 +111,7 @@ class StreamQuota:
     `limits` is no bound.
     """
 
-    def __init__(self, limits: Limits | None, streams: Streams) -> None:
+    def __init__(self, limits: Limits | None, streams: OpenStreams) -> None:
         self._limits = limits
         self._streams = streams
         self._starting: Counter[str] = Counter()  # owners of streams being started

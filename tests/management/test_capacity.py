@@ -73,7 +73,7 @@ def test_the_numbers_are_those_of_a_load() -> None:
     pytest.importorskip("torch", reason="needs torch: pip install streamserve[engine]")
     from streamserve.engine.config import EngineConfig, ModelConfig
     from streamserve.engine.model.kv_cache import bytes_per_block
-    from streamserve.engine.model.runner import load_runner
+    from streamserve.engine.model.load.start import load_runner
 
     said = json.loads(run(str(HELPDESK), "--json"))
     runner = load_runner(ModelConfig(alias="m", path=str(HELPDESK), dtype="float32", device="cpu"), EngineConfig())

@@ -14,28 +14,21 @@ from typing import Any, TypeVar
 
 import torch
 
-from streamserve.engine.capacity import max_tokens_that_fit, most_useful_blocks, most_whole, num_blocks_for
-from streamserve.engine.config import EngineConfig, ModelConfig
-from streamserve.engine.model import attention
+from streamserve.engine.capacity import max_tokens_that_fit
 from streamserve.engine.model.batch import HostCopy, StepBatch, build_batch, on_device
-from streamserve.engine.model.kv_cache import KVCache, LayerShape, bytes_per_block, pool_bytes
-from streamserve.engine.model.lean import lean_layers, restore_layers
+from streamserve.engine.model.kv_cache import KVCache, LayerShape
 from streamserve.engine.model.linear import forget_inputs
-from streamserve.engine.model.load.loader import LoadedModel, load_model
-from streamserve.engine.model.load.source import ModelLoadError, UnsupportedModel
-from streamserve.engine.model.load.support import max_model_len
+from streamserve.engine.model.load.loader import LoadedModel
 from streamserve.engine.model.prompt_scores import Scores, score
 from streamserve.engine.model.sampler import Draws, SamplingMetadata, raw_logprobs, sample
 from streamserve.engine.model.token_rules import PenaltyCounts, RuleTensors
 from streamserve.engine.plan import (
     Chunk,
-    Progress,
     Sampled,
     SampleSpec,
     StepOutOfMemory,
     StepPlan,
     StepResult,
-    no_progress,
 )
 
 T = TypeVar("T")
@@ -224,7 +217,7 @@ class HFRunner:
         with self.loaded.attention.step(self.kv, batch):
             if not rows:
                 return model.base_model(**inputs).last_hidden_state[0], None
-            with _body_outputs(model) as seen:
+            with body_outputs(model) as seen:
                 index = on_device(rows, torch.int64, self.loaded.device)
                 logits = model(**inputs, logits_to_keep=index).logits
         return seen[0][0][0], logits[0]
@@ -235,7 +228,7 @@ class HFRunner:
         """Return what `forward` returns, and the scores that the batch asks for."""
         if all(chunk.scores is None for chunk in batch.chunks):
             return *self.forward(batch, rows), None
-        with _body_outputs(self.loaded.model) as seen:
+        with body_outputs(self.loaded.model) as seen:
             hidden, logits = self.forward(batch, rows or [0])  # the head is needed, whichever row is kept
         return hidden, logits if rows else None, score(self.loaded.model, seen[0], batch, self.vocab_size)
 
@@ -257,7 +250,7 @@ def _failed(seq_id: int) -> Sampled:
 
 
 @contextmanager
-def _body_outputs(model: torch.nn.Module) -> Iterator[list[Any]]:
+def body_outputs(model: torch.nn.Module) -> Iterator[list[Any]]:
     """Collect what the model's body passes to the head; the last hidden state is its first entry."""
     seen: list[Any] = []
     hook = model.get_decoder().register_forward_hook(lambda _module, _inputs, out: seen.append(out))
@@ -265,78 +258,6 @@ def _body_outputs(model: torch.nn.Module) -> Iterator[list[Any]]:
         yield seen
     finally:
         hook.remove()
-
-
-def load_runner(model_config: ModelConfig, engine_config: EngineConfig, progress: Progress = no_progress) -> HFRunner:
-    """Load a model, allocate its KV memory, and check by numbers that it computes what transformers does."""
-    from streamserve.engine.model.load.probe import probe
-
-    loaded = load_model(model_config, progress)
-    layers = record_layers(loaded)
-    longest = max_model_len(loaded.config, engine_config.max_model_len)
-    if loaded.num_packed:
-        lean_layers(loaded.model, loaded.attention, longest)
-    runner = HFRunner(
-        loaded,
-        layers=layers,
-        block_size=engine_config.block_size,
-        num_blocks=choose_num_blocks(loaded, layers, engine_config, longest),
-        max_model_len=longest,
-        can_overlap=engine_config.overlap or None,
-    )
-    if model_config.parity_probe:
-        progress("probe", 0.0)
-        try:
-            probe(runner)
-        except UnsupportedModel:
-            if not restore_layers(loaded.model):
-                raise
-            probe(runner)
-    progress("probe", 1.0)
-    return runner
-
-
-def record_layers(loaded: LoadedModel) -> dict[int, LayerShape]:
-    """Run one token through the model and note which layers attend, and in what shape."""
-    model = loaded.model
-    model.config._attn_implementation = attention.NAME
-    token = torch.zeros(1, 1, dtype=torch.long, device=loaded.device)
-    try:
-        with torch.inference_mode(), loaded.attention.recording() as layers, _body_outputs(model) as seen:
-            model(input_ids=token, position_ids=token, use_cache=False, logits_to_keep=1)
-    except Exception as error:  # modelling code not made for an external attention may raise anything
-        raise UnsupportedModel(
-            f"Models of type {loaded.model_type} are not supported: their code does not run over an external "
-            f"attention ({type(error).__name__}: {error}). Choose another model."
-        ) from error
-    if len(seen) != 1:
-        raise UnsupportedModel(
-            f"Models of type {loaded.model_type} are not supported: their head does not read the decoder that this "
-            "engine looks at. Choose another model."
-        )
-    num_layers = loaded.config.get_text_config().num_hidden_layers
-    if len(layers) != num_layers or loaded.attention.num_calls != num_layers:
-        raise UnsupportedModel(
-            f"Models of type {loaded.model_type} are not supported: {num_layers} layers made "
-            f"{loaded.attention.num_calls} calls to attention as {len(layers)} layers. Choose another model."
-        )
-    return layers
-
-
-def choose_num_blocks(loaded: LoadedModel, layers: dict[int, LayerShape], config: EngineConfig, longest: int) -> int:
-    """Return the number of blocks by the config, or by its bytes, as far as a batch can use them."""
-    if config.num_blocks is not None:
-        return config.num_blocks
-    budget = pool_bytes(config, loaded.device)
-    block_bytes = bytes_per_block(layers, config.block_size, loaded.dtype)
-    useful = most_useful_blocks(most_whole(config), longest, config.block_size)
-    num_blocks = num_blocks_for(budget, block_bytes, most_useful=useful)
-    if num_blocks < 2:
-        raise ModelLoadError(
-            f"KV memory of {budget:,} bytes holds fewer than two blocks of {block_bytes:,} bytes. Raise kv_cache_bytes "
-            "or memory_share."
-        )
-    return num_blocks
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.model import runner as runner_module
 from streamserve.engine.model.batch import SHORTEST_GROUP_BITS, build_batch
-from streamserve.engine.model.runner import load_runner
+from streamserve.engine.model.load.start import load_runner
 from streamserve.engine.plan import Chunk, SampleSpec, StepPlan
 from tests.support.engines.specs import spec_of
 from tests.support.models.model_driver import Driver, load_tiny, prompts

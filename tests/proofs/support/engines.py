@@ -101,7 +101,7 @@ class _Lent(WrappedRunner):
 
 def tiny_model(folder: Path, model_type: str) -> Model:
     """Load a tiny random model in fp32, once; its engines take turns."""
-    from streamserve.engine.model.runner import load_runner
+    from streamserve.engine.model.load.start import load_runner
 
     config = EngineConfig(block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, max_model_len=MODEL_LEN, overlap=True)
     model = ModelConfig(alias="tiny", path=str(folder), dtype="float32", device="cpu", parity_probe=False)
@@ -123,7 +123,7 @@ def tiny_model(folder: Path, model_type: str) -> Model:
 
 def thinking_model(folder: Path) -> Model:
     """Load the trained model that thinks and calls tools, once, with its tokenizer and its output format."""
-    from streamserve.engine.model.runner import load_runner
+    from streamserve.engine.model.load.start import load_runner
     from streamserve.engine.text.formats.markup import choose_format
     from streamserve.engine.text.hf_tokenizer import HFTokenizer
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from streamserve.engine.config import EngineConfig, ModelConfig
-from streamserve.engine.model.runner import HFRunner, load_runner
+from streamserve.engine.model.load.start import load_runner
+from streamserve.engine.model.runner import HFRunner
 from streamserve.engine.plan import PENDING, Chunk, Sampled, StepPlan
 from tests.support.engines.specs import spec_of
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,10 +19,8 @@ from streamserve.engine.capacity import NULL_BLOCKS, blocks_for_tokens
 from streamserve.engine.model.attention import implementation
 from streamserve.engine.model.batch import build_batch
 from streamserve.engine.model.load.source import UnsupportedModel
+from streamserve.engine.model.runner import HFRunner
 from streamserve.engine.plan import Chunk, StepPlan
-
-if TYPE_CHECKING:
-    from streamserve.engine.model.runner import HFRunner
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}  # |difference| / |reference|
 NUM_DECODES = 5

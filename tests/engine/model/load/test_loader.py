@@ -21,8 +21,8 @@ from streamserve.engine.model.load.source import (
     UnsupportedModel,
     revision,
 )
+from streamserve.engine.model.load.start import load_runner, record_layers
 from streamserve.engine.model.load.support import max_model_len, require_supported
-from streamserve.engine.model.runner import load_runner, record_layers
 from tests.support.models.model_driver import load_tiny
 from tests.support.models.tiny_models import TINY, save_model
 
