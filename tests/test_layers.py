@@ -1,4 +1,4 @@
-"""Imports point down only; a violation is named with its line."""
+"""Imports point down only, and never in a circle; a violation is named with its line."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.map import circles, imports, read_modules
 
 PACKAGE = Path(__file__).resolve().parent.parent / "streamserve"
 ROOT = PACKAGE.parent
@@ -98,6 +100,11 @@ def violations() -> list[str]:
 def test_imports_point_down_only() -> None:
     """Every import of every file of the package points down."""
     assert violations() == []
+
+
+def test_no_modules_import_each_other() -> None:
+    """No circle, directly or by others, imports for types and inside functions counted."""
+    assert circles(imports(read_modules())) == []
 
 
 def test_every_folder_is_known() -> None:

@@ -139,7 +139,7 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
         sequence.transition(State.FINISHED)
-        sequence.release(self._pool)
+        self._pool.release(sequence)
 
     def start_over(self, pool: BlockPool, sequences: Iterable[Sequence]) -> list[Sequence]:
         """Use a new pool, after an integrity check failed; of all the engine's `sequences`, the waiting ones stay.
@@ -405,6 +405,6 @@ class Scheduler:
         """Return a running sequence to the queue without its blocks; most of them stay cached."""
         self.running.remove(sequence)
         sequence.transition(State.WAITING)
-        sequence.release(self._pool)
+        self._pool.release(sequence)
         sequence.num_preemptions += 1
         self.queue.put(sequence)

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING
 
 from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.plan import SampleSpec, ScoreSpec, TokenRules
-from streamserve.engine.policy.leads import ReaderPace
+from streamserve.engine.policy.pace import ReaderPace
 from streamserve.protocol.engine import SUSPECT_LOSSES
 from streamserve.protocol.requests import NO_CALLER, START, Admission, Resume, SamplingParams
 
 if TYPE_CHECKING:
     from streamserve.engine.grammar.matcher import Matcher
-    from streamserve.engine.kv.pool import BlockPool
 
 # The most positions that a step scores of one sequence, and tokens it names for that, so that the step stays short for
 # all others: each position costs a row of the vocabulary.
@@ -262,17 +261,6 @@ class Sequence:
         """Undo a launch whose result is dropped. The same must be done to every step launched after it."""
         self.num_launched_tokens -= num_tokens
         self.num_pending, self.is_counted = 0, False
-
-    def release(self, pool: BlockPool) -> None:
-        """Free every block. Only outside RUNNING; a second call finds nothing to free.
-
-        Results in flight are dropped; the device runs the steps in order, so the blocks may be allocated again at once.
-        """
-        if self.state is State.RUNNING:
-            raise IntegrityError(f"sequence {self.seq_id} frees its blocks while running")
-        if self.penalty_slot is not None:
-            pool.free_penalty_slot(self.penalty_slot)
-        pool.free(self.lose_blocks())
 
     def lose_blocks(self) -> list[int]:
         """Drop the block table, the penalty slot and what is computed; returns the blocks, which are not freed yet."""

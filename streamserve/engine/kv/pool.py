@@ -159,6 +159,17 @@ class BlockPool:
         if sequence.has_penalties:
             sequence.penalty_slot = self._allocate_penalty_slot()
 
+    def release(self, sequence: Sequence) -> None:
+        """Free every block of the sequence. Only outside RUNNING; a second call finds nothing to free.
+
+        Results in flight are dropped; the device runs the steps in order, so the blocks may be allocated again at once.
+        """
+        if sequence.state is State.RUNNING:
+            raise IntegrityError(f"sequence {sequence.seq_id} frees its blocks while running")
+        if sequence.penalty_slot is not None:
+            self.free_penalty_slot(sequence.penalty_slot)
+        self.free(sequence.lose_blocks())
+
     def adopt(self, sequence: Sequence) -> None:
         """Take over blocks that were cached since the sequence started, in place of own ones that it has not begun.
 

@@ -17,7 +17,7 @@ from enum import IntEnum
 from operator import attrgetter
 
 from streamserve.engine.config import BATCH, PREFILL_ONLY, EngineConfig, LatencyClass
-from streamserve.engine.policy.leads import ReaderPace
+from streamserve.engine.policy.pace import ReaderPace
 from streamserve.engine.sequence import Sequence
 
 WINDOW_SECONDS = 10

@@ -36,7 +36,7 @@ def compute(pool: BlockPool, sequence: Sequence) -> None:
 def end(pool: BlockPool, sequence: Sequence) -> list[int]:
     table = sequence.block_table
     sequence.transition(State.FINISHED)
-    sequence.release(pool)
+    pool.release(sequence)
     return table
 
 
@@ -191,7 +191,7 @@ def test_release_twice_gives_nothing_back() -> None:
     pool = new_pool()
     sequence = start(pool, 1, 10)
     end(pool, sequence)
-    sequence.release(pool)
+    pool.release(sequence)
     assert pool.num_free == 10
 
 
@@ -199,7 +199,7 @@ def test_release_while_running_is_a_mistake() -> None:
     """A running sequence cannot lose its blocks."""
     pool = new_pool()
     with pytest.raises(IntegrityError, match="while running"):
-        start(pool, 1, 10).release(pool)
+        pool.release(start(pool, 1, 10))
 
 
 def test_finished_is_final() -> None:

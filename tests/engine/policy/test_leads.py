@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from streamserve.engine.policy.leads import MAX_PACE, ReaderPace
+from streamserve.engine.policy.pace import MAX_PACE, ReaderPace
 
 
 class World:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamserve.engine.plan import StepPlan
-from streamserve.engine.policy.leads import MIN_PACE, REPORT_TOKENS
+from streamserve.engine.policy.pace import MIN_PACE, REPORT_TOKENS
 from streamserve.engine.sequence import Sequence, State
 from tests.sim.laws.debts import is_row
 

@@ -10,6 +10,12 @@ _pool = partial(Mutant, file="kv/pool.py")
 
 MUTANTS = (
     _pool(
+        name="a penalty slot is never given back",
+        law=33,
+        old="            self.free_penalty_slot(sequence.penalty_slot)\n",
+        new="            pass\n",
+    ),
+    _pool(
         name="two sequences count in one row",
         law=33,
         old="        if self._free_penalty_slots:\n            return heappop(self._free_penalty_slots)",

@@ -9,7 +9,7 @@ from tests.sim.planted import Mutant
 _scheduler = partial(Mutant, file="scheduler.py")
 _leads = partial(Mutant, file="policy/leads.py")
 _patience = partial(Mutant, file="policy/waiting.py")
-_reader = partial(Mutant, file="policy/leads.py")
+_reader = partial(Mutant, file="policy/pace.py")
 _tenants = partial(Mutant, file="policy/waiting.py")
 _waiting = partial(Mutant, file="policy/waiting.py")
 _output = partial(Mutant, file="output.py")

@@ -75,13 +75,13 @@ MUTANTS = (
     _scheduler(
         name="a preempted sequence keeps its blocks",
         law=7,
-        old="        sequence.release(self._pool)\n        sequence.num_preemptions += 1",
+        old="        self._pool.release(sequence)\n        sequence.num_preemptions += 1",
         new="        sequence.num_preemptions += 1",
     ),
     _scheduler(
         name="a finished sequence keeps its blocks",
         law=7,
-        old="        sequence.transition(State.FINISHED)\n        sequence.release(self._pool)",
+        old="        sequence.transition(State.FINISHED)\n        self._pool.release(sequence)",
         new="        sequence.transition(State.FINISHED)",
     ),
     _reserve(

@@ -131,12 +131,6 @@ MUTANTS = (
         new="begins_counts = self.penalty_slot is not None",
     ),
     _sequence(
-        name="a penalty slot is never given back",
-        law=33,
-        old="            pool.free_penalty_slot(self.penalty_slot)\n",
-        new="            pass\n",
-    ),
-    _sequence(
         name="nothing waits for the pending token",
         law=28,
         old="        if not self.num_pending:\n            return False",
