@@ -26,7 +26,7 @@ from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.requests import Admission, Resume, SamplingParams
 
 _EOS = 0
-# As in streams/readers.py: a position that has moved by fewer tokens is not reported.
+# As in clients/engine_run.py: a position that has moved by fewer tokens is not reported.
 REPORT_STEP = 5
 
 # What the engine is given as a reader's position.

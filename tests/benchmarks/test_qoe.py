@@ -19,7 +19,7 @@ from benchmarks.qoe.results import Job, Results
 from benchmarks.qoe.score import Score, score
 from benchmarks.qoe.simulation import REPORT_STEP, Simulation
 from benchmarks.qoe.workload import BURST_AT, BURST_EVERY, BURST_SECONDS, FLOODER, Workload
-from streamserve.streams import readers
+from streamserve.clients import engine_run
 
 CPU = machine_of("cpu", 16)
 
@@ -140,4 +140,4 @@ def test_the_labels_of_a_chart_do_not_overlap() -> None:
 
 def test_positions_are_reported_in_the_steps_of_the_streams() -> None:
     """A simulated reader's position is reported as often as a stream reports it."""
-    assert REPORT_STEP == readers._STEP
+    assert REPORT_STEP == engine_run._STEP

@@ -167,7 +167,7 @@ class HungerLaws:
         report, chunk = self._reports.get(sequence.seq_id), self.sim.laws.flights.chunk_of(sequence)
         if report is None or report.num_read is None:
             return False
-        num_tokens = sequence.num_output_tokens + (chunk is not None and chunk.samples)
+        num_tokens = sequence.num_output_tokens + (chunk is not None and bool(chunk.samples))
         return num_tokens - report.num_read >= self.sim.shape.lead_tokens
 
     def rests(self, sequence: Sequence) -> bool:
@@ -184,7 +184,7 @@ class HungerLaws:
         report, chunk = self._reports.get(sequence.seq_id), self.sim.laws.flights.chunk_of(sequence)
         if report is None:
             return 0.0
-        num_tokens = sequence.num_output_tokens + (chunk is not None and chunk.samples)
+        num_tokens = sequence.num_output_tokens + (chunk is not None and bool(chunk.samples))
         return report.ahead(num_tokens, sequence.reader.pace, now)
 
     def _begin(self, sequence: Sequence, now: float) -> None:

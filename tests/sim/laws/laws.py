@@ -239,7 +239,7 @@ class Laws:
         landed = sequence.num_computed_tokens + (len(flying.token_ids) if flying else 0)
         assert start == landed < end, f"9: a chunk from {start} to {end}, where {landed} are computed"
         if chunk.token_ids == (PENDING,):
-            is_pending = flying is not None and flying.samples
+            is_pending = flying is not None and bool(flying.samples)
             assert (is_pending, start) == (True, len(known)), "28: nothing is pending"
             is_last = len(asked.shown) + 1 >= sequence.max_tokens or len(known) + 1 >= sim.shape.max_model_len
             assert not is_last, "28: planned on top of the last token"

@@ -70,7 +70,7 @@ async def read_all(reading: Follow) -> list[LoggedEvent]:
 def num_sampled(gate: Gate, seq_id: int) -> int:
     """Count the steps that made a token of a sequence."""
     chunks = [chunk for plan in gate.plans for chunk in plan.chunks]
-    return sum(chunk.seq_id == seq_id and chunk.samples for chunk in chunks)
+    return sum(chunk.seq_id == seq_id and bool(chunk.samples) for chunk in chunks)
 
 
 async def test_the_engine_decodes_no_further_than_the_lead(gate: Gate) -> None:

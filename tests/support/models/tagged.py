@@ -53,7 +53,7 @@ def ids_of(tokenizer: HFTokenizer, text: str) -> tuple[int, ...]:
 
 
 def ask(**fields: Any) -> GenerateRequest:
-    return GenerateRequest(**{"model": "m", "messages": QUESTION, "tools": TOOLS, "stream_id": "s", **fields})
+    return GenerateRequest(**{"model": "m", "messages": QUESTION, "tools": TOOLS, **fields})
 
 
 @dataclass
