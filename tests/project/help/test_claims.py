@@ -62,7 +62,7 @@ def answers(value: Any) -> Iterator[str]:
 
 
 def files() -> list[Path]:
-    return sorted((ROOT / "project").rglob("*.toml"))
+    return sorted(path for folder in ("project", "benchmarks") for path in (ROOT / folder).rglob("*.toml"))
 
 
 def said() -> list[str]:
