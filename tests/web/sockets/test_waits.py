@@ -123,10 +123,10 @@ async def test_a_start_that_waits_blocks_no_other_message(alice_key: str, monkey
         client = site.get_site().clients["echo"]
         accept, is_asked, go_on = client.generate, asyncio.Event(), asyncio.Event()
 
-        async def held(request: Any) -> Any:
+        async def held(*asked: Any) -> Any:
             is_asked.set()
             await go_on.wait()
-            return await accept(request)
+            return await accept(*asked)
 
         monkeypatch.setattr(client, "generate", held)
         for ref in ("second", "third"):
@@ -168,7 +168,7 @@ async def test_a_client_that_leaves_ends_its_start_and_not_its_stop(
         client = site.get_site().clients["echo"]
         is_asked, is_given_up = asyncio.Event(), asyncio.Event()
 
-        async def held(request: Any) -> Any:
+        async def held(*asked: Any) -> Any:
             is_asked.set()
             try:
                 await asyncio.Event().wait()
@@ -193,7 +193,7 @@ async def test_starts_that_wait_have_places(alice_key: str, monkeypatch: pytest.
     """A start beyond its caller's places and queue is refused while those before it still wait."""
     client = site.get_site().clients["echo"]
 
-    async def held(request: Any) -> Any:
+    async def held(*asked: Any) -> Any:
         await asyncio.Event().wait()
 
     monkeypatch.setattr(client, "generate", held)
