@@ -242,7 +242,7 @@ async def test_a_caller_who_cannot_be_looked_up_now_is_told_so(alice_key: str, t
     with database_away(tmp_path):
         if not can_deny:
             assert not (await socket.connect())[0]
-            await socket.wait()
+            await socket.disconnect()
             return
         socket.scope["extensions"] = {"websocket.http.response": {}}
         await socket.send_input({"type": "websocket.connect"})
@@ -250,7 +250,7 @@ async def test_a_caller_who_cannot_be_looked_up_now_is_told_so(alice_key: str, t
         assert (start["type"], start["status"]) == ("websocket.http.response.start", 503)
         assert (b"retry-after", b"2") in start["headers"]
         assert b"database" in (await socket.receive_output())["body"]
-        await socket.wait()
+        await socket.disconnect()
 
 
 @contextmanager
