@@ -29,6 +29,7 @@ from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.echo import EchoTokenizer
 from streamserve.engine.plan import Progress, Sampled, StepPlan, StepResult
+from streamserve.web import resources
 from streamserve.web import site as site_module
 from tests.support.engines.runners import WrappedRunner
 from tests.support.streams.hand_made import Gate
@@ -71,7 +72,7 @@ class BadTokenRunner(WrappedRunner):
         if left is None:
             return one
         self._left[one.seq_id] = left - 1
-        return one if left else replace(one, token_id=_BAD_TOKEN)
+        return one if left else replace(one, token_ids=(_BAD_TOKEN,))
 
 
 def _load(config: EngineConfig, progress: Progress) -> LoadedEngine:
@@ -83,7 +84,7 @@ def _make_client(model: ModelConfig, config: EngineConfig, **_: Any) -> ThreadCl
     return ThreadClient(model.alias, partial(_load, config), config, on_plan=_GATE)
 
 
-site_module.make_client = _make_client  # type: ignore[assignment]
+resources.make_client = _make_client  # type: ignore[assignment]
 
 
 async def plain(request: HttpRequest) -> StreamingHttpResponse:
