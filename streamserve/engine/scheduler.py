@@ -344,7 +344,10 @@ class Scheduler:
             elif spares_peers:
                 return False
             elif parking:
-                self._park(max(parking, key=lambda one: one.ahead_seconds(now)), step, now)
+                furthest = max(parking, key=lambda one: one.ahead_seconds(now))
+                self._park(furthest, step, now)
+                if furthest is taker:
+                    return False
             else:
                 last = self.running[-1]
                 # Invariant: the oldest is never preempted for room, and alone it always has some.

@@ -8,7 +8,7 @@ import pytest
 
 from streamserve.engine.config import Policy
 from streamserve.engine.sequence import Sequence, SequenceRequest, State
-from tests.support.engines.cores import request, sampling
+from tests.support.engines.cores import Drive, request, sampling
 from tests.support.engines.desk import Desk
 
 # Two seconds ahead is enough.
@@ -88,6 +88,20 @@ def test_a_reader_that_is_away_is_furthest_ahead() -> None:
     desk.add(large(9))
     ((sequence, park),) = desk.step().parked
     assert (sequence.seq_id, park.resume_seconds) == (1, 30.0)
+
+
+def test_an_answer_whose_reader_is_away_may_park_for_its_own_next_block() -> None:
+    """Memory is full and all readers are away: one gives its blocks, in no chunk of that step, and no answer fails."""
+    drive = Drive(num_blocks=151, lead_tokens=1000)
+    drive.core.scheduler._reserve._share = 0.0
+    drive.add(reading(1), reading(2))
+    drive.step()
+    for seq_id in (1, 2):
+        drive.core.reader_at(seq_id, 0, is_away=True)
+    answers = drive.run()
+    parks = [answer.park.reason for answer in answers.values() if answer.park is not None]
+    assert (parks, drive.core.stats.quarantines) == (["ahead"], 0)
+    assert [answer.finish_reason for answer in answers.values() if answer.park is None] == ["length"]
 
 
 def test_no_sequence_parks_that_is_not_ahead_enough() -> None:
