@@ -83,14 +83,15 @@ class PlanCounts:
 class Feature:
     """One change that must not alter an answer. Two of one `group` exclude each other.
 
-    `config` and `n` define the engine and the request; with `has_reader` it parks at the lead limit. `prepare` reaches
-    into a core on a thread of this process. `had_effect` decides from the counts of the run, never from the config,
-    whether the feature had an effect.
+    `config`, `policy` and `n` define the engine and the request; with `has_reader` it parks at the lead limit.
+    `prepare` reaches into a core on a thread of this process. `had_effect` decides from the counts of the run, never
+    from the config, whether the feature had an effect.
     """
 
     name: str
     group: str
     config: Mapping[str, Any] = field(default_factory=dict)
+    policy: Mapping[str, float] = field(default_factory=dict)
     n: int = 1
     has_reader: bool = False
     prepare: Callable[[EngineCore], None] | None = None
@@ -132,7 +133,8 @@ def _chunks_of(size: int) -> Feature:
 PARK = Feature(
     name="park",
     group="park",
-    config={"lead_tokens": LEAD_TOKENS, "policy": Policy(stalled_seconds=0.0)},
+    config={"lead_tokens": LEAD_TOKENS},
+    policy={"stalled_seconds": 0.0},
     has_reader=True,
     had_effect=lambda stats, plans: stats.parks > 0,
 )
@@ -170,7 +172,8 @@ CHUNKS = tuple(map(_chunks_of, (1, 7, 16)))
 PAUSE = Feature(
     name="pause",
     group="pause",
-    config={"max_num_seqs": 1, "policy": Policy(hungry_seconds=1e-6)},
+    config={"max_num_seqs": 1},
+    policy={"hungry_seconds": 1e-6},
     has_reader=True,
     had_effect=lambda stats, plans: plans.num_paused > 0,
 )
@@ -189,10 +192,11 @@ def pairs_of(features: Iterable[Feature]) -> list[tuple[Feature, Feature]]:
 
 def config_of(features: Iterable[Feature] = ()) -> EngineConfig:
     """Return the plain engine's config with the features' changes."""
-    fields = dict(PLAIN)
+    fields, policy = dict(PLAIN), {}
     for feature in features:
         fields |= feature.config
-    return EngineConfig(**fields)
+        policy |= feature.policy
+    return EngineConfig(**fields, policy=Policy(**policy))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
