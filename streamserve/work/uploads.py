@@ -17,7 +17,7 @@ from streamserve.api.batch.files import FORM_BYTES
 from streamserve.api.call import Call
 from streamserve.asgi.guard import uploads_busy
 from streamserve.protocol.errors import DiskFull, QuotaExceeded
-from streamserve.protocol.json_body import announced_bytes, check_encoding
+from streamserve.protocol.json_body import announced_bytes, check_encoding, file_too_large
 from streamserve.protocol.requests import Limits
 
 _RETRY_SECONDS = 5
@@ -34,17 +34,20 @@ class Uploads:
         self._by_owner: Counter[str] = Counter()
 
     def num_bytes_of(self, call: Call) -> int:
-        """Return how large the body is, or may be: the guard bounds it. Raises for a compressed body."""
+        """Return how large the body is, or may be. Raises for a compressed body, and for one over the limit."""
         check_encoding(call.headers.get("content-encoding", ""))
         announced = announced_bytes(call.headers.get("content-length", ""))
-        return self._limits.max_file_bytes + FORM_BYTES if announced is None else announced
+        if announced is None:
+            return self._limits.max_file_bytes + FORM_BYTES
+        _check_size(announced, self._limits)
+        return announced
 
     @asynccontextmanager
     async def receive(self, call: Call) -> AsyncIterator[IO[bytes]]:
         """Receive the body of `call`; its file is gone after the block. Raises QuotaExceeded, Overloaded, DiskFull."""
         place = self._place(call.caller.owner, self.num_bytes_of(call))
         with place, full_disk_named(), tempfile.SpooledTemporaryFile(max_size=_PIECE_BYTES) as file:
-            await _write_body(call, file)
+            await _write_body(call, file, self._limits)
             yield file
 
     @contextmanager
@@ -65,10 +68,18 @@ class Uploads:
             self._by_owner += Counter()  # forgets those that have none
 
 
-async def _write_body(call: Call, file: IO[bytes]) -> None:
+def _check_size(num_bytes: int, limits: Limits) -> None:
+    """Raise TooLarge for more bytes than a form may have; also where no guard stands."""
+    if num_bytes > limits.max_file_bytes + FORM_BYTES:
+        raise file_too_large(limits.max_file_bytes)
+
+
+async def _write_body(call: Call, file: IO[bytes], limits: Limits) -> None:
     """Write the body to `file`, whose place is then its start."""
-    pieces, num_held = list[bytes](), 0
+    pieces, num_held, num_bytes = list[bytes](), 0, 0
     async for piece in call.body():
+        num_bytes += len(piece)
+        _check_size(num_bytes, limits)
         pieces.append(piece)
         num_held += len(piece)
         if num_held >= _PIECE_BYTES:

@@ -43,14 +43,16 @@ async def small() -> Any:
 class Upload:
     """A request whose body comes when the test sends it. `num_asked`: how often the app asked for some of it."""
 
-    def __init__(self, app: Any, headers: dict[str, str], *, length: int | str | None = len(WHOLE)) -> None:
+    def __init__(
+        self, app: Any, headers: dict[str, str], *, path: str = "/v1/files", length: int | str | None = len(WHOLE)
+    ) -> None:
         self.sent: list[Message] = []
         self.num_asked = 0
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()
         given = {"host": "testserver", "content-type": "multipart/form-data; boundary=x", **headers}
         given |= {"transfer-encoding": "chunked"} if length is None else {"content-length": str(length)}
         scope = {
-            "type": "http", "method": "POST", "path": "/v1/files", "query_string": b"", "http_version": "1.1",
+            "type": "http", "method": "POST", "path": path, "query_string": b"", "http_version": "1.1",
             "headers": [(name.encode(), value.encode()) for name, value in given.items()],
             "client": ("203.0.113.7", 4711), "server": ("testserver", 80), "scheme": "http",
         }  # fmt: skip
@@ -166,6 +168,24 @@ async def test_a_body_that_is_larger_than_it_may_be(app: Any, alice_key: str, le
             upload.feed(b"x" * MIB)
         status, body = await upload.answer()
         assert (status, body["error"]["code"]) == (413, "file_too_large")
+        await site.reset()
+
+
+@pytest.mark.parametrize("length", ["announced", None])
+async def test_a_message_batch_is_bounded_where_no_guard_stands(alice_key: str, length: str | None) -> None:
+    """In an application that is not wrapped, no body over the largest file is made a batch."""
+    await site.reset()
+    message = {"model": "chat", "max_tokens": 1, "messages": [{"role": "user", "content": "x" * 100 * 1024}]}
+    body = json.dumps({"requests": [{"custom_id": "a", "params": message}]}).encode()
+    with override_settings(STREAMSERVE={"TESTING": True, "LIMITS": {"MAX_FILE_BYTES": 1000}}):
+        headers = {**with_key(alice_key), "content-type": "application/json"}
+        upload = Upload(
+            get_asgi_application(), headers, path="/v1/messages/batches", length=None if length is None else len(body)
+        )
+        upload.feed(body, is_last=True)
+        status, answer = await upload.answer()
+        assert (status, answer["error"]["type"]) == (413, "request_too_large")
+        assert await StoredFile.objects.acount() == 0
         await site.reset()
 
 
