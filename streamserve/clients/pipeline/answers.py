@@ -52,7 +52,7 @@ class Answering:
         self._engine, self._speech, self._phases = EngineRun(client, request, admission, self), speech, phases
         self._through, self._journal = through, journal
         self._key: Key | None = None  # in the journal
-        self._events: list[Event] = []  # for the journal, neighbouring tokens as one
+        self._events: list[Event] = []  # for the journal
         self._answer = Answer()
         self._first_token_at: float | None = None
         self._first = 0  # tokens of the run that were shown before this answer
@@ -66,6 +66,8 @@ class Answering:
         try:
             if self._journal is not None:
                 self._key, self._engine.request = self._journal.begin_answer(self._engine.request)
+                if self._speech is not None:
+                    self._speech.turn.expect(self._key)
                 kept = self._journal.answer(self._key)
                 if kept is not None:
                     return await self._repeat(kept)
@@ -76,7 +78,7 @@ class Answering:
                 if done is not None:
                     parts = parts_of(done.breakdown)
                     if self._journal is not None and self._key is not None:
-                        events, is_shown = [*self._events, done], self._speech is not None
+                        events, is_shown = [*joined(self._events), done], self._speech is not None
                         await self._journal.keep_answer(self._key, events, time.monotonic() - began, is_shown=is_shown)
                     return self._choice.text, done
                 park = self._engine.drain()
@@ -219,11 +221,7 @@ class Answering:
 
     def _note(self, event: Event) -> None:
         if self._journal is not None and isinstance(event, Token | BlockStart | BlockStop):
-            last = self._events[-1] if self._events else None
-            if isinstance(event, Token) and isinstance(last, Token) and last.index == event.index:
-                self._events[-1] = joined(last, event)
-            else:
-                self._events.append(event)
+            self._events.append(event)
         self._answer.feed(event)
         if isinstance(event, Token) and self._first_token_at is None:
             self._first_token_at = time.monotonic()

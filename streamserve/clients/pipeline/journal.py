@@ -29,7 +29,8 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, replace
-from typing import Any, Protocol
+from itertools import chain, groupby
+from typing import Any, Protocol, cast
 
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import TEXT, BlockStart, BlockStop, Citation, Error, Event, Status, Token
@@ -59,19 +60,13 @@ class Shown:
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self._marks: Counter[Status | Citation] = Counter()  # steps and citations: in any order
-        self._spoken: deque[Token | BlockStart | BlockStop] = deque()  # neighbouring tokens of a block as one
+        spoken: list[Event] = []  # in order
         for event in events:
             if isinstance(event, Citation) or (isinstance(event, Status) and event.status in KEPT_STATUSES):
                 self._marks[event] += 1
             elif isinstance(event, Token | BlockStart | BlockStop):
-                self._note(event)
-
-    def _note(self, event: Token | BlockStart | BlockStop) -> None:
-        last = self._spoken[-1] if self._spoken else None
-        if isinstance(event, Token) and isinstance(last, Token) and last.index == event.index:
-            self._spoken[-1] = joined(last, event)
-        else:
-            self._spoken.append(event)
+                spoken.append(event)
+        self._spoken = deque(joined(spoken))
 
     @property
     def is_over(self) -> bool:
@@ -123,9 +118,22 @@ class Shown:
             raise NotRepeatable("a shorter text")
 
 
-def joined(one: Token, other: Token) -> Token:
-    """Return two tokens of a block as one."""
-    return replace(one, text=one.text + other.text, token_ids=(*one.token_ids, *other.token_ids))
+def joined(events: Iterable[Event]) -> list[Event]:
+    """Return the events with neighbouring tokens of a block as one."""
+    out: list[Event] = []
+    for index, group in groupby(events, lambda event: event.index if isinstance(event, Token) else None):
+        tokens = list(group)
+        if index is not None and len(tokens) > 1:
+            out.append(_one(cast("list[Token]", tokens)))
+        else:
+            out += tokens
+    return out
+
+
+def _one(tokens: Sequence[Token]) -> Token:
+    """Return tokens of a block as one."""
+    token_ids = tuple(chain.from_iterable(token.token_ids for token in tokens))
+    return replace(tokens[0], text="".join(token.text for token in tokens), token_ids=token_ids)
 
 
 logger = logging.getLogger("streamserve.pipelines")
@@ -133,6 +141,9 @@ logger = logging.getLogger("streamserve.pipelines")
 Key = tuple[str, int]
 _MAX_NAME_CHARS = 200
 _DIGEST_CHARS = 16
+# An answer waits so long for the run to come to one that was shown before it. All that is kept of a run is there at
+# once, so this is the time of what is repeated beside the answer.
+_TURN_SECONDS = 60.0
 
 
 class Memo(Protocol):
@@ -173,21 +184,38 @@ class Memo(Protocol):
 
 
 class Turns:
-    """One answer is shown at a time; in a job that is tried again, in the order of before."""
+    """One answer is shown at a time; in a run that is tried again, in the order of before."""
 
     def __init__(self, order: Iterable[Key] = ()) -> None:
         self._order = deque(order)
+        self._expected: set[Key] = set()
+        self._passed: set[Key] = set()
         self._lock = asyncio.Lock()
         self._moved = asyncio.Event()
 
+    def expect(self, key: Key) -> None:
+        """Note that the run has come to that answer, which takes its turn some time."""
+        self._expected.add(key)
+
     async def acquire(self, key: Key | None = None) -> None:
-        """Wait for the turn."""
-        while self._order and self._order[0] != key:
+        """Wait for the turn, which an answer may take several times, as the parts of what a step has shown.
+
+        Raises NotRepeatable where the run does not come to the answer whose turn it is.
+        """
+        if key is not None:
+            self.expect(key)
+        while self._order and self._order[0] != key and key not in self._passed:
+            first = self._order[0]
             self._moved.clear()
-            await self._moved.wait()
+            try:
+                async with asyncio.timeout(_TURN_SECONDS):
+                    await self._moved.wait()
+            except TimeoutError:
+                if self._order and self._order[0] == first and first not in self._expected:
+                    raise NotRepeatable("another answer") from None
         await self._lock.acquire()
-        if self._order:
-            self._order.popleft()
+        if self._order and self._order[0] == key:
+            self._passed.add(self._order.popleft())
 
     @property
     def is_held(self) -> bool:
@@ -255,12 +283,7 @@ class Journal:
     def note(self, event: Event, key: Key | None = None) -> None:
         """Note what is shown within a step. `key` is the answer's that it belongs to."""
         scope = _scope.get()
-        if scope is None:
-            return
-        last_key, last = scope.shown[-1] if scope.shown else (None, None)
-        if isinstance(event, Token) and isinstance(last, Token) and (last_key, last.index) == (key, event.index):
-            scope.shown[-1] = (key, joined(last, event))
-        else:
+        if scope is not None:
             scope.shown.append((key, event))
 
     def note_result(self, call_id: str, text: str) -> None:
@@ -332,12 +355,8 @@ def _digest(text: str) -> str:
 
 
 def _grouped(shown: Iterable[tuple[Key | None, Event]]) -> list[tuple[Key | None, list[str]]]:
-    groups: list[tuple[Key | None, list[str]]] = []
-    for key, event in shown:
-        if not groups or groups[-1][0] != key:
-            groups.append((key, []))
-        groups[-1][1].append(_encoded(event))
-    return groups
+    groups = groupby(shown, lambda one: one[0])
+    return [(key, list(map(_encoded, joined(event for _, event in group)))) for key, group in groups]
 
 
 def _encoded(event: Event) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from streamserve.clients.pipeline.client import Pipeline, PipelineClient
 from streamserve.clients.pipeline.filters import Redaction
-from streamserve.clients.pipeline.journal import Key
+from streamserve.clients.pipeline.journal import Key, Turns, joined
 from streamserve.clients.pipeline.run import Run
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.events import BlockStart, BlockStop, Citation, Done, Error, Event, Status, Token
@@ -212,6 +212,57 @@ async def test_a_run_that_changes_its_mind_ends(echo: ThreadClient, change: str)
         assert isinstance(end, Error)
         assert (end.code, end.retryable) == ("not_repeatable", False)
         assert "steps" in end.message
+
+
+async def test_a_run_that_asks_for_another_answer_ends(echo: ThreadClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for ever for the turn of the answer that was cut off: that does not come again."""
+    monkeypatch.setattr("streamserve.clients.pipeline.journal._TURN_SECONDS", 0.1)
+
+    def asking(prompt: str) -> Callable[[Run], Any]:
+        async def function(run: Run) -> None:
+            await run.generate(prompt, **SHORT)
+
+        return function
+
+    memo, shown = Kept([], {}, None), list[Event]()
+    async for event in attempt(echo, asking("What is at noon?"), memo):
+        shown.append(event)
+        if isinstance(event, Token):
+            break
+    assert memo.begun is not None
+    async with asyncio.timeout(30):
+        again = [event async for event in attempt(echo, asking("What is at one?"), Kept(shown, {}, memo.begun))]
+    end = again[-1]
+    assert isinstance(end, Error)
+    assert end.code == "not_repeatable"
+
+
+async def test_an_answer_takes_its_turn_again() -> None:
+    """A citation amid an answer parts what its step has shown: the second part does not wait for later answers."""
+    turns = Turns([("a", 0), ("b", 0)])
+    async with asyncio.timeout(30):
+        for key in [("a", 0), ("a", 0), ("b", 0), ("a", 0), ("c", 0)]:
+            await turns.acquire(key)
+            turns.release()
+    assert not turns.is_held
+
+
+def test_neighbouring_tokens_of_a_block_are_joined() -> None:
+    """Tokens of a block become one event; those of other blocks, and what is no token, stay apart."""
+    start, stop = BlockStart(choice=0, index=1, kind="thinking"), BlockStop(choice=0, index=1)
+    tokens = [
+        Token(text=text, token_ids=(id,), index=index)
+        for id, (text, index) in enumerate([("a", 0), ("b", 0), ("c", 1)])
+    ]
+    last = Token(text="d", token_ids=(), index=1)
+    whole = Token(text="ab", token_ids=(0, 1), index=0)
+    assert joined([*tokens[:2], start, tokens[2], last, stop]) == [
+        whole,
+        start,
+        Token(text="cd", token_ids=(2,), index=1),
+        stop,
+    ]
+    assert joined([]) == []
 
 
 async def test_a_result_that_is_no_json_is_not_kept(echo: ThreadClient) -> None:
