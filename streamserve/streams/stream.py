@@ -480,7 +480,8 @@ class Stream:
         for logged in events:
             self.transcript.note(logged.event, logged.seq, is_ours=is_ours)
         if self.transcript.terminal is not None:
-            self._change(Cause.TERMINAL)
+            if self.life not in OVER:  # else a request was still reading a log that is left here
+                self._change(Cause.TERMINAL)
             self.follower.wake()
         if is_ours or self.readers.attached:
             self.recent.add(events, bodies)

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import QuotaExceeded, UnmetNeeds
-from streamserve.protocol.events import Done, Status
+from streamserve.protocol.events import Done, LoggedEvent, Status
 from streamserve.protocol.requests import Admission, Limits
 from streamserve.rows.store import record_of
 from streamserve.streams.reader.follow import follow
@@ -152,6 +152,35 @@ async def test_a_worker_that_stops_leaves_its_streams(one: Worker, two: Worker, 
     assert going_away_of(data) is not None
     rest = check_native(await two.read(stream.id, first[-1].seq), after=first[-1].seq)
     assert text_of(first + rest) == reference
+
+
+@pytest.mark.cut_streams("the worker stops")
+async def test_an_end_that_is_read_late_is_no_fault(
+    one: Worker, two: Worker, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker stops while a request of it reads the end that the other one has written."""
+    stream, reading = await held(one, gate, asked(), 2)
+    found = await two.streams.reach(stream.id)
+    assert found is not None
+    gate.open()
+    await reading
+    read, has_read, may_return = two.log.read, asyncio.Event(), asyncio.Event()
+
+    async def read_slowly(log_id: str, after: int, limit: int = 512) -> list[LoggedEvent]:
+        page = await read(log_id, after, limit)
+        has_read.set()
+        await may_return.wait()
+        return page
+
+    monkeypatch.setattr(two.log, "read", read_slowly)
+    reaching = asyncio.create_task(two.streams.reach(stream.id))
+    await has_read.wait()
+    found.shut_down()
+    async with asyncio.timeout(30):
+        await found.ended.wait()
+        may_return.set()
+        assert await reaching is found
+    assert isinstance(found.terminal, Done)
 
 
 def needing_canvas(kept: dict[str, Any], **fields: str) -> dict[str, Any]:
