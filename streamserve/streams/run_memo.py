@@ -16,7 +16,8 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from streamserve.clients.pipeline.journal import LOST, Key, NotRepeatable
@@ -48,7 +49,7 @@ class RunMemo:
         self.shown: list[Event] = []
         self.begun: Key | None = None
         self._log, self._stream_log_id, self._run_log_id, self._fence = log, log_id, run_log(stream_id), fence
-        self._last_seq = 0
+        self._last_seq: int | None = 0  # of the run's log; None: not known
         self._is_lost = False  # the run's log takes nothing more: another process could not continue the run
         self._writing = asyncio.Lock()
 
@@ -56,9 +57,9 @@ class RunMemo:
         if self._stream_log_id is None:
             return
         try:
-            self._last_seq = await append(self._log, self._run_log_id, self._fence, [])
-        except KeyError:  # nothing was kept; from now on the process before cannot keep anything either
-            await self._write({})
+            self._last_seq = await self._claimed()
+            if self._last_seq == 0:  # nothing was kept; from now on the process before cannot keep anything either
+                await self._write({})
         except Fenced as fenced:
             raise ProducerLost(_TAKEN) from fenced
         except Refusal:
@@ -104,18 +105,30 @@ class RunMemo:
             if self._is_lost:
                 return
             events = [Status(status=_KEPT, message=text)]
-            batch = make_batch(self._run_log_id, self._fence, self._last_seq, events)
-            seconds = _FIRST_RETRY_SECONDS
-            while True:
-                try:
-                    self._last_seq = await commit_one(self._log, batch)
-                    return
-                except LogUnavailable:
-                    await asyncio.sleep(seconds * random.uniform(0.5, 1.0))
-                    seconds = min(2 * seconds, _MAX_RETRY_SECONDS)
-                except Fenced as fenced:
-                    raise ProducerLost(_TAKEN) from fenced
-                except Refusal as refusal:
-                    logger.warning("run %s: it cannot be continued elsewhere: %s", self._run_log_id, refusal)
-                    self._is_lost = True
-                    return
+            try:
+                last_seq = await self._asked(self._claimed) if self._last_seq is None else self._last_seq
+                self._last_seq = None  # not known if this is cancelled, as by a time limit of the author
+                batch = make_batch(self._run_log_id, self._fence, last_seq, events)
+                self._last_seq = await self._asked(partial(commit_one, self._log, batch))
+            except Fenced as fenced:
+                raise ProducerLost(_TAKEN) from fenced
+            except Refusal as refusal:
+                logger.warning("run %s: it cannot be continued elsewhere: %s", self._run_log_id, refusal)
+                self._is_lost = True
+
+    async def _claimed(self) -> int:
+        """Have the run's log refuse the processes before this one; return its last seq, 0 if there is none."""
+        try:
+            return await append(self._log, self._run_log_id, self._fence, [])
+        except KeyError:
+            return 0
+
+    async def _asked(self, ask: Callable[[], Awaitable[int]]) -> int:
+        """Ask the log, again while it is away."""
+        seconds = _FIRST_RETRY_SECONDS
+        while True:
+            try:
+                return await ask()
+            except LogUnavailable:
+                await asyncio.sleep(seconds * random.uniform(0.5, 1.0))
+                seconds = min(2 * seconds, _MAX_RETRY_SECONDS)
