@@ -130,6 +130,8 @@ class Chunk:
 
     def kept(self, chosen_ids: Iterable[int]) -> tuple[int, ...]:
         """Return which of the tokens chosen after its rows follow from known ones: up to the first not proposed."""
+        if len(self.samples) == 1:  # nearly every chunk: nothing was proposed
+            return tuple(chosen_ids)
         kept: list[int] = []
         for chosen, proposed in zip_longest(chosen_ids, self.proposed_ids):
             kept.append(chosen)

@@ -94,13 +94,15 @@ class LaunchedStep:
         logprobs = raw_logprobs(draws, self.specs)
         token_ids, finite = draws.token_ids.tolist(), draws.finite.tolist()
         for chunk in self.chunks:
-            rows = self.rows.get(chunk.seq_id, range(0))
-            if not all(finite[row] for row in rows):
+            rows = self.rows.get(chunk.seq_id)
+            if rows is None:
+                continue
+            if not all(finite[rows.start : rows.stop]):
                 yield chunk.seq_id, _failed(chunk.seq_id)
-            elif rows:
-                kept = chunk.kept(token_ids[row] for row in rows)
-                of_kept = tuple(logprobs.get(row) for row in rows[: len(kept)])
-                yield chunk.seq_id, Sampled(seq_id=chunk.seq_id, token_ids=kept, logprobs=of_kept)
+                continue
+            kept = chunk.kept(token_ids[rows.start : rows.stop])
+            of_kept = tuple(map(logprobs.get, rows[: len(kept)]))
+            yield chunk.seq_id, Sampled(seq_id=chunk.seq_id, token_ids=kept, logprobs=of_kept)
 
 
 class HFRunner:
