@@ -7,7 +7,8 @@ The run's log is an event log too, in the same place: it is there for every proc
 the site's database may be away, and refuses a process that has lost the stream. Its entries are statuses `kept`, whose
 message is JSON. No reader's log has them. It goes when the stream ends (registry.py), or by its age.
 
-An outage of the log is waited for, as the stream itself waits. asyncio; knows no engine.
+An outage of the log is waited for, as the stream itself waits, but not to begin: then the stream asks again, and may be
+given up meanwhile. asyncio; knows no engine.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ def run_log(stream_id: str) -> str:
     return f"run-{stream_id}"
 
 
+def _entry(text: str) -> Status:
+    return Status(status=_KEPT, message=text)
+
+
 class RunMemo:
     """Of one run in this process. `log_id` None: the stream is new, and no process has kept anything of it."""
 
@@ -59,7 +64,8 @@ class RunMemo:
         try:
             self._last_seq = await self._claimed()
             if self._last_seq == 0:  # nothing was kept; from now on the process before cannot keep anything either
-                await self._write({})
+                batch = make_batch(self._run_log_id, self._fence, 0, [_entry("{}")])
+                self._last_seq = await commit_one(self._log, batch)
         except Fenced as fenced:
             raise ProducerLost(_TAKEN) from fenced
         except Refusal:
@@ -104,11 +110,10 @@ class RunMemo:
         async with self._writing:
             if self._is_lost:
                 return
-            events = [Status(status=_KEPT, message=text)]
             try:
                 last_seq = await self._asked(self._claimed) if self._last_seq is None else self._last_seq
                 self._last_seq = None  # not known if this is cancelled, as by a time limit of the author
-                batch = make_batch(self._run_log_id, self._fence, last_seq, events)
+                batch = make_batch(self._run_log_id, self._fence, last_seq, [_entry(text)])
                 self._last_seq = await self._asked(partial(commit_one, self._log, batch))
             except Fenced as fenced:
                 raise ProducerLost(_TAKEN) from fenced

@@ -26,7 +26,7 @@ class SlowLog(MemoryLog):
         results = await super().commit(batches)
         self.has_committed.set()
         await self.may_answer.wait()
-        if self.num_refused:
+        if self.num_refused and batches[0].events:
             self.num_refused -= 1
             raise LogUnavailable("The log is away.", retry_after=1)
         return results
@@ -72,3 +72,14 @@ async def test_a_process_that_has_lost_the_run_keeps_nothing() -> None:
     assert await kept(log, 2) == {}
     with pytest.raises(ProducerLost):
         await memo.keep(FIRST, {"result": 1}, 0.0)
+
+
+async def test_a_run_does_not_begin_in_an_outage() -> None:
+    """Its stream learns of the outage, and may let another process have the run; it asks again later."""
+    log = SlowLog()
+    log.may_answer.set()
+    log.num_refused = 1
+    with pytest.raises(LogUnavailable):
+        await RunMemo(log, "s", log_id="s-log", fence=2).load()
+    assert await kept(log, 2) == {}
+    assert await log.last_seq("run-s") == 1
