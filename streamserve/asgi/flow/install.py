@@ -47,7 +47,7 @@ _NEEDED = (
     (
         "twisted.web.http",
         "HTTPChannel",
-        "allHeadersReceived rawDataReceived allContentReceived requestDone setTimeout registerProducer "
+        "allHeadersReceived rawDataReceived allContentReceived requestDone resumeProducing setTimeout registerProducer "
         "forceAbortClient persistent",
     ),
     (

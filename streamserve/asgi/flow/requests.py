@@ -7,7 +7,7 @@ Importing this module imports daphne, whose server module installs Twisted's rea
 
 Relies on, in daphne 4.2.3: `http_protocol.py` WebRequest (`process`, `handle_reply`, `handle_exception`,
 `check_timeouts`, `finish`, `send_disconnect`, `_response_started`), HTTPFactory.buildProtocol; in Twisted 26.10:
-`web/http.py` HTTPChannel (`allHeadersReceived`, `allContentReceived`, `requestDone`, `persistent`,
+`web/http.py` HTTPChannel (`allHeadersReceived`, `allContentReceived`, `requestDone`, `resumeProducing`, `persistent`,
 `rawDataReceived`, `_networkProducer`, `_send100Continue`, `_command`, `_path`, `_version`), Request (`gotLength`,
 `requestReceived`, `handleContentChunk`, `producer`, `chunked`, `_disconnected`, `_parsePOSTFormSubmission`).
 """
@@ -79,6 +79,12 @@ class FlowConnection(HTTPChannel):  # type: ignore[misc]  # Twisted is not type-
         if not self._is_refusing:
             self.setTimeout(self.factory.timeOut)  # until the request is done: super() notes it for then
             super().allContentReceived()
+
+    def resumeProducing(self) -> None:
+        """Go on when the reader has taken what was written, but do not read on for an app that is behind."""
+        super().resumeProducing()
+        if self._is_answering and self.requests and self.requests[-1].inbox.is_paused:
+            self._networkProducer.pauseProducing()
 
     def _send100Continue(self) -> None:
         self.requests[-1].inbox.invite = super()._send100Continue

@@ -206,27 +206,27 @@ class FlowControl:
 
 
 class Inbox(asyncio.Queue[Message]):
-    """The messages that an app has not received. Reading pauses when the app falls behind."""
+    """The messages that an app has not received. Reading pauses when the app falls behind: `is_paused`."""
 
     def __init__(self, transport: Any) -> None:
         super().__init__()
         self._transport = transport
         self._num_bytes = 0
-        self._is_paused = False
+        self.is_paused = False
 
     def _put(self, item: Message) -> None:
         super()._put(item)
         self._num_bytes += _length(item)
         is_full = self._num_bytes > _INBOX_BYTES or self.qsize() > _INBOX_MESSAGES
-        if is_full and not self._is_paused:
-            self._is_paused = True
+        if is_full and not self.is_paused:
+            self.is_paused = True
             self._transport.pauseProducing()
 
     def _get(self) -> Message:
         item = super()._get()
         self._num_bytes -= _length(item)
-        if self._is_paused and self._num_bytes <= _INBOX_BYTES // 2 and self.qsize() <= _INBOX_MESSAGES // 2:
-            self._is_paused = False
+        if self.is_paused and self._num_bytes <= _INBOX_BYTES // 2 and self.qsize() <= _INBOX_MESSAGES // 2:
+            self.is_paused = False
             self._transport.resumeProducing()
         return item
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -22,8 +23,10 @@ from tests.proofs.scale import scaled
 from tests.support.apps.flow_app import BLOCK, pattern
 from tests.support.servers.flow_driver import (
     APP,
+    BLOCK_SECONDS,
     chunks,
     close_code,
+    connect,
     flow,
     frame,
     frames,
@@ -266,6 +269,22 @@ def flood(client: socket.socket, data: bytes) -> int:
     except TimeoutError:
         return num
     raise AssertionError("the server reads without end")
+
+
+def test_a_body_that_its_app_does_not_take_is_not_read(server: Server) -> None:
+    """However much of the response its client takes meanwhile, what has come of the body stays bounded."""
+    body, num_sent, num_taken = memoryview(bytes(30 * 2**20)), 0, 0
+    with connect(server) as client:
+        client.sendall(b"POST /bursts HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
+        client.setblocking(False)
+        while num_taken < 6 * 2**18 and num_sent < len(body):
+            readable, writable, _ = select.select([client], [client], [], BLOCK_SECONDS)
+            assert readable or writable
+            if readable:
+                num_taken += len(client.recv(2**16))
+            if writable:
+                num_sent += client.send(body[num_sent : num_sent + 2**16])
+    assert num_sent < 2**24, "the inbox, and what the system holds"
 
 
 @pytest.mark.proof

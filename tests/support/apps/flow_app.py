@@ -1,6 +1,7 @@
 """A plain ASGI app for FlowServer's tests: it fills, fails, waits, and reports what the server holds. No Django.
 
 GET /fill?bytes=… &piece=…   that many bytes of `pattern`, as fast as `send` lets it; WS the same, in binary messages
+GET /bursts                  20 times 256 KiB, with a rest after each; it takes nothing of its body
 GET /fail?pieces=…           that many pieces, then an exception; pieces=-1: before the head     WS: after the first
 GET /return?pieces=…         the same, but returns without an end                                WS: at once
 GET /wait?kind=…             event-stream|plain|length|none: sends hello (none: not even a head), then waits   WS: waits
@@ -106,6 +107,14 @@ async def fill(receive: Receive, send: Send, bytes: str, piece: str = str(BLOCK)
         counts["sent"] += BLOCK
     await body(send, b"", more_body=False)
     counts["filled"] += 1
+
+
+async def bursts(receive: Receive, send: Send) -> None:
+    await head(send)
+    for _ in range(20):
+        await body(send, bytes(2**18))
+        await asyncio.sleep(0.05)
+    await body(send, b"", more_body=False)
 
 
 async def fail(receive: Receive, send: Send, pieces: str) -> None:
@@ -252,6 +261,7 @@ async def ws_deaf(receive: Receive, send: Send) -> None:
 
 
 PAGES: dict[str, Any] = {
+    "bursts": bursts,
     "fill": fill,
     "fail": fail,
     "return": return_early,
