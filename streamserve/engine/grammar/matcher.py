@@ -169,19 +169,24 @@ class Matcher:
     def follow(self, token_ids: Sequence[int]) -> list[tuple[bytes, bool]]:
         """Return what may follow after each of these tokens, up to the first that is not allowed or ends the text.
 
-        (mask, may_end) of each, as of the tokens before; the matcher stays where it is.
+        (mask, may_end) of each, as of the tokens before; the matcher stays where it is. Where the library fails, less.
         """
         follows: list[tuple[bytes, bool]] = []
         if not token_ids or self.error is not None:
             return follows
-        ahead = self.inner.deep_copy()
-        for token_id in token_ids:
-            if not ahead.consume_token(self.vocabulary.twins.get(token_id, token_id)):
-                break
-            (follow,) = self.vocabulary.masks([ahead])
-            if follow[0].count(0) == len(follow[0]):
-                break
-            follows.append(follow)
+        try:
+            ahead = self.inner.deep_copy()
+            for token_id in token_ids:
+                if not ahead.consume_token(self.vocabulary.twins.get(token_id, token_id)):
+                    break
+                (follow,) = self.vocabulary.masks([ahead])
+                if follow[0].count(0) == len(follow[0]):
+                    break
+                follows.append(follow)
+        except BaseException as error:  # a panic of llguidance is no Exception
+            if _is_ours(error):
+                raise
+            logger.warning("a grammar could not be looked ahead: %s", type(error).__name__)
         return follows
 
     def fail(self, reason: str) -> None:

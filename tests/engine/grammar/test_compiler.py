@@ -310,6 +310,9 @@ def test_one_faulty_matcher_fails_alone() -> None:
         set_masks([one for one in matchers if one.error is None])
         assert matchers[5].error == "grammar_failed"
         assert sum(one.error is not None for one in matchers) == 3
+        assert matchers[3].follow([ord("a")]) == []  # of a failed matcher nothing is looked ahead
+        matchers[6].inner = Faulty(Panic("no"))
+        assert (matchers[6].follow([ord("b")]), matchers[6].error) == ([], None)
 
 
 def test_a_token_that_is_not_allowed_fails_its_matcher() -> None:
