@@ -93,7 +93,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def test_the_readme_has_the_lines_that_this_runs() -> None:
     """Three files, three servers, and the commands around them."""
     assert [block.file_name for block in readme("python")] == ["settings.py", "asgi.py", "urls.py"]
-    assert [command.split()[0] for command in SERVERS] == ["python", "daphne", "uvicorn"]
+    assert [command.split()[0] for command in SERVERS] == ["python", "uvicorn", "daphne"]
     assert README_TORCH in commands()
 
 
