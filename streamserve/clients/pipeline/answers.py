@@ -88,6 +88,8 @@ class Answering:
         finally:
             self._engine.cancel()
             self._phases.end(span, parts)
+            if self._speech is not None and self._key is not None:
+                self._speech.turn.expect_no_more(self._key)
             if self._has_turn and self._speech is not None:
                 self._speech.turn.release()
 

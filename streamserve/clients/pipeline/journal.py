@@ -197,6 +197,10 @@ class Turns:
         """Note that the run has come to that answer, which takes its turn some time."""
         self._expected.add(key)
 
+    def expect_no_more(self, key: Key) -> None:
+        """Note that the answer is over, whether it has had its turn or not."""
+        self._expected.discard(key)
+
     async def acquire(self, key: Key | None = None) -> None:
         """Wait for the turn, which an answer may take several times, as the parts of what a step has shown.
 

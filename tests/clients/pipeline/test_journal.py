@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from streamserve.clients.pipeline.filters import Redaction
 from streamserve.clients.pipeline.journal import Key, Turns, joined
 from streamserve.clients.pipeline.run import Run
 from streamserve.clients.thread.client import ThreadClient
+from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.events import BlockStart, BlockStop, Citation, Done, Error, Event, Status, Token
 from streamserve.protocol.requests import Admission, GenerateRequest, Message, Resume, SamplingParams
 from tests.support.streams.hand_made import Gate, started_echo
@@ -232,6 +234,38 @@ async def test_a_run_that_asks_for_another_answer_ends(echo: ThreadClient, monke
     assert memo.begun is not None
     async with asyncio.timeout(30):
         again = [event async for event in attempt(echo, asking("What is at one?"), Kept(shown, {}, memo.begun))]
+    end = again[-1]
+    assert isinstance(end, Error)
+    assert end.code == "not_repeatable"
+
+
+async def test_an_answer_that_fails_the_second_time_holds_up_no_other(
+    echo: ThreadClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The author catches the error and asks for something else: the run ends, since an answer had begun."""
+    monkeypatch.setattr("streamserve.clients.pipeline.journal._TURN_SECONDS", 0.1)
+
+    async def function(run: Run) -> None:
+        try:
+            await run.generate("What is at noon?", through=FILTERS[0](), **SHORT)
+        except EngineUnavailable:
+            await run.generate("What is at one?", **SHORT)
+
+    memo, shown = Kept([], {}, None), list[Event]()
+    async for event in attempt(echo, function, memo):
+        shown.append(event)
+        if isinstance(event, Token) and event.text:
+            break
+    generate, num_asked = echo.generate, itertools.count()
+
+    async def failing_once(*asked: Any) -> Any:
+        if next(num_asked) == 0:
+            raise EngineUnavailable("The engine has died.", code="engine_died")
+        return await generate(*asked)
+
+    monkeypatch.setattr(echo, "generate", failing_once)
+    async with asyncio.timeout(30):
+        again = [event async for event in attempt(echo, function, Kept(shown, {}, memo.begun))]
     end = again[-1]
     assert isinstance(end, Error)
     assert end.code == "not_repeatable"
