@@ -111,16 +111,19 @@ def test_a_killed_engine_goes_on_in_the_block(
     http: httpx.Client, site: Server, env: dict[str, str], whole: dict[str, Any], kind: str, num_tokens: int
 ) -> None:
     """The reader stays; the next engine continues the thought or the call where it was."""
-    read, is_killed = b"", False
-    with http.stream("POST", "/streams", json=BODY) as response:
-        for chunk in response.iter_raw():
-            read += chunk
-            if not is_killed and is_at(read_events(read), kind, num_tokens):
-                os.kill(engine_of(env, site), SIGKILL)
-                is_killed = True
-    events = read_events(read)
-    assert any(json.loads(event.data).get("status") == "resumed" for event in events if event.event == "status")
-    assert said_in(logged(events)) == whole
+    for _ in range(5):  # on a busy machine the answer may have ended before the kill
+        read, is_killed = b"", False
+        with http.stream("POST", "/streams", json=BODY) as response:
+            for chunk in response.iter_raw():
+                read += chunk
+                if not is_killed and is_at(read_events(read), kind, num_tokens):
+                    os.kill(engine_of(env, site), SIGKILL)
+                    is_killed = True
+        events = read_events(read)
+        assert said_in(logged(events)) == whole
+        if any(json.loads(event.data).get("status") == "resumed" for event in events if event.event == "status"):
+            return
+    pytest.fail("no kill came in time")
 
 
 def engine_of(env: dict[str, str], site: Server) -> int:
