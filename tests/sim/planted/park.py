@@ -68,8 +68,8 @@ MUTANTS = (
     _scheduler(
         name="of the held the one least ahead parks",
         law=23,
-        old="self._park(max(parking, key=",
-        new="self._park((min if taker.state is State.RUNNING else max)(parking, key=",
+        old="furthest = max(parking, key=",
+        new="furthest = (min if taker.state is State.RUNNING else max)(parking, key=",
     ),
     _output(
         name="a parked sequence continues",
@@ -98,8 +98,8 @@ MUTANTS = (
     _scheduler(
         name="the one least ahead parks",
         law=23,
-        old="self._park(max(parking, key=",
-        new="self._park((min if taker.state is State.WAITING else max)(parking, key=",
+        old="furthest = max(parking, key=",
+        new="furthest = (min if taker.state is State.WAITING else max)(parking, key=",
     ),
     _scheduler(
         name="no sequence parks for waiting ones",
