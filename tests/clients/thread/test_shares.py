@@ -56,6 +56,7 @@ def test_a_flood_of_new_tenants_has_one_share() -> None:
 async def test_the_engine_counts_by_it(gate: Gate) -> None:
     """A full queue has no place for another new tenant that is counted as those in it, and one for a stranger."""
     client = await started_echo(gate, max_num_seqs=1, max_waiting=2)
+    gate.allow(0)
     try:
         held = [
             await client.generate(*asking(tenant=f"t{number}", counted_as="one", prompt="hi")) for number in range(3)
