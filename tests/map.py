@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "streamserve"
-FIELDS = ("min_p", "latency_class", "prompt_logprobs", "ignore_eos", "priority")
+FIELDS = ("min_p", "latency_class", "prompt_logprobs", "ignore_eos")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

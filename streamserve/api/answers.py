@@ -102,9 +102,9 @@ def _ignore(stream: Stream, caller: Caller) -> None:
 class Answers:
     """Starts answers for callers, within their limits, and finds those that a caller may read.
 
-    Holds the streams and the config; changes nothing but streams. A tenant never reaches another tenant's stream: it is
-    as unknown as an id of nothing. `salt_of(tenant)` is the tenant's prefix-cache salt: nobody can guess it, and blocks
-    of two tenants never match. `on_start` is told of each answer that has started.
+    Holds the streams and the config; changes nothing but streams. Another tenant's stream
+    is not found, like an id that no stream has. `salt_of(tenant)` is the tenant's prefix-cache salt: a secret, so that
+    blocks of two tenants never match. `on_start` is called with each answer that has started.
     """
 
     def __init__(

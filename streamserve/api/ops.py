@@ -35,7 +35,7 @@ async def _nothing() -> Mapping[str, Any]:
 
 
 class Ops:
-    """Tells how this process is, and pauses, resumes and drains engines.
+    """Reports the state of this process; pauses, resumes and drains engines.
 
     Holds the engine clients and the streams; changes only the state of engines. It never shows the messages of engines
     to callers that it does not know. `health` returns the fields of `/readyz` beside the models: a `database` that is

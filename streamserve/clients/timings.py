@@ -1,4 +1,4 @@
-"""The times of requests, as a client measures them: `RequestTimes` of one request, `RecentTimes` of the last ones.
+"""The times of requests, as a client measures them: `RequestTimes` of one request, `RecentTimes` of the last requests.
 
 Every client that makes answers uses these two: the engine's on a thread and a server elsewhere. What a stream measures
 is `Timings` in protocol/measures.py. Pure but for the clock.

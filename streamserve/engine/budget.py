@@ -80,7 +80,7 @@ class StepBudget:
     def add(self, sequence: Sequence, num_tokens: int, *, num_rows: int = 1, is_prefill: bool = False) -> None:
         """Add the next `num_tokens` of a sequence; only the chunk that reaches its last token samples.
 
-        `num_rows`: after the last token and the proposed ones behind it, as far as there are any.
+        `num_rows`: after the last token, and after each proposed token behind it.
 
         [ computed )[ in flight )[ start .... end )[ proposed )
         """

@@ -10,7 +10,7 @@ from types import MappingProxyType
 # A request starts in time if this share of its class's `max_late_seconds` is left, for the steps to its first token.
 _LATE_SHARE = 0.2
 # By how much each token of its prompt puts a request back in the queue: where not all can be served, the seats and the
-# memory of one long prompt serve several short ones.
+# memory of one long prompt serve several short prompts.
 PROMPT_TOKEN_SECONDS = 0.0005
 # By how much its length puts a request back in the queue at most, as a share of its class's `max_late_seconds`.
 _LENGTH_SHARE = 0.35
@@ -38,7 +38,7 @@ class LatencyClass:
     def order_seconds(self, num_prompt_tokens: int, token_seconds: float = PROMPT_TOKEN_SECONDS) -> float:
         """Return what is added to a request's arrival for its place in the queue: its budget, more for a long prompt.
 
-        Where not all can be served, the seats and the memory of one long prompt serve several short ones. So each
+        Where not all can be served, the seats and the memory of one long prompt serve several short prompts. So each
         token puts it back by `token_seconds`, up to a share of `max_late_seconds`; it is late no sooner for
         that. Without `max_queue_seconds` nothing is late, and no length counts.
         """

@@ -129,7 +129,7 @@ class Chunk:
         return self.token_ids[len(self.token_ids) - len(self.samples) + 1 :] if self.samples else ()
 
     def kept(self, chosen_ids: Iterable[int]) -> tuple[int, ...]:
-        """Return which of the tokens chosen after its rows follow from known ones: up to the first not proposed."""
+        """Return the tokens to keep of those chosen after its rows: to the first that was not proposed, itself kept."""
         if len(self.samples) == 1:  # nearly every chunk: nothing was proposed
             return tuple(chosen_ids)
         kept: list[int] = []
@@ -165,10 +165,10 @@ class RawLogprobs:
 class Sampled:
     """The result of a step for one sequence. With an `error` (a code: "numerical_error") its blocks are unusable.
 
-    One entry for every chunk that had `samples`, and for every chunk that failed. `token_ids` are the new tokens: of
-    one row one, of several any number up to theirs, even none, and each one is what its row's spec chooses after the
-    ones before it. `logprobs`: of each, where they were asked for. `proposed_ids`: what the runner expects next; a
-    plan may hold some of them.
+    One entry for every chunk that had `samples`, and for every chunk that failed. `token_ids` are the new tokens:
+    one token for one row, for several rows at most one token a row, or none. Each is what its row's spec chooses after
+    the tokens before it. `logprobs`: of each token, where they were asked for. `proposed_ids`: what the runner expects
+    next; a plan may hold some of them.
     """
 
     seq_id: int

@@ -314,7 +314,7 @@ class Sequence:
         return ScoreSpec(first=first, token_ids=token_ids, num_top=top) if token_ids else None
 
     def sample_specs(self, num_rows: int) -> tuple[SampleSpec, ...]:
-        """Return how to choose the token after the last known or pending one, and after proposed ones; () for none.
+        """Return how to choose a token after the last token, known or pending, and after proposed tokens; () for none.
 
         Of the proposed tokens so many that there are `num_rows` rows, or fewer: none after a token that ends the answer
         or that its grammar forbids.
@@ -330,7 +330,7 @@ class Sequence:
         return first, *(self._spec(proposed[:row], *follow) for row, follow in enumerate(follows, 1))
 
     def _spec(self, proposed: tuple[int, ...], mask: bytes | None, may_end: bool) -> SampleSpec:
-        """Return how to choose the token after the known or pending ones and these."""
+        """Return how to choose the token after all known and pending tokens and these."""
         sampling, prompt = self.request.sampling, self.request.prompt_token_ids
         num_new = self.num_pending + len(proposed)
         begins_counts = self.penalty_slot is not None and not self.is_counted

@@ -186,22 +186,27 @@ async def until_gone(log: EventLog, log_id: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_run_that_does_something_else_cannot_continue(
-    transactional_db: Any, workers: list[Worker], author: Author
-) -> None:
-    """What is in no step may differ the second time: one error says to ask again, to its reader and in its row."""
-    author.words = map(str, itertools.count())
+async def check_lost(workers: list[Worker], author: Author, text: str) -> None:
+    """Let a run's worker die in the search; the run has shown `text` and ends in `producer_lost` at the next worker."""
     stream, reading = await begun(workers[0])
     await until(lambda: author.calls["search"] == 1 and stream.last_seq >= 5, "it has said something")
     await die(workers[0], reading)
     *events, end = await read(workers[1], stream.id)
-    assert shown(events)[0] == "0"
+    assert shown(events)[0] == text
     assert isinstance(end, Error)
     assert (end.code, end.retryable) == ("producer_lost", True)
     await in_row(stream.id, state="finished", error_code="producer_lost")
     with suppress(asyncio.CancelledError):
         reading.cancel()
         await reading
+
+
+async def test_a_run_that_does_something_else_cannot_continue(
+    transactional_db: Any, workers: list[Worker], author: Author
+) -> None:
+    """What is in no step may differ the second time: one error says to ask again, to its reader and in its row."""
+    author.words = map(str, itertools.count())
+    await check_lost(workers, author, "0")
 
 
 async def test_a_site_whose_runs_keep_nothing(
@@ -211,14 +216,4 @@ async def test_a_site_whose_runs_keep_nothing(
     for worker in workers[:2]:
         one = Pipeline(name="p", function=author.run)
         worker.streams.clients = {"p": PipelineClient(one, {"m": echo}, default_model="m")}
-    stream, reading = await begun(workers[0])
-    await until(lambda: author.calls["search"] == 1 and stream.last_seq >= 5, "it has said something")
-    await die(workers[0], reading)
-    *events, end = await read(workers[1], stream.id)
-    assert shown(events)[0] == "half "
-    assert isinstance(end, Error)
-    assert (end.code, end.retryable) == ("producer_lost", True)
-    await in_row(stream.id, state="finished", error_code="producer_lost")
-    with suppress(asyncio.CancelledError):
-        reading.cancel()
-        await reading
+    await check_lost(workers, author, "half ")

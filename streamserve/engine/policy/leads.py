@@ -24,7 +24,7 @@ def is_held(sequence: Sequence, config: EngineConfig) -> bool:
 
 
 def lead_left(sequence: Sequence, config: EngineConfig) -> float:
-    """Return how many tokens are left to its lead, the pending ones included; endless where no reader is known."""
+    """Return how many tokens are left to its lead, pending tokens included; endless where no reader is known."""
     num_read = sequence.reader.num_read
     if num_read is None:
         return math.inf
