@@ -1,4 +1,4 @@
-"""What an engine says. Of one request: `Accepted` when it takes it, `Park` when it ends it early. Of itself:
+"""What an engine reports. Of one request: `Accepted` when it takes it, `Park` when it ends it early. Of itself:
 `ModelDescription`, and its counts, `CoreStats` and `EngineStats`. Values, and `Losses`, which counts.
 """
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 # An answer whose step has ended its engine so often, without a new token in between, is a suspect: its next steps hold
 # nothing else, so that the next loss shows whether it was the cause.
 SUSPECT_LOSSES = 2
-# One that loses its engine this often may itself end the engine. One that was a suspect, and alone in the step that
-# did, is known to.
+# A request that loses its engine this often may itself end the engine. A suspect that was alone in the step that
+# ended the engine is known to end it.
 _MAX_LOSSES = 5
 HOPELESS = "The engine failed repeatedly on this answer. Try again."
 
@@ -88,7 +88,7 @@ class ModelDescription:
 
     `state`: "idle" (not asked for yet), "loading", "ready", "paused" and "draining" (by an operator: it takes nothing
     new), "failed". `stage`, `fraction` (0 to 1), bytes and `elapsed_seconds` describe loading; `message` names the
-    failure and the way out. `was_ready`: there was an engine before, so that another one can be expected.
+    failure and the way out. `was_ready`: there was an engine before, so that another engine can be expected.
     """
 
     alias: str
@@ -118,7 +118,7 @@ class CoreStats:
     """Counts after the last step. Block counts exclude the null block: used + cached + free = total.
 
     `blocks_used` are held by running sequences; `blocks_cached` are reclaimable and hold reusable prefixes.
-    `queued_tokens` are those that waiting sequences still have to compute, `queued_seconds` how long that takes by the
+    `queued_tokens` are those that waiting sequences still have to compute, `queued_seconds` the time for them by the
     step-time model (0 until there is one). `parks` counts sequences that the engine itself parked, `out_of_memory` and
     `quarantines` steps that ended so; `token_budget` is what a step may compute now. `grammar_waits` counts how often a
     sequence with a grammar was left out of an overlapped step, of the answers that have ended.

@@ -89,7 +89,7 @@ class Forbidden(StreamserveError):
 
 
 class NotFound(StreamserveError):
-    """There is nothing of that name that this caller may see."""
+    """This caller may see no thing with this name."""
 
     http_status = 404
     code = "not_found"

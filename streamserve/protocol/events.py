@@ -50,7 +50,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PositionLogprobs:
-    """The chosen token of one position, and the likeliest ones, likeliest first."""
+    """The chosen token of one position, and the likeliest tokens, likeliest first."""
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...] = ()
@@ -95,7 +95,7 @@ class Usage:
 class Meta:
     """The stream's first event: which model answers, under which id.
 
-    `has_token_ids` False: no token of the stream has ids; each token with text is counted as one.
+    `has_token_ids` False: no token of the stream has ids; each `Token` with text counts as one token.
     """
 
     type: ClassVar[str] = "meta"
@@ -145,11 +145,11 @@ class Token:
     """New text of one block, whole code points only, with the ids that made it. Every block's delta is a token.
 
     `text` may be "" while a code point or a possible stop string is incomplete, and for ids of markup (`token_ids`
-    then still count); it may be longer than its ids when held-back text is released. In a stream whose `meta` says so
-    no token has ids. In a tool_use block it is part of the arguments. `choice` is 0 to n-1, `index` counts this
-    choice's blocks. Each sampled id stands in exactly one event: a readmitted stream sends the ids of its events back
-    to the engine. What comes before a choice's first id is of the prompt: the text that `echo` repeats, and in choice
-    0 the log-probabilities that were asked for, one entry for each prompt token.
+    then still count); it may be longer than its ids when held-back text is released. In a stream whose `meta` has
+    `has_token_ids` False no token has ids. In a tool_use block it is part of the arguments. `choice` is 0 to n-1,
+    `index` counts this choice's blocks. Each sampled id stands in exactly one event: a readmitted stream sends the ids
+    of its events back to the engine. What comes before a choice's first id is of the prompt: the text that `echo`
+    repeats, and in choice 0 the log-probabilities that were asked for, one entry for each prompt token.
     """
 
     type: ClassVar[str] = "token"
@@ -174,7 +174,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockStart:
-    """Block `index` of a choice begins. `id` and `name` are those of a tool call."""
+    """Block `index` of a choice begins. `id` and `name` belong to a tool call."""
 
     type: ClassVar[str] = "block_start"
     choice: int
@@ -190,7 +190,7 @@ class BlockStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockStop:
-    """Block `index` of a choice is whole. `signature` vouches for a thinking block; no model here has one."""
+    """Block `index` of a choice is whole. `signature` vouches for a thinking block; no model here has a signature."""
 
     type: ClassVar[str] = "block_stop"
     choice: int
@@ -224,7 +224,7 @@ class Citation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceDone:
-    """One choice of several is whole; `Done` follows when all are. `stop_string` is the one that ended it."""
+    """One choice of several is whole; `Done` follows when all are. `stop_string` is the stop string that ended it."""
 
     type: ClassVar[str] = "choice_done"
     choice: int
@@ -256,9 +256,9 @@ class BlockText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceText:
-    """One choice so far. `text` is the text of its text blocks; `blocks` is () while there is only the implied one.
+    """One choice so far. `text` is the text of its text blocks; `blocks` is () while there is only the implied block.
 
-    `finish_reason` and `stop_string` are those of one of several choices that is whole.
+    `finish_reason` and `stop_string` are set where one of several choices is whole.
     """
 
     text: str
@@ -298,10 +298,10 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """Terminal: the stream ended as `finish_reason` says. `latency` and `breakdown` are in seconds.
+    """Terminal: the stream ended for `finish_reason`. `latency` and `breakdown` are in seconds.
 
     `breakdown` keys: intake, ttfb, queue, prefill, first_decode, decode, ttft, tpot, itl_p50, itl_p95, as far as known
-    (protocol/metrics.py). `stop_string` is the one that ended the only choice. `phases` add up to `latency`.
+    (protocol/metrics.py). `stop_string` is the stop string that ended the only choice. `phases` add up to `latency`.
     """
 
     type: ClassVar[str] = "done"
@@ -331,7 +331,7 @@ class Done:
 class Error:
     """Terminal: the stream failed. `code` is from the catalogue in protocol/errors.py.
 
-    `phases` are those of a pipeline's run, for the stream's row; they are not shown.
+    `phases` belong to a pipeline's run, for the stream's row; they are not shown.
     """
 
     type: ClassVar[str] = "error"

@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class FrameError(ValueError):
-    """Bytes that are no frame, message or event of ours, or a value that cannot become one."""
+    """Bytes that are no frame, message or event of ours, or a value that cannot become a frame."""
 
 
 def frame(payload: bytes) -> bytes:

@@ -48,14 +48,14 @@ class Law(StrEnum):
     ONE_TERMINAL = "nothing follows done or error"
     HAS_TERMINAL = "done or error is the last event"
     TOKEN_IN_OPEN_BLOCK = "a token names the open block, or the implied text block 0"
-    ONE_OPEN_BLOCK = "a block is closed before the next one of its choice opens"
+    ONE_OPEN_BLOCK = "a block is closed before its choice opens the next block"
     BLOCKS_IN_ORDER = "a choice numbers its blocks from 0, without a gap"
     STOP_OF_OPEN_BLOCK = "a block_stop names the open block"
     BLOCKS_CLOSED = "no block is open when its choice, or the answer, succeeds"
-    CHOICE_DONE_ONCE = "a choice is done once, and nothing of it follows"
+    CHOICE_DONE_ONCE = "a choice is done once, and no event of it follows"
     ALL_CHOICES_DONE = "where one choice is done before a successful done, all are"
-    CITATION_OF_KNOWN_BLOCK = "a citation names no block, or one of its choice that has begun"
-    EACH_ID_ONCE = "the ids of all tokens are as many as usage counts, or meta says that there are none"
+    CITATION_OF_KNOWN_BLOCK = "a citation names no block, or a block of its choice that has begun"
+    EACH_ID_ONCE = "the ids of all tokens are as many as usage counts, or meta states that there are none"
 
 
 class GrammarError(ValueError):
@@ -254,7 +254,7 @@ class Grammar:
 
 
 def check_events(events: Iterable[Event], *, is_part: bool = False) -> None:
-    """Check a whole stream, or with `is_part` the end of one. Raises GrammarError."""
+    """Check a whole stream, or with `is_part` the end of a stream. Raises GrammarError."""
     grammar = Grammar(is_part=is_part)
     for event in events:
         grammar.feed(event)

@@ -3,7 +3,7 @@
 `log_id` is unique over all streams and `seq` is dense from 1, so an id alone is a reader's cursor. `Last-Event-ID` is a
 caller's text: it either parses, or counts as no id at all.
 
-In dialects that show one event in several frames, those before its last one have ids of their own: `log_id-seq:c2` is
+In dialects that show one event in several frames, the frames before the last have ids of their own: `log_id-seq:c2` is
 the second frame after event `seq`, in the dialect that `c` stands for; its reader has every event up to `seq`. Pure.
 """
 
@@ -51,6 +51,6 @@ def request_id_of(given: str) -> str:
 
 
 def tool_call_id(answer: str, choice: int, index: int) -> str:
-    """Return the id of the tool call in block `index`: always the same one, so that a resumed answer repeats it."""
+    """Return the id of the tool call in block `index`: always the same id, so that a resumed answer repeats it."""
     digest = hashlib.sha256(f"{answer}/{choice}/{index}".encode()).hexdigest()
     return f"call_{digest[:24]}"

@@ -24,7 +24,7 @@ _NOT_BRACKETS = re.compile(r"[^\[\]{}]+")
 
 
 def announced_bytes(content_length: str) -> int | None:
-    """Return what the header says ("" if absent), None if it is no number. Twenty digits behind zeros are enough."""
+    """Return the header's number ("" if absent), None if it is none. Twenty digits behind zeros are enough."""
     if not (content_length.isascii() and content_length.isdigit()):
         return None
     return int(content_length.lstrip("0")[:20] or 0)

@@ -1,4 +1,5 @@
-"""What requests took: `Timings` of one, `Buckets` of many, and `Measures`, all of a process. Pure but for its state.
+"""What requests took: `Timings` of one request, `Buckets` of many, and `Measures`, all of a process. Pure but for its
+state.
 
 Buckets cost the same however much was observed, add up, and give percentiles without a sort. `/metrics`, the live page
 and the `done` event are made from them. Names and meanings are protocol/metrics.py's. Event loop only.
@@ -16,8 +17,8 @@ from dataclasses import dataclass, field
 from streamserve.protocol.events import FINISH_REASONS
 from streamserve.protocol.metrics import METRICS, Histogram, Sample
 
-# Twelve to a decade from 0.1 ms to 1000 s, so a percentile is right to some per cent. Every second one is a round
-# number (1, 1.5, 2, 3, 5, 7): those are `/metrics`' buckets.
+# Twelve to a decade from 0.1 ms to 1000 s, so a percentile is right to some per cent. Every second bound is a round
+# number (1, 1.5, 2, 3, 5, 7): these are the buckets of `/metrics`.
 _STEPS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.5)
 _DECADES = range(-4, 3)
 BOUNDS = tuple(round(step * 10.0**decade, 8) for decade in _DECADES for step in _STEPS)
@@ -86,7 +87,7 @@ def parts_of(breakdown: Mapping[str, float]) -> dict[str, float]:
 
 
 def cut_to(parts: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """Return `parts` as far as they fit into `seconds`, first ones first, and what is left as `other`.
+    """Return `parts` as far as they fit into `seconds`, in their order, and what is left as `other`.
 
     Two processes have measured them, so that they may overlap by what a message takes.
     """
@@ -187,7 +188,7 @@ class Timings:
         self._knows_all = False
 
     def enter(self, phase: str, now: float) -> None:
-        """Begin a phase, which ends the one before."""
+        """Begin a phase, which ends the phase before it."""
         if self._phase:
             self._phases[self._phase] = self._phases.get(self._phase, 0.0) + now - self._phase_at
         self._phase, self._phase_at = phase, now
@@ -292,7 +293,7 @@ class Measures:
         self._models = {alias: ModelMeasures() for alias in aliases}
 
     def of(self, alias: str) -> ModelMeasures:
-        """Return a model's; one that is not served here any more has its own too."""
+        """Return a model's measures, also of a model that is not served here any more."""
         return self._models.setdefault(alias, ModelMeasures())
 
     def samples(self) -> Iterator[Sample]:

@@ -99,7 +99,7 @@ METRICS: Mapping[str, Metric] = {
         _metric("num_requests_refused", "counter", "requests", "Requests refused at once: they would wait too long."),
         _metric("num_requests_expired", "counter", "requests", "Requests that waited too long for their first step."),
         _metric("computed_tokens", "counter", "tokens", "Tokens that steps have computed, of prompts and answers."),
-        _metric("recomputed_tokens", "counter", "tokens", "Of those, the ones computed before a preemption or park."),
+        _metric("recomputed_tokens", "counter", "tokens", "Tokens computed again after a preemption or park."),
         _metric("engine_busy_seconds", "counter", "seconds", "Seconds in which the engine computed."),
         _metric("engine_ready", "gauge", "bool", "1 when the model is loaded and serves."),
         _metric("engine_paused", "gauge", "bool", "1 while an operator has paused the model."),
@@ -109,7 +109,7 @@ METRICS: Mapping[str, Metric] = {
         _metric(
             "work_queued", "gauge", "rows", "Jobs, batches, webhook messages that wait, in all processes, by kind."
         ),
-        _metric("work_running", "gauge", "rows", "Of those, the ones that a worker runs, by kind."),
+        _metric("work_running", "gauge", "rows", "Rows of durable work that a worker runs, by kind."),
         _metric("http_requests", "counter", "requests", "HTTP requests answered, by handler and status."),
         _metric("http_errors", "counter", "requests", "HTTP requests refused or failed, by error_code."),
         _metric("request_success", "counter", "requests", "Answers that ended in `done`, by finished_reason."),

@@ -8,10 +8,10 @@
 client can send, before anything is allocated.
 
 Two releases share the rows during a rolling restart. An event's unknown field is skipped, a request's must not be:
-without its grammar an answer is silently another one. So a row keeps no field at its default, and one that is not known
-here is refused. What no field says a request names in `needs`, and `check_needs` refuses what is not in `KNOWN_NEEDS`:
-an answer in blocks is such a need, as an engine that does not parse them would continue it with tokens outside of any
-block. No web process uses an engine process of another version. Pure: no I/O, no clock.
+without its grammar an answer is silently another answer. So a row keeps no field at its default, and a field that is
+unknown here is refused. What no field expresses a request names in `needs`, and `check_needs` refuses what is not in
+`KNOWN_NEEDS`: an answer in blocks is such a need, as an engine that does not parse them would continue it with tokens
+outside of any block. No web process uses an engine process of another version. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Limits:
 
     max_body_bytes: int = 1024 * 1024
     max_json_depth: int = 64
-    max_json_containers: int = 20_000  # arrays and objects in a body; a flat list of numbers is one
+    max_json_containers: int = 20_000  # arrays and objects in a body; a flat list of numbers is one array
     max_messages: int = 512
     max_prompt_chars: int = 400_000
     max_tokens: int = 16_384
@@ -119,7 +119,7 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0, penalties 0 / 0 / 1 mean off. `max_tokens` None means
     as many as fit (clamped at acceptance). `logprobs` None is off, 0 the chosen token only, k the k likeliest as well.
-    `seed` None lets acceptance draw one, which is then fixed for the life of the stream.
+    `seed` None lets acceptance draw a seed, which is then fixed for the life of the stream.
     `logit_bias` adds to the logits of token ids, before everything else. Only `allowed_token_ids` may be chosen, where
     there are any; the token sequences of `bad_words` never are. `include_stop` keeps the stop string that ended the
     answer in its text, and the text of a stop token. `prompt_logprobs` k asks for the log-probabilities of the prompt's
@@ -160,7 +160,8 @@ class SamplingParams:
         return tuple(name for name in ("logprobs", "prompt_logprobs") if getattr(self, name) is not None)
 
     def of_choice(self, index: int) -> SamplingParams:
-        """Return those of one of several choices: each has a seed of its own, and the first scores the prompt for all.
+        """Return the params of one of several choices: each has a seed of its own, and the first scores the prompt for
+        all.
 
         The seed is resolved.
         """
@@ -169,7 +170,7 @@ class SamplingParams:
         return replace(self, seed=seed, prompt_logprobs=None if index else self.prompt_logprobs)
 
     def of_prefill(self) -> SamplingParams:
-        """Return those of a request that only fills the prefix cache."""
+        """Return the params of a request that only fills the prefix cache."""
         return replace(self, max_tokens=0, min_tokens=0, prompt_logprobs=None)
 
 
@@ -245,7 +246,7 @@ class ShownChoice:
 
 # What a request may name as its `latency_class`; docs/settings.md has their budgets.
 LATENCY_CLASSES = ("chat", "completion", "document", "batch")
-# The routes whose requests may have another one by default.
+# The routes whose requests may have another class by default.
 ROUTES_WITH_CLASSES = ("streams", "websocket", "chat_completions", "completions", "messages")
 
 
@@ -257,7 +258,7 @@ class GenerateRequest:
 
     `unset` names the sampling fields that the caller left open: the model's generation config fills those it has a
     default for, acceptance `seed` and `max_tokens`. `needs` names what the request cannot do without.
-    `tools` are shown to the model by its chat template; with `parallel_tool_calls` False it calls one at most.
+    `tools` are shown to the model by its chat template; with `parallel_tool_calls` False it calls one tool at most.
     `continue_final_message`: the last message is the beginning of the answer, and is not closed. `echo`: the answer
     begins with the text of the prompt.
     `has_public_system`: the first message is the server's own (`with_system`), and its blocks need no salt; or the
@@ -311,7 +312,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Once:
-    """What makes a request one that is answered once: digests of its caller and key, and of what it asks."""
+    """What identifies a request that is answered once: digests of its caller and key, and of what it asks."""
 
     key: str
     digest: str
@@ -327,7 +328,7 @@ class Admission:
     (`ON_DISCONNECT` in streams/stream.py). With `once` there is one stream of that key. `begins_unloaded`: while its
     model loads the answer begins and shows `status: loading`; else its start waits.
 
-    Times are of `time.monotonic()`, which is one clock for all processes of a machine. Those of the answer count from
+    Times are of `time.monotonic()`, which is one clock for all processes of a machine. Times of the answer count from
     `received_at` (None: from its start). `arrived_at`: its place in the engine's queue, which begins when its caller
     had a place for it and its model was there; None: when the engine accepts it. `waited_seconds`: of the patience of
     its class, what it spent before that. `stream_id` is given at its start.
@@ -365,13 +366,13 @@ class Resume:
     """Where an answer continues, after a park, a loss or a wait; the default is its beginning.
 
     `output_token_ids[choice]` are tokens already shown to readers: generation continues after them. `shown[choice]` is
-    the same for an engine that gives no ids. `replay`: the events of `output_token_ids` come again, before the new
-    ones; an engine that gives no ids cannot do that, and continues no answer that has begun. `num_prompt_chars[choice]`
-    of the text of an echoed prompt, and the log-probabilities of the first `num_prompt_logprobs` tokens, were shown.
-    `reader_tokens[choice]` is how many output tokens the furthest reader has received; None lets the engine compute
-    ahead of its readers. `first_token_at`: `time.monotonic()` of the first token, when there was one. `num_losses` says
-    how often an engine has ended in a step with this answer since its last new token. `was_admitted`: an engine has
-    accepted it before, so that no full queue refuses it now.
+    the same for an engine that gives no ids. `replay`: the events of `output_token_ids` come again, before the
+    new events; an engine that gives no ids cannot do that, and continues no answer that has begun.
+    `num_prompt_chars[choice]` of the text of an echoed prompt, and the log-probabilities of the first
+    `num_prompt_logprobs` tokens, were shown. `reader_tokens[choice]` is how many output tokens the furthest reader has
+    received; None lets the engine compute ahead of its readers. `first_token_at`: `time.monotonic()` of the first
+    token, None before it. `num_losses` counts how often an engine has ended in a step with this answer since its last
+    new token. `was_admitted`: an engine has accepted it before, so that no full queue refuses it now.
     """
 
     output_token_ids: tuple[tuple[int, ...], ...] = ()
@@ -398,7 +399,8 @@ START = Resume()
 
 
 def with_system(request: GenerateRequest, system: str) -> GenerateRequest:
-    """Return a chat with the server's own system prompt as its first message, unless the caller sent one."""
+    """Return a chat with the server's own system prompt as its first message, unless the caller sent
+    one."""
     messages = request.messages
     if not system or not messages or any(message.role in SYSTEM_ROLES for message in messages):
         return request
@@ -411,7 +413,7 @@ _MOST_BIAS = 1e6
 def check_sampling(sampling: SamplingParams) -> None:
     """Raise BadRequest for a value that a step cannot be computed with; None is none.
 
-    The engine's own check, whatever the door before it has checked: one such value would end a step for all its
+    The engine's own check, whatever was checked before: one such value would end a step for all its
     sequences.
     """
     for name, allowed in RANGES.items():

@@ -122,7 +122,7 @@ class SSEDecoder:
         self._line += part
 
     def _take(self, line: bytes, out: list[str]) -> None:
-        """Take one line; an empty one ends an event."""
+        """Take one line; an empty line ends an event."""
         if self._is_first:
             line, self._is_first = line.removeprefix(_BOM), False
         if not line:
