@@ -1,7 +1,7 @@
 """`Answers`: the service of every route that starts or finds an answer. asyncio; knows no HTTP and no database.
 
-A site makes one from its streams: Django's, whose store has a row for each (web/site.py), the ASGI app's, without a
-database (asgi/site.py), and a worker's, for the rows of batches (`rows_config`).
+A site makes its `Answers` from its streams: Django's, with a row for each stream (web/site.py), the ASGI app's, without
+a database (asgi/site.py), and a worker's, for the rows of batches (`rows_config`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Defaults:
             raise ValueError(f"defaults name the model {min(unknown)!r}; models are {', '.join(models)}")
 
     def latency_class(self, route: str, model: str) -> str:
-        """Return the class of a request that names none: the route's, the model's, or that of chats."""
+        """Return the class of a request that names none: the route's, the model's, or the class of chats."""
         return self.route_classes.get(route) or self.latency_classes.get(model) or LATENCY_CLASSES[0]
 
 
@@ -69,7 +69,7 @@ class AnswerConfig:
     `takes_prompt_in_url`: whether `GET /streams/new?prompt=` starts answers; servers write addresses into their access
     logs. `reasoning_field`: where chat completions show thinking, one of REASONING_FIELDS. `unseal` opens the system
     prompt of a chat element's page; None where there are no such pages. `only_class` and `only_on_disconnect`, where
-    set, are those of every answer, whatever its request says.
+    set, apply to every answer, whatever its request asks.
     """
 
     limits: Limits
@@ -150,7 +150,7 @@ class Answers:
     ) -> GenerateRequest:
         """Return the request in its latency class: what its body asked for, or what key, route or model have.
 
-        `default` goes before that of route and model.
+        `default` goes before the class of route and model.
         """
         config = self.config
         own = asked.latency_class or caller.latency_class or default
@@ -159,7 +159,7 @@ class Answers:
         return request if name == request.latency_class else replace(request, latency_class=name)
 
     def with_own_system(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request as its model gets it: with the site's own system prompt, unless it brings one."""
+        """Return the request as its model gets it: with the site's own system prompt, unless it has a system prompt."""
         return with_system(request, self.config.defaults.systems.get(request.model, ""))
 
     async def start(

@@ -29,8 +29,8 @@ _MAX_QUERY_FIELDS = 1000
 class Caller:
     """Limits are counted per `owner`; every caller of a `tenant` ("": the owner alone) may read and stop its streams.
 
-    Owners that begin with "anon:" share the slots for visitors without a login. `latency_class` is that of its requests
-    which name none; "": the route's or the model's. Callers with the same `counted_as` have one caller's limits and one
+    Owners that begin with "anon:" share the slots for visitors without a login. `latency_class` applies to its requests
+    that name none; "": the route's or the model's. Callers with the same `counted_as` have one caller's limits and one
     tenant's share of the engine together, and nothing else in common: see `counted_at`.
     """
 
@@ -84,7 +84,7 @@ class Call:
     started: list[Stream] = field(default_factory=list)  # the answers that it has begun
 
     def query(self) -> dict[str, str]:
-        """Return the query parameters. Raises BadRequest for one that is given twice."""
+        """Return the query parameters. Raises BadRequest for a parameter that is given twice."""
         try:
             pairs = parse_qsl(self.query_string, keep_blank_values=True, max_num_fields=_MAX_QUERY_FIELDS)
         except ValueError:

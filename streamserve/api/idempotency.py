@@ -1,6 +1,6 @@
 """`Idempotency-Key`: a POST that is sent again gets the answer that the first one has started.
 
-A key is a caller's: two callers may use the same one. The stream's record has its digest in a unique column, so of two
+A key is a caller's: two callers may use the same key. The stream's record has its digest in a unique column, so of two
 processes that get the same request at once, one starts the answer and the other shows it. A key is kept as long as the
 events of its stream; afterwards it starts a new answer. A request that is refused before its answer begins keeps none.
 (Idea: Stripe's API; draft-ietf-httpapi-idempotency-key-header-07.) asyncio; framework-free.
@@ -58,7 +58,7 @@ def _digest(text: str) -> str:
 
 
 class StartOnce:
-    """Starts the answer of a key, or returns the one that it has started. One for each `Streams`."""
+    """Starts the answer of a key, or returns the answer that the key has started. Each `Streams` has one."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams

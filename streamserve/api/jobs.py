@@ -1,4 +1,4 @@
-"""`/jobs`: runs of pipelines that a worker makes, whether anybody reads them. asyncio; framework-free.
+"""`/jobs`: runs of pipelines that a worker makes, with or without a reader. asyncio; framework-free.
 
 A job's events are those of its stream: `GET /jobs/{id}/events` resumes like `GET /streams/{id}/events`.
 """

@@ -1,7 +1,7 @@
 """The endpoints under /v1/, in the OpenAI shape; `/v1/completions/stream` as plain tokens. asyncio; framework-free.
 
 Closing the connection stops the answer, as there, unless the caller means to come back: a request with an
-`Idempotency-Key`, or with `"on_disconnect": "park"`, is as durable as a native one.
+`Idempotency-Key`, or with `"on_disconnect": "park"`, is as durable as a native stream.
 
 In `/v1/completions` each prompt of a body is a stream of its own: with a row, a place in the caller's quota, and a
 reader. All begin before the response does, or none.
@@ -52,7 +52,7 @@ from streamserve.streams.stream import Stream
 
 
 class StoredChats(Protocol):
-    """The chat completions that a site stores for its tenants. Those of other tenants are as unknown ids."""
+    """The chat completions that a site stores for its tenants. Completions of other tenants are as unknown ids."""
 
     async def keep(self, stream: Stream, messages: Sequence[Mapping[str, Any]], metadata: Mapping[str, str], /) -> None:
         """Store the answer of that stream once it has ended well; nothing where the site does not store."""
@@ -61,7 +61,7 @@ class StoredChats(Protocol):
         """Store an answer that has just ended, if it is kept, without waiting for the end of its stream's record."""
 
     async def find(self, caller: Caller, stream_id: str, /) -> StoredChat | None:
-        """Return the completion; None for one that is not stored, or not whole. Raises NotFound for a deleted one."""
+        """Return the completion; None if it is not stored, or not whole. Raises NotFound if it was deleted."""
 
     async def page(self, caller: Caller, query: ListQuery, /) -> tuple[Sequence[StoredChat], bool]:
         """Return a part of the tenant's completions, and whether there are more."""
@@ -90,7 +90,7 @@ async def create_chat(call: Call, answers: Answers, chats: StoredChats | None = 
     try:
         stream = await answers.begin(call, request, on_disconnect, once=once)
     except BadRequest as error:
-        if error.param == "grammar":  # the engine's word for what stood in one of this API's fields
+        if error.param == "grammar":  # the engine's name for what one of this API's fields held
             error.param = "tools" if request.grammar is None else asked.grammar_field
         raise
     if asked.store and chats is not None:
@@ -150,7 +150,7 @@ def _messages_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 async def annotate_chat(call: Call, answers: Answers, chats: StoredChats | None = None) -> Reply:
-    """POST /v1/chat/completions/chatcmpl-{stream id}: replace the metadata of a stored one."""
+    """POST /v1/chat/completions/chatcmpl-{stream id}: replace the metadata of a stored completion."""
     stream_id = call.params["stream_id"]
     stored = _stored(chats, f"chat/completions/chatcmpl-{stream_id}")
     metadata = stored_chat.parse_update(await call.json(answers.limits), answers.limits)
@@ -158,7 +158,7 @@ async def annotate_chat(call: Call, answers: Answers, chats: StoredChats | None 
 
 
 async def delete_chat(call: Call, answers: Answers, chats: StoredChats | None = None) -> Reply:
-    """DELETE /v1/chat/completions/chatcmpl-{stream id}: delete a stored one, with its events."""
+    """DELETE /v1/chat/completions/chatcmpl-{stream id}: delete a stored completion, with its events."""
     stream_id = call.params["stream_id"]
     await _stored(chats, f"chat/completions/chatcmpl-{stream_id}").delete(call.caller, stream_id)
     answers.streams.forget(stream_id)
@@ -177,7 +177,7 @@ async def chat_messages(call: Call, chats: StoredChats) -> Reply:
 async def chat(call: Call, answers: Answers, chats: StoredChats | None = None) -> Reply:
     """GET /v1/chat/completions/chatcmpl-{stream id}: the whole answer.
 
-    It is the stored one, or made from the events while they are kept, whether the answer was streamed or not.
+    It is the stored completion, or made from the events while they are kept, whether the answer was streamed or not.
     Afterwards it is the text that the site stores, if it does. Raises NotFinished while the answer is being made.
     """
     stream_id = call.params["stream_id"]

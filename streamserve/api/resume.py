@@ -41,7 +41,7 @@ class HeadOnly(Closing):
         yield b""
 
     def cut_off(self) -> None:
-        """There is nothing to cut off."""
+        """Do nothing: no bytes follow."""
 
 
 def head_of_new(format_: str) -> Reply:

@@ -64,7 +64,7 @@ _ANY = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 class Access:
     """The kinds of callers that may call a route, and the scope they need.
 
-    `identifies`: a route for anyone, which says more to callers that may chat.
+    `identifies`: a route for anyone, which shows more to callers that may chat.
     """
 
     callers: tuple[str, ...]
@@ -81,8 +81,9 @@ class Access:
 class Route:
     """One address. `path` has no leading slash; `error_json` is the shape of its errors, `name` its name for `reverse`.
 
-    `endpoints`: method → function; what takes GET takes HEAD. A site serves the routes whose services it has; one
-    without services depends on neither engines, log nor database. `takes_file`: its bodies may be forms with a file.
+    `endpoints`: method → function; what takes GET takes HEAD. A site serves the routes whose services it has; a
+    route without services depends on neither engines, log nor database. `takes_file`: its bodies may be forms with a
+    file.
     """
 
     path: str
@@ -134,7 +135,7 @@ class Route:
     def error_reply(self, error: StreamserveError, request_id: str, asked: Mapping[str, str]) -> Reply:
         """Return `error` in this route's dialect, with the headers of its status, and count it.
 
-        `asked` are the request's headers: under /v1/ that of Anthropic's API version chooses its shape.
+        `asked` are the request's headers: under /v1/ the header of Anthropic's API version chooses its shape.
         """
         self._count(error.http_status)
         RESPONSES.by_code[error.code] += 1

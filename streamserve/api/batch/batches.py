@@ -38,7 +38,7 @@ from streamserve.protocol.requests import Limits, Once
 
 
 class Batches(Protocol):
-    """The batches of the site's tenants. `dialect` is that of the API that a batch was made by, and is seen by."""
+    """The batches of the site's tenants. `dialect` is the API that made a batch; only this API shows it."""
 
     async def create(
         self,

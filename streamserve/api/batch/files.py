@@ -159,6 +159,6 @@ class FileBody(Closing):
             self.close()
 
     def cut_off(self) -> bytes | None:
-        """Close; a file has no last bytes that say where to go on."""
+        """Close the file. It has no last bytes that name where to resume."""
         self.close()
         return None
