@@ -41,14 +41,14 @@ class CompletionRows:
         self._log, self._keeps, self._reasoning_field = event_log, keeps, reasoning_field
 
     async def keep(self, stream: Stream, messages: Sequence[Mapping[str, Any]], metadata: Mapping[str, str], /) -> None:
-        """Insert the row of a stream, unless it has one: a request may be sent again with its Idempotency-Key."""
+        """Insert the row of a stream, unless it exists: a request may be sent again with its Idempotency-Key."""
         if self._keeps:
             columns = {"messages": _text(messages), **_columns(metadata)}
             if await orm.write(_insert, stream.id, columns):
                 await self.fill(stream.id)
 
     async def fill(self, stream_id: str) -> None:
-        """Write an answer that has ended into its row, if it has one that lacks it; delete the row if it ended badly.
+        """Write an ended answer into its row, if the row lacks it; delete the row if the answer ended badly.
 
         What cannot be read now is left for the next who looks.
         """
@@ -87,7 +87,7 @@ class CompletionRows:
         )
 
     async def find(self, caller: Caller, stream_id: str, /) -> StoredChat | None:
-        """Return the completion; None for one that is not stored, or not whole yet."""
+        """Return the completion; None if it is not stored, or not whole yet."""
         row = await self._row(caller, stream_id)
         return _chat_of(row) if row is not None and row.completion else None
 
@@ -120,7 +120,7 @@ class CompletionRows:
         return row
 
     async def _row(self, caller: Caller, stream_id: str) -> StoredCompletion | None:
-        """Return the row. Raises NotFound for one that was deleted."""
+        """Return the row. Raises NotFound if it was deleted."""
         rows = _ROWS.filter(stream_id=stream_id, tenant=caller.tenant).select_related("stream")
         row = await orm.read(rows.first)
         if row is not None and row.deleted_at is not None:
@@ -132,7 +132,7 @@ class CompletionRows:
 
 
 def _insert(stream_id: str, columns: Mapping[str, str]) -> bool:
-    """Insert the row with what the stream's row says of it; return whether there was none."""
+    """Insert the row with the values of the stream's row; return whether it was new."""
     stream = StreamRow.objects.only("tenant", "model", "created_at").get(pk=stream_id)
     named = {"tenant": stream.tenant, "model": stream.model, "created_at": stream.created_at}
     return _ROWS.get_or_create(stream_id=stream_id, defaults={**named, **columns})[1]

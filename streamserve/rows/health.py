@@ -1,7 +1,7 @@
 """`DatabaseHealth`: the state of the site's database for `/readyz`, which asks often and must not wait for it.
 
-A probe reads and writes nothing through both lanes of the door (orm.py), so it meets a lock as a request does. One runs
-at a time, and one a second at most; a request is answered by what the last jobs have found. On one event loop.
+A probe reads and writes nothing through both lanes of the door (orm.py), so it meets a lock as a request does. One
+probe runs at a time, and at most one a second; a request gets the result of the last probe. On one event loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PATIENCE_SECONDS = 0.5  # a probe that takes longer is for the next request
 
 
 class DatabaseHealth:
-    """One a site. `aclose()` ends a probe that runs."""
+    """Each site has one. `aclose()` ends a running probe."""
 
     def __init__(self) -> None:
         self._probe: asyncio.Task[None] | None = None
@@ -31,7 +31,7 @@ class DatabaseHealth:
         self._is_usable = True
 
     async def state(self) -> str:
-        """Return "ok", "locked", "away", "slow", or "unusable" for one without streamserve's tables."""
+        """Return "ok", "locked", "away", "slow", or "unusable" for a database without streamserve's tables."""
         if self._probe is None or (self._probe.done() and time.monotonic() - self._probed_at >= _EVERY_SECONDS):
             self._probed_at = time.monotonic()
             self._probe = asyncio.get_running_loop().create_task(self._look(), name="database probe", context=Context())

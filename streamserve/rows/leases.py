@@ -60,7 +60,7 @@ class WorkQuerySet(LeasedQuerySet[WorkT]):
     def due(self, now: datetime | None = None) -> Self:
         """Return the rows that may be taken, the next one first.
 
-        A row that waits for nothing is due when it is created, by whatever clock: clocks differ, and are set back.
+        A row without a waiting time is due when it is created, by any clock: clocks differ, and are set back.
         """
         is_due = Q(due_at__lte=now or timezone.now()) | Q(due_at__lte=F("created_at"))
         return self.filter(is_due, state="queued").order_by("due_at", "created_at", "pk")

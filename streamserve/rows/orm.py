@@ -2,7 +2,7 @@
 
 `asgiref.sync_to_async` makes a thread for each request, and `channels.db` opens and closes a connection for each call.
 Here two lanes of the process do all short queries, each on one thread with connections of its own: reads do not stand
-behind writes. Writes that wait together are one transaction; if one of them fails, each is done again by itself.
+behind writes. Writes that wait together are one transaction; if one write fails, each is done again by itself.
 
     a job ──► its lane ──► done
                 │  ▲
@@ -15,8 +15,8 @@ No caller waits longer than `DEADLINE_SECONDS + HANG_SECONDS`. A read whose call
 is posted has no caller: it is kept, and tried again until the database is back; a process that is killed loses it.
 
 A connection is kept while it is used. CONN_MAX_AGE counts from when it was opened, as in Django; 0, Django's default,
-closes it after `IDLE_SECONDS` without a query, since no request owns it. One that an error has broken is closed.
-Inside synchronous code (`async_to_sync`, a `TestCase`) queries run on that code's own thread and connection.
+closes it after `IDLE_SECONDS` without a query, since no request owns it. A connection that an error has broken is
+closed. Inside synchronous code (`async_to_sync`, a `TestCase`) queries run on that code's own thread and connection.
 
 Functions of the site (`of_site`) and bulk work (`bulk`), which may take any time, have threads of their own.
 """
@@ -58,7 +58,7 @@ DEADLINE_SECONDS = 4.0
 HANG_SECONDS = 0.75
 LOCK_SECONDS = 0.5  # how long a statement waits for a lock before its job is tried again
 IDLE_SECONDS = 10.0
-# Writes that are kept while the database is away. One is some hundred bytes.
+# Writes that are kept while the database is away. A write is some hundred bytes.
 MAX_POSTED = 10_000
 INSIST_SECONDS = 300.0  # how long durable work waits for a database that is away
 MAX_HUNG = 4  # threads of a lane that hang; beyond them every job is refused until one returns
@@ -96,7 +96,7 @@ class _Outcome:
 class Lane:
     """A thread that does jobs one group after the other. It starts with its first job, and ends by `end`.
 
-    A lane for reads takes one at a time, so that a thread that hangs takes no other job along. Any thread may call
+    A lane for reads takes one job at a time, so that a thread that hangs takes no other job along. Any thread may call
     `put` and `post`; `run` is of event loops.
     """
 
@@ -200,7 +200,7 @@ class Lane:
         _tidy(lambda connection: connection.close())
 
     def _is_serving(self) -> bool:
-        """Return whether to go on. A thread that hung takes the lane again if no other has."""
+        """Return whether this thread serves on. A thread that hung takes the lane again if no other thread has."""
         me = threading.current_thread()
         with self._lock:
             if me in self._hung:
@@ -253,7 +253,7 @@ class Lane:
                     self._num_posted -= num
 
     def _do(self, jobs: list[_Job]) -> None:
-        """Do a group: first what can share a transaction, and then each of the others."""
+        """Do a group: first what can share a transaction, and then each other job."""
         _set_bounds()
         shared = [job for job in jobs if job.can_share and self._begins(job)]
         if shared:
@@ -273,7 +273,7 @@ class Lane:
         return False
 
     def _together(self, jobs: list[_Job]) -> list[_Outcome]:
-        """Do writes in one transaction. If one of them fails, each is done by itself; in trouble, none."""
+        """Do writes in one transaction. If a write fails, each is done by itself; in trouble, none."""
         self.num_transactions += 1
         alias = router.db_for_write(Stream)
         values: list[Any] | None = None
@@ -336,7 +336,7 @@ class Lane:
             self._keep(kept)
 
     def _can_wait(self, outcome: _Outcome, trouble: Trouble) -> bool:
-        """Return whether to try a job in trouble again: what was posted is; others until their deadlines."""
+        """Return whether to try a job in trouble again: a posted job is; other jobs until their deadlines."""
         job = outcome.job
         if job.future is None:
             if trouble is not Trouble.LOCKED:
@@ -352,7 +352,7 @@ class Lane:
         self._posted.extendleft(job for job in reversed(jobs) if job.future is None)
         for job in jobs:
             if job.future is not None:
-                # A lock of its rows must not fail the others again.
+                # A lock of its rows must not fail the other jobs again.
                 job.can_share = job.can_share and not _locks_rows(router.db_for_write(Stream))
                 self._jobs.put(job)
         now = time.monotonic()
@@ -475,7 +475,7 @@ class Door:
         return self.writes.trouble or self.reads.trouble
 
     def close(self) -> None:
-        """End the threads and close their connections; the next job starts others. Waits some seconds for jobs."""
+        """End the threads and close their connections; the next job starts new threads. Waits some seconds for jobs."""
         until = time.monotonic() + _CLOSE_SECONDS
         for thread in [lane.end() for lane in (self.reads, self.writes)]:
             if thread is not None:
@@ -509,7 +509,7 @@ async def read(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 
 async def write(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """The same for one statement that may share its transaction with others that wait."""
+    """The same for one statement that may share its transaction with other waiting statements."""
     return await _run(_door.writes, partial(work, *args, **kwargs), can_share=True)
 
 

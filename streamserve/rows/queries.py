@@ -1,6 +1,6 @@
 """What several tables share: idempotency keys, pages of lists, limits, and deletes of many rows. Queries block.
 
-`hold_limit` is a lock under which rows are counted and one more is inserted, so that no limit is passed. PostgreSQL: an
+`hold_limit` is a lock under which rows are counted and a row is inserted, so that no limit is passed. PostgreSQL: an
 advisory lock of the transaction (its manual, 13.3.5). SQLite: its write lock, taken before the count. On other
 databases two requests at the same moment may pass a limit by one.
 """

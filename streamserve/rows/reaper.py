@@ -1,7 +1,7 @@
 """`Reaper`: end streams whose process has died or whose reader did not return in time, and drop old logs and rows.
 
-Every process of a site runs one, as one task on its serving loop, with one query a round; leases ensure that a stream
-is ended once. The time between two rounds is a quarter of the resume window, 30 s at most.
+Every process of a site runs a reaper, as one task on its serving loop, with one query a round; leases ensure that a
+stream is ended once. The time between two rounds is a quarter of the resume window, 30 s at most.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ async def keep_job_logs(log: EventLog) -> None:
 
 
 class Reaper:
-    """One a process. `aclose()` ends its task."""
+    """Each process has one. `aclose()` ends its task."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Reaper:
             await orm.write(StreamRow.objects.finish, row.pk, error_code="producer_lost")
 
     async def _purge(self) -> None:
-        """Touch the logs that are written or read here, then drop old ones."""
+        """Touch the logs that are written or read here, then drop old logs."""
         streams = self._streams
         for stream in streams.all():
             if stream.lease.is_held if stream.terminal is None else stream.readers.num_attached:

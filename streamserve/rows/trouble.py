@@ -1,4 +1,4 @@
-"""`trouble_of`: what an error of the database says about the database itself, and not about the query that met it.
+"""`trouble_of`: what an error reveals about the database itself, and not about the query that met it.
 
 Sources: SQLite's result codes (sqlite.org/rescode.html), PostgreSQL's SQLSTATEs (its manual, appendix A), MySQL's error
 numbers: below 2000 they are the server's, from 2000 on the connection's. Pure functions; no connection is touched.
@@ -12,10 +12,10 @@ from django.db import DatabaseError, InterfaceError, OperationalError
 
 
 class Trouble(Enum):
-    """Why no query can be done now. The value is what `/readyz` says."""
+    """Why no query can be done now. The value is shown by `/readyz`."""
 
     LOCKED = "locked"  # by another connection: it may be free in a moment
-    LOST = "lost"  # the connection; a new one may work
+    LOST = "lost"  # the connection; a new connection may work
     AWAY = "away"  # no connection can be made, or the file is no database
     SLOW = "slow"  # no answer in time
 

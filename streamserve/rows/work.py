@@ -6,7 +6,7 @@ storage (work/files.py). A `BatchRow` is a request that has ended, until the bat
     validating ──► in_progress ──► finalizing ──► completed, expired
         └──────────────┴─► cancelling ──► cancelled                   and from each of them: failed
 
-A batch's `status` is the API's; its `state`, `fence` and `producer` are those of the queue (leases.py), as a job's are.
+A batch's `status` is the API's; its `state`, `fence` and `producer` belong to the queue (leases.py), as a job's do.
 JSON is kept as text: PostgreSQL's own type refuses texts with a NUL, which models can write.
 """
 
@@ -33,7 +33,7 @@ _KEEP_DEAD = timedelta(days=1)
 
 
 class WorkerQuerySet(models.QuerySet["Worker"]):
-    """Workers, by the database's clock: those of their hosts may differ."""
+    """Workers, by the database's clock: their hosts' clocks may differ."""
 
     def beat(self, worker_id: str, kinds: str, concurrency: int) -> None:
         """Note that the worker lives; insert its row the first time."""
@@ -69,7 +69,7 @@ class Worker(models.Model):
 
 
 class JobQuerySet(WorkQuerySet["Job"]):
-    """Jobs: look-ups and counts; state changes are those of `WorkQuerySet`."""
+    """Jobs: look-ups and counts; `WorkQuerySet` has the state changes."""
 
     def place_of(self, job: Job) -> int:
         """Return how many queued jobs are taken before this job."""
@@ -148,7 +148,7 @@ class JobStep(models.Model):
 
 
 class WebhookDelivery(Work):
-    """A message to a webhook: a job has ended. `id` is the message's; what it says is made from the job's row."""
+    """A message to a webhook: a job has ended. `id` is the message's; its content is made from the job's row."""
 
     id = models.CharField(primary_key=True, max_length=32, editable=False)
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="deliveries", editable=False)
@@ -222,7 +222,7 @@ class StoredFile(Keyed):
 
 
 RUNNING = ("validating", "in_progress", "finalizing", "cancelling")
-# The statuses from which each other one is reached.
+# The statuses from which each status is reached.
 BEFORE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "in_progress": ("validating",),

@@ -58,7 +58,7 @@ class WatchDelivery(Delivery):
 
 
 class WatchAudit:
-    """See `Watches` in api/native.py. One a process; each watch has a task, which writes its row."""
+    """See `Watches` in api/native.py. Each process has one; each watch has a task, which writes its row."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -161,7 +161,7 @@ async def _record_end(row: Watch, last_seq: int) -> None:
 
 
 def watchers_without_permission(watchers: Iterable[str]) -> set[str]:
-    """Return those of `watchers` (as "user:5", "key:3") that have lost the permission to watch."""
+    """Return the `watchers` (as "user:5", "key:3") that have lost the permission to watch."""
     return {watcher for watcher in watchers if watching_user(watcher) is None}
 
 

@@ -76,7 +76,7 @@ async def authenticate(
     address: str = "",
     wrong_keys: WrongKeys | None = None,
 ) -> KnownCaller | None:
-    """Return the caller, or None for an unknown one. Raises Unauthorized for a key that is not active.
+    """Return the caller, or None for an unknown caller. Raises Unauthorized for a key that is not active.
 
     If a key is sent, it alone decides. `headers` has lower-case names; `user` is the session's user or None; `address`
     is the client's: `wrong_keys` counts its wrong keys, and raises QuotaExceeded after too many; visitors without a
@@ -122,7 +122,7 @@ async def _login_key(session: Session | None, user: Any) -> str:
 
 
 def key_in(headers: Mapping[str, str]) -> str | None:
-    """Return the API key sent, None for no key: `Authorization: Bearer` or `x-api-key`. "" is a wrong one.
+    """Return the API key sent, None for no key: `Authorization: Bearer` or `x-api-key`. "" is a wrong key.
 
     Other schemes may belong to a proxy in front of the site.
     """
@@ -185,9 +185,9 @@ _keys = KnownKeys()  # of the process, as the door to the ORM is
 def visitor(headers: Mapping[str, str], address: str = "") -> KnownCaller:
     """Return the caller whose tenant is in the signed cookie; a new tenant, with its cookie, where there is none.
 
-    A cookie that this site has not signed is none. All new tenants of one client address are counted as one caller, so
-    that requests without a cookie take no more places, and no larger share of the engine, than one visitor. Of one that
-    may be a proxy's, all are.
+    A cookie that this site has not signed counts as no cookie. All new tenants of one client address are counted as one
+    caller, so that requests without a cookie take no more places, and no larger share of the engine, than one visitor.
+    Where the address may be a proxy's, all tenants are.
     Raises Unauthorized for a program's `Authorization` of another scheme, so that it is no visitor by mistake.
     """
     if "authorization" in headers and not headers.get("cookie"):
@@ -253,7 +253,7 @@ def keep_visitor(request: HttpRequest, caller: KnownCaller) -> KnownCaller:
 
 
 class WrongKeys:
-    """Refuses keys from an address that has sent `limit` wrong ones within a minute. `clock` gives seconds.
+    """Refuses keys from an address that has sent `limit` wrong keys within a minute. `clock` gives seconds.
 
     A key that was right before is taken from any address, so that one bad client behind a shared address harms no
     other. Of one process; its memory is bounded.

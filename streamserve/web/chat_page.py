@@ -49,8 +49,8 @@ def widget_config(
 ) -> dict[str, Any]:
     """Return the variable `streamserve` of chat.html. `user` is the visitor, or None.
 
-    `name` keeps the conversations of different widgets apart; without one those of another model or title are.
-    `models` are those a visitor may choose from, the first one unless another is chosen. `budgets` has `first_token`
+    `name` keeps the conversations of different widgets apart; without a name, another model or title does.
+    `models` are the models a visitor may choose from; the first is chosen at first. `budgets` has `first_token`
     and `total`, in seconds, to be shown beside what was measured.
     """
     settings = get_settings()

@@ -185,7 +185,7 @@ class LateBody(io.IOBase):
 
 
 def _may_be_large(scope: Scope) -> bool:
-    """Return whether the request's body may be larger than that of any route without files."""
+    """Return whether the request's body may be larger than the bodies of routes without files."""
     headers = dict(scope["headers"])
     num_bytes = announced_bytes(headers.get(b"content-length", b"").decode("latin-1"))
     if num_bytes is not None:
@@ -217,7 +217,7 @@ class RouteHandler(ASGIHandler):
         return super().adapt_method_mode(is_async, method, method_is_async, debug, name)
 
     async def handle(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer one request. Django's `handle`, but its signals take a thread only where one of them may need it."""
+        """Answer one request. Django's `handle`, but its signals take a thread only where a receiver may need it."""
         late = scope.get(LATE_BODY)
         try:
             body_file: Any = late or await self.read_body(receive)
@@ -260,7 +260,7 @@ class RouteHandler(ASGIHandler):
             receiver.off_left(leave)
 
     async def _close(self, response: HttpResponseBase | None) -> None:
-        """Close the response and send `request_finished`: on the request's thread, if it has got one."""
+        """Close the response and send `request_finished`: on the request's thread, if it has a thread."""
         context = SyncToAsync.thread_sensitive_context.get(None)
         has_thread = context is not None and context in SyncToAsync.context_to_thread_executor
         if response is not None:

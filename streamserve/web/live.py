@@ -7,10 +7,10 @@ begins with the server, not with the page. Runs on the event loop; holds no data
 Each picture is one snapshot, whose numbers add up:
 
     streams   = the rows = starting + running + parked, for each model or pipeline and in all (`by_state`, `by_model`)
-    sequences = running + waiting in the engine, for all processes; of the running ones each is in one of `readers`
+    sequences = running + waiting in the engine, for all processes; each running sequence is in one of `readers`
     blocks    = used + cached + free; capacity = useful + recomputed + idle
 
-An engine process reports once a second; the rows are those of that moment. A stream has several sequences (choices, a
+An engine process reports once a second; the rows are read at that moment. A stream has several sequences (choices, a
 pipeline's answers), one, or while it is parked none.
 """
 
@@ -49,7 +49,7 @@ LIFE_SECONDS = 300.0  # then the page reconnects, and its permission is checked 
 WINDOW_SECONDS = 300
 POINT_SECONDS = 2
 _TURN_POINTS = 10
-# A stream's speed is that of its last seconds, as an engine's is.
+# A stream's speed is measured over its last seconds, as an engine's is.
 _SPEED_SECONDS = 5.0
 # An engine process reports once a second; these engines do.
 _REPORT_SECONDS, _POLL_SECONDS = 1.2, 0.02

@@ -172,7 +172,7 @@ class Login(NamedTuple):
 
 
 def ended_logins(logins: Iterable[Login]) -> set[Login]:
-    """Return those of `logins` that have ended. One query for all sessions in the database, one for all users."""
+    """Return the `logins` that have ended. One query for all sessions in the database, one for all users."""
     logins = set(logins)
     if not logins:
         return set()

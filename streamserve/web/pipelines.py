@@ -27,7 +27,7 @@ def find_pipelines() -> None:
 def pipeline_clients(
     settings: SiteConfig, models: Mapping[str, EngineClient], memo_of: Callable[[str], Memo | None]
 ) -> dict[str, EngineClient]:
-    """Return a client for each registered pipeline. Raises ImproperlyConfigured for one that no request could reach."""
+    """Return a client for each registered pipeline. Raises ImproperlyConfigured if no request could reach it."""
     clients: dict[str, EngineClient] = {}
     for name, pipeline in PIPELINES.items():
         if name in models:
@@ -48,7 +48,7 @@ def pipeline_clients(
 
 
 def filtered(model: ServedModel, client: EngineClient) -> EngineClient:
-    """Return the client with the model's output filters. Raises ImproperlyConfigured for a path without one."""
+    """Return the client with the model's output filters. Raises ImproperlyConfigured for a path without a filter."""
     if not model.filters:
         return client
     try:

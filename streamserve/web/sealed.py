@@ -15,7 +15,7 @@ from django.conf import settings as django_settings
 
 from streamserve.protocol.errors import BadRequest
 
-_PURPOSE = b"streamserve.system:"  # keeps this key apart from others made of SECRET_KEY
+_PURPOSE = b"streamserve.system:"  # keeps this key apart from other keys made of SECRET_KEY
 
 
 def seal(system: str) -> str:

@@ -48,7 +48,7 @@ log = get_logger(__name__)
 
 _WITHOUT_PERMISSION = ("ack", "ping", "pong")  # they start and read nothing
 _MAY_WAIT = ("start", "input", "stop")
-# Of those, beside the starts that wait for a place: then the socket is not read until one ends.
+# Such messages, beside the starts that wait for a place: then the socket is not read until one ends.
 _MAX_WAITING = 64
 _LAST_STOPS_SECONDS = 2.0  # how long a stop may take that its client does not wait for
 
@@ -112,8 +112,8 @@ class Socket:
 class SocketSession:
     """What one caller does over one socket: start, resume, ack, stop, input, ping (docs/api.md).
 
-    Holds what is shown, and what still starts. It shows a caller nothing of another tenant's, and never waits for the
-    engine while the next message could be read.
+    Holds what is shown, and what still starts. It never shows a caller another tenant's streams, and never waits for
+    the engine while the next message could be read.
     """
 
     def __init__(self, socket: Socket, caller: KnownCaller, answers: Answers, settings: SiteConfig) -> None:
@@ -127,7 +127,7 @@ class SocketSession:
         socket.keep_alive(settings.streams.ping_seconds)
 
     async def receive(self, frame: str | None) -> None:
-        """Handle one message; None is one that is no text. A wrong one gets an error, and the socket stays open."""
+        """Handle one message; None: a frame that is no text. A wrong message gets an error and keeps the socket."""
         if self._socket.is_closed:
             return  # the client sent it before our close frame arrived
         self._is_busy = True
@@ -216,7 +216,7 @@ class SocketSession:
             await work
 
     async def _handle_beside(self, work: Coroutine[Any, Any, None], kind: str, subject: Mapping[str, Any]) -> None:
-        """Handle a message in a task of its own, once there is room for one more."""
+        """Handle a message in a task of its own, once there is room for another task."""
 
         async def run() -> None:
             try:

@@ -59,7 +59,7 @@ class Subscriptions:
         return stream_id in self._shown
 
     def pace_of(self, stream_id: str) -> Pace:
-        """Return the pace at which a stream is shown; the site's own for one that is not."""
+        """Return the pace at which a stream is shown; the site's own for a stream that is not."""
         one = self._shown.get(stream_id)
         return SITES_OWN if one is None else one.pace
 
@@ -102,7 +102,7 @@ class Subscriptions:
             await self._on_end()
 
     async def _send_all(self, one: _Subscription) -> None:
-        """Send every event; after the last one, the error that ended the stream's delivery or where to resume it."""
+        """Send every event; after the last event, the error that ended the stream's delivery or where to resume it."""
         stream = one.stream
         try:
             async with aclosing(one.events) as events:

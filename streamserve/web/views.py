@@ -222,7 +222,7 @@ async def _released(body: Body) -> AsyncIterator[bytes]:
 
 
 async def _chunks(request: HttpRequest) -> AsyncIterator[bytes]:
-    """Yield the body, which Django has in memory or a file; that of a large upload as it arrives (web/front.py)."""
+    """Yield the body, which Django has in memory or a file; a large upload's body as it arrives (web/front.py)."""
     late = request.scope.get(LATE_BODY)  # type: ignore[attr-defined]
     if late is not None:
         async for chunk in late.chunks():

@@ -43,7 +43,7 @@ _DIALECTS = {dialect.name: dialect for dialect in (OPENAI, ANTHROPIC)}  # by `Ba
 async def compose(files: Files, limits: Limits, batch: Batch, file: IO[bytes] | None, why: Unrun) -> Composed:
     """Store the files of a batch, not shown yet. `why` is the reason of the rows that have no answer.
 
-    Without the input `file`, which is gone, the files have the rows that have ended, and no others.
+    Without the input `file`, which is gone, the files have only the rows that have ended.
     """
     dialect = _DIALECTS[batch.api]
     with ExitStack() as stack:

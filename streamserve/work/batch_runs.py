@@ -184,7 +184,7 @@ class BatchRun:
                 if task.done():
                     task.result()
         finally:
-            for task in (looking, *slots):  # `working` has ended with its first slot that failed; the others go on
+            for task in (looking, *slots):  # `working` has ended with its first slot that failed; the others still run
                 task.cancel()
             await asyncio.gather(working, looking, *slots, return_exceptions=True)
             await lines.aclose()  # type: ignore[attr-defined]

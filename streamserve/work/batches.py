@@ -92,7 +92,7 @@ class Batches:
             raise BadRequest(message, code="invalid_value", param="input_file_id")
         most = self._settings.limits.max_batches
         if Batch.objects.of(row.tenant).unfinished().count() >= most:
-            message = f"You have {most} batches that have not ended, which is the limit. Wait, or cancel one."
+            message = f"You have {most} batches that have not ended, which is the limit. Wait, or cancel a batch."
             raise QuotaExceeded(message, code="too_many_batches", retry_after=_RETRY_SECONDS)
         row.save(force_insert=True)
 

@@ -218,7 +218,7 @@ class Files:
                     continue
                 await self._drop(row)
                 num_files += 1
-            except Exception:  # the storage keeps it; the others go all the same
+            except Exception:  # the storage keeps it; the other files are still deleted
                 log.exception("stored_file_not_dropped", file_id=row.pk)
         num_batches = await orm.bulk(delete_in_parts, batches)
         if num_files or num_batches:

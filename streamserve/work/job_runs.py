@@ -88,7 +88,7 @@ _LOG_LOST = "The events of this job are gone, and it cannot be continued. Send i
 
 
 class JobRuns:
-    """See above. `memos` are those of the running jobs by their streams' ids: the pipelines' clients read them.
+    """See above. `memos` holds the running jobs' memos by their streams' ids: the pipelines' clients read them.
 
     `watch` begins to check that the owners of the streams that run here still have their permission.
     """

@@ -1,4 +1,4 @@
-"""The queue of durable work of every kind: `Kind` says what runs a row, `Claim` is the lease of one row. asyncio.
+"""The queue of durable work of every kind: `Kind` defines what runs a row, `Claim` is the lease of one row. asyncio.
 
     Kind.claim ──► a Claim ──► run ──► returns      the run has written the row's end
                                 ├─ Failed           retried with back-off, or buried: the dead letters

@@ -29,7 +29,7 @@ _KEEP_ROW_SECONDS, _MAX_FINISHED_ROWS = 1.0, 32  # a finished row of a batch is 
 class SiteWork:
     """Jobs, batches and files as routes see them, and the workers that run them here.
 
-    Holds these services, what the rows of batches are answered by (`rows`), and the embedded worker once there is one.
+    Holds these services, what the rows of batches are answered by (`rows`), and the embedded worker once it exists.
     `ensure_worker` makes it, and `wake` where the log is in memory, which no other process reads; nothing else does.
     `memos` are of the jobs that run here, by their streams' ids; `watch` begins to check the permissions of owners.
     """
@@ -100,7 +100,7 @@ class SiteWork:
 def _streams_of_rows(settings: SiteConfig, answers: Answers) -> Streams:
     """Return the streams of the rows of batches: they have no row of their own, no quota, and a log in memory.
 
-    A row that a kill has cut short is run again from its beginning, so nothing of it is kept.
+    A row that a kill has cut short is run again from its beginning, so no part of it is kept.
     """
     config = replace(settings.streams, retention_seconds=_KEEP_ROW_SECONDS, max_finished=_MAX_FINISHED_ROWS)
     return Streams(answers.clients, MemoryLog(), config)

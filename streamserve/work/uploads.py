@@ -34,7 +34,7 @@ class Uploads:
         self._by_owner: Counter[str] = Counter()
 
     def num_bytes_of(self, call: Call) -> int:
-        """Return how large the body is, or may be. Raises for a compressed body, and for one over the limit."""
+        """Return how large the body is, or may be. Raises for a compressed body, and for a body over the limit."""
         check_encoding(call.headers.get("content-encoding", ""))
         announced = announced_bytes(call.headers.get("content-length", ""))
         if announced is None:
@@ -54,7 +54,7 @@ class Uploads:
     def _place(self, owner: str, num_bytes: int) -> Iterator[None]:
         limits, total = self._limits, self._num_bytes + num_bytes
         if self._by_owner[owner] >= limits.max_uploads_per_principal:
-            message = f"You send {limits.max_uploads_per_principal} files already, which is the limit. Wait for one."
+            message = f"You send {limits.max_uploads_per_principal} files now, which is the limit. Wait until one ends."
             raise QuotaExceeded(message, code="too_many_uploads", retry_after=_RETRY_SECONDS)
         if self._by_owner.total() >= limits.max_uploads or (self._num_bytes and total > limits.max_upload_bytes):
             raise uploads_busy()

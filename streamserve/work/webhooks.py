@@ -1,8 +1,9 @@
 """`webhook_kind`: messages to the site's webhooks as a kind of work: signed, retried with back-off, durable.
 
-A message is inserted in the transaction that ends its job (`JobQuerySet.end`), so that none is lost and none is sent of
-a job that has not ended. It may arrive twice: its id stays, so a receiver can tell. Signed as Standard Webhooks says
-(github.com/standard-webhooks/standard-webhooks): HMAC-SHA256 of "id.timestamp.body". Redirects are not followed.
+A message is inserted in the transaction that ends its job (`JobQuerySet.end`), so that none is lost and none is sent
+for a job that has not ended. It may arrive twice: its id stays, so a receiver can recognise it. Signed as Standard
+Webhooks defines (github.com/standard-webhooks/standard-webhooks): HMAC-SHA256 of "id.timestamp.body". Redirects are not
+followed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _RETRY = RetryPolicy(max_attempts=10, first_seconds=5.0, max_seconds=3600.0)
 def webhook_kind(
     targets: Mapping[str, Webhook], *, concurrency: int = 4, retry: RetryPolicy = _RETRY
 ) -> Kind[WebhookDelivery]:
-    """Return messages to webhooks as a kind of work. `targets` are those of the settings, by name."""
+    """Return messages to webhooks as a kind of work. `targets` are the targets in the settings, by name."""
 
     async def run(claim: Claim[WebhookDelivery]) -> None:
         target = targets.get(claim.row.webhook)
@@ -54,7 +55,7 @@ def webhook_kind(
 async def _answer(target: Webhook, message_id: str, body: bytes) -> int:
     """Post a message and return the status. Raises Failed.
 
-    On a thread of its own: a receiver that hangs must not hold up the pool that others share, nor a worker that stops.
+    On a thread of its own: a receiver that hangs must hold up neither the shared pool nor a worker that stops.
     """
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[int] = loop.create_future()

@@ -9,7 +9,7 @@ knows no kind of work (kinds.py has them). asyncio, on one event loop.
 
 `stop` ends it gracefully: nothing is claimed any more, what runs has `grace_seconds` to end, and is then given back.
 
-`Presence`: this process among the workers, and which of the others live. A worker of this host holds a file lock, so
+`Presence`: this process among the workers, and which other workers live. A worker of this host holds a file lock, so
 its death shows at once (streams/lease/liveness.py); with Redis a death on another host shows after 3 s. Where there
 is neither, a worker whose row has had no beat for `LEASE_SECONDS` counts as dead; if it was only slow, its writes are
 refused.
@@ -41,7 +41,7 @@ _WORKER_LOST = "The process that ran it was lost {attempts} times, and it is not
 
 
 class Presence:
-    """Without a `liveness` (a log in memory) the worker has a new id, and only rows tell about others."""
+    """Without a `liveness` (a log in memory) the worker has a new id, and learns of other workers only from rows."""
 
     def __init__(self, liveness: Liveness | None, kinds: Sequence[Kind[Any]] = ()) -> None:
         self._liveness = liveness

@@ -3,7 +3,7 @@
 docs/python.md, docs/pipelines.md and docs/jobs.md show them, in views, tasks and commands.
 
 A call goes the way of a request: the same limits and quota, the same engine, a row and a log. It needs no HTTP and no
-key. The async forms run on the caller's event loop, the others on the loop of calls/background.py.
+key. The async forms run on the caller's event loop, the synchronous forms on the loop of calls/background.py.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ async def run_pipeline(
 ) -> RunResult:
     """Return the whole run of a pipeline; leaving early ends it.
 
-    `question` is a text or a list of messages, `input` what the pipeline takes besides. Options are those of
+    `question` is a text or a list of messages, `input` what the pipeline takes besides. The options are as in
     `acomplete`: `request`, `user` or `tenant`, `timeout_seconds`. Raises StreamserveError. From synchronous code:
     `async_to_sync`.
     """
@@ -325,7 +325,7 @@ async def run_pipeline(
 def enqueue_job(
     name: str, question: str | Messages = "", *, input: dict[str, Any] | None = None, **options: Any
 ) -> JobView:
-    """Queue a run of the pipeline `name` and return the job: its `id` is that of GET /jobs/{id}.
+    """Queue a run of the pipeline `name` and return the job: its `id` is the id for GET /jobs/{id}.
 
     `question` is a text or a list of messages, `input` what the pipeline takes besides. Options: `request`, `user` or
     `tenant`, whose job it is; `webhook`; `once`, a key that queues one job however often it is sent; the fields of POST

@@ -77,7 +77,7 @@ def _background_loop() -> asyncio.AbstractEventLoop:
 
 
 def _close() -> None:
-    """End this process's streams so that others can resume them, and disconnect from the engines."""
+    """End this process's streams so that other processes can resume them, and disconnect from the engines."""
     if _loop is None or _loop_pid != os.getpid():
         return
     with contextlib.suppress(TimeoutError, concurrent.futures.CancelledError):

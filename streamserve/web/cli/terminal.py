@@ -76,7 +76,7 @@ class _Pieces:
 
 
 class AnswerText:
-    """The pieces of an answer as text to print: a terminal shows thoughts dim and calls by name, others the text."""
+    """The pieces of an answer as text to print: a terminal shows thoughts dim and calls by name."""
 
     def __init__(self, *, is_terminal: bool) -> None:
         self._is_terminal = is_terminal
