@@ -65,7 +65,7 @@ def _wanted_key() -> str | None:
 
     key = os.environ.get("STREAMSERVE_DEMO_KEY") or os.environ.get("KEY") or None
     if key is not None and not is_well_formed(key):
-        raise Problem("KEY has 16 to 128 characters of A-Z a-z 0-9 _ - . Leave it away to have one made.")
+        raise Problem("KEY has 16 to 128 characters of A-Z a-z 0-9 _ - . Without KEY a key is made.")
     return key
 
 

@@ -91,7 +91,7 @@ class KeyForm(forms.ModelForm):  # type: ignore[type-arg]  # generic in its stub
 
 @admin.register(ApiKey)
 class ApiKeyAdmin(RecordAdmin):
-    """API keys. A new one is shown once, on the page that answers its form; it is neither stored nor logged."""
+    """API keys. A new key is shown once, on the page that answers its form; it is neither stored nor logged."""
 
     form = KeyForm
     list_display = ("prefix", "name", "user", "may", "state", "created", "used", "expires")
@@ -120,7 +120,7 @@ class ApiKeyAdmin(RecordAdmin):
         return request.user.has_perm("streamserve.add_apikey")
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        """Let a superuser make keys for everybody, and others for themselves."""
+        """Let a superuser make keys for every user, and other staff for themselves."""
         if db_field.name == "user" and not request.user.is_superuser:
             kwargs["queryset"] = get_user_model().objects.filter(pk=request.user.pk or 0)
         return super().formfield_for_foreignkey(db_field, request, **kwargs)

@@ -91,7 +91,7 @@ def check_sqlite(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 
 
 def _lacks_wal(options: Mapping[str, Any]) -> bool:
-    """Return whether the options do not ask for WAL and the file, if there is one, does not have it."""
+    """Return whether the options do not ask for WAL and the file, if it exists, is not in WAL mode."""
     if "wal" in str(options.get("OPTIONS", {}).get("init_command", "")).lower():
         return False
     try:
@@ -280,7 +280,7 @@ def _check_asgi() -> Iterator[CheckMessage]:
     for served in sorted({path, *_asgi_files()}):
         try:
             is_bare = not _is_wrapped(import_string(served))
-        except Exception:  # a module of the site that is not in use; its server will say more
+        except Exception:  # a module of the site that is not in use; its server reports more
             continue
         if is_bare:
             yield Warning(

@@ -54,8 +54,8 @@ _MAX_WEBHOOK_NAME_CHARS = 64
 class ServedModel:
     """One entry of MODELS: the model, its engine's config (ENGINE, and the model's own ENGINE), its system prompt.
 
-    `latency_class` is that of requests that name none; "": that of chats. `remote`: the server elsewhere that runs the
-    model; then `model.path` is its address, and there is no engine of ours. `filters` are dotted paths.
+    `latency_class` applies to requests that name none; "": the class of chats. `remote`: the server elsewhere that runs
+    the model; then `model.path` is its address, and there is no engine of ours. `filters` are dotted paths.
     """
 
     model: ModelConfig

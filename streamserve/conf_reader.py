@@ -99,7 +99,7 @@ class SettingsReader:
         return {}
 
     def refuse_unknown(self, given: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-        """Report the keys that mean nothing, each with the one that was probably meant."""
+        """Report the unknown keys, each with the key that was probably meant."""
         names = list(known)
         for key in given:
             if key not in names:

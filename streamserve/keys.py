@@ -30,7 +30,7 @@ def is_well_formed(key: str) -> bool:
 
 
 def prefix_of(key: str) -> str:
-    """Return the public part, by which lists name the key; a random one for a chosen key, which has none."""
+    """Return the public part, by which lists name the key; a random text for a chosen key, which has no public part."""
     made = MADE.fullmatch(key)
     return made.group(1) if made else _new_prefix()
 

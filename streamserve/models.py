@@ -1,4 +1,5 @@
-"""Rows in the site's database: `ApiKey`, `Stream`, `Watch`, `StoredCompletion`; those of durable work (rows/work.py).
+"""Rows in the site's database: `ApiKey`, `Stream`, `Watch`, `StoredCompletion`. Rows of durable work are in
+rows/work.py.
 
 Each has a queryset of look-ups, and of changes with their guard in the WHERE. Callers and tenants are checked in `find`
 of api/answers.py and web/audit.py, not here. Events are in the log.
@@ -84,14 +85,15 @@ class ApiKeyQuerySet(models.QuerySet["ApiKey"]):
     def find_active(self, key: str) -> ApiKey | None:
         """Return the active row of `key`, or None.
 
-        The look-up is by the SHA-256 of the key: what an index reveals of that by its timing says nothing of the key.
+        The look-up is by the SHA-256 of the key: what an index reveals of a digest by its timing does not reveal the
+        key.
         """
         if not is_well_formed(key):
             return None
         return self.active().filter(digest=digest_of(key)).select_related("user").first()
 
     def owners_without_permission(self, owners: Iterable[str]) -> set[str]:
-        """Return those of `owners` ("key:3", "user:5") that are revoked, expired, deactivated or deleted."""
+        """Return the `owners` ("key:3", "user:5") that are revoked, expired, deactivated or deleted."""
         keys = {owner.partition(":")[2]: owner for owner in owners if owner.startswith("key:")}
         users = {owner.partition(":")[2]: owner for owner in owners if owner.startswith("user:")}
         active_users = get_user_model()._default_manager.filter(is_active=True)
@@ -347,7 +349,7 @@ class StoredCompletionQuerySet(models.QuerySet["StoredCompletion"]):
     """Stored completions: look-ups, and changes with their guard in the WHERE."""
 
     def of(self, tenant: str) -> StoredCompletionQuerySet:
-        """Return those of a tenant that are whole."""
+        """Return a tenant's whole completions."""
         return self.filter(tenant=tenant, deleted_at=None).exclude(completion="")
 
     def with_metadata(self, pairs: Mapping[str, str]) -> StoredCompletionQuerySet:
@@ -358,7 +360,7 @@ class StoredCompletionQuerySet(models.QuerySet["StoredCompletion"]):
         return found
 
     def annotate_with(self, pk: int, metadata: str, marks: str) -> int:
-        """Replace the metadata of one that is not deleted."""
+        """Replace the metadata of a completion that is not deleted."""
         return self.filter(pk=pk, deleted_at=None).update(metadata=metadata, marks=marks)
 
     def forget(self, pk: int) -> int:
@@ -377,8 +379,8 @@ class StoredCompletion(models.Model):
     """A chat completion that its caller asked to store (`store: true`), where the site has STORE on.
 
     Its messages, metadata and whole answer are JSON texts: a JSON column refuses NUL on PostgreSQL. `completion` is
-    empty until the answer has ended. The row goes with the stream's, by KEEP_STREAMS_DAYS. A deleted one leaves a row
-    without content, so that its id stays unknown.
+    empty until the answer has ended. The row goes with the stream's, by KEEP_STREAMS_DAYS. A deleted completion leaves
+    a row without content, so that its id stays unknown.
     """
 
     stream = models.OneToOneField(Stream, on_delete=models.CASCADE, related_name="stored_completion", editable=False)

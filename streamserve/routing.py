@@ -1,4 +1,5 @@
-"""The ASGI side of a site: `wrap` for its asgi.py, `application` for a site without one, `websocket_urlpatterns`.
+"""The ASGI side of a site: `wrap` for its asgi.py, `application` for a site without an asgi.py,
+`websocket_urlpatterns`.
 
 Importing this module needs no app registry, so that an asgi.py may import it anywhere: its names are made on first use
 (PEP 562).

@@ -37,7 +37,7 @@ _LISTENING = re.compile(r"Listening on TCP address 127\.0\.0\.1:(\d+)")
 
 
 class scripted:
-    """`with scripted(answers):` or `async with`: the models of this process answer what the test says.
+    """`with scripted(answers):` or `async with`: the models of this process give the test's answers.
 
     `answers` is the text of every answer, or a dict of words: a question that has the word gets its answer, and any
     other question is its own answer.
@@ -86,7 +86,7 @@ class scripted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A response of the site: `events` are (name, data), `text` what they say, `error` the body of a refusal."""
+    """A response of the site: `events` are (name, data), `text` their tokens, `error` the body of a refusal."""
 
     status: int
     text: str = ""

@@ -31,8 +31,9 @@ def streamserve_chat(
     """Render the chat for this visitor.
 
     `system` is the system prompt of this widget, which the visitor does not see; `suggestions` a list, or a text with |
-    between the questions; `name` keeps its conversation apart from those of other widgets; `figures` shows tokens and
-    times under each answer, and the budgets, in seconds, beside what was measured. `models` are those to choose from.
+    between the questions; `name` keeps its conversation apart from other widgets' conversations; `figures` shows tokens
+    and times under each answer, and the budgets, in seconds, beside what was measured. `models` are the models to
+    choose from.
     """
     request = context.get("request")
     if request is None:

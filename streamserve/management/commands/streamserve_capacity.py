@@ -63,7 +63,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--memory", type=parse_bytes, help="of the device, such as 8GiB; default: this machine's RAM"
         )
-        parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the model's; without one, cpu")
+        parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the model's device, else cpu")
         parser.add_argument("--json", action="store_true", help="for programs")
 
     def handle(self, *args: Any, model: str, memory: int | None, device: str | None, **options: Any) -> None:

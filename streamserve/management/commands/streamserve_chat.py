@@ -1,6 +1,6 @@
 """`manage.py streamserve_chat`: chat with a model in the terminal, by the site's engine or over HTTP (--url, --key).
 
-Ctrl-C stops the answer, a second one ends the command. With --prompt it prints one answer, for scripts. A terminal
+Ctrl-C stops the answer, a second Ctrl-C ends the command. With --prompt it prints one answer, for scripts. A terminal
 shows thoughts dim and names tool calls; a file or a pipe gets the answer's text only.
 """
 

@@ -40,7 +40,7 @@ _POLL_SECONDS = 0.1
 class Command(BaseCommand):
     """Runs one engine, or controls it."""
 
-    help = "Run the engine process of a model, or control the one that runs."
+    help = "Run the engine process of a model, or control the running engine."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("alias", nargs="?", help="a model of MODELS; needed where there are several")
@@ -102,7 +102,7 @@ def _config_of(alias: str | None) -> LaunchConfig:
         raise CommandError(f'CLIENT is "{settings.client}": engines run inside the web process.')
     known = ", ".join(settings.models)
     if alias is None and len(settings.models) > 1:
-        raise CommandError(f"Which one? MODELS has: {known}.")
+        raise CommandError(f"Name a model. MODELS has: {known}.")
     alias = alias or settings.default_model
     if alias not in settings.models:
         raise CommandError(f"There is no model {alias!r}. MODELS has: {known}.")

@@ -27,7 +27,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         verbs = parser.add_subparsers(dest="verb", required=True, metavar="create|list|revoke")
         create = verbs.add_parser("create", help="make a key and show it, once")
-        create.add_argument("--user", help="username of its owner; without one, the key sees its own streams only")
+        create.add_argument("--user", help="username of its owner; without an owner the key sees its own streams only")
         create.add_argument("--name", default="", help="what it is for")
         create.add_argument("--scope", action="append", choices=SCOPES, help="may be given twice; default: chat")
         create.add_argument("--class", dest="latency_class", choices=LATENCY_CLASSES, help="of requests that name none")
@@ -44,7 +44,7 @@ class Command(BaseCommand):
     def _create(self, *, user: str | None, name: str, scope: list[str] | None, **options: Any) -> None:
         own_key, days = options["key"], options["days"]
         if own_key is not None and not is_well_formed(own_key):
-            raise CommandError("A key has 16 to 128 characters of A-Z a-z 0-9 _ - . Leave --key away to have one made.")
+            raise CommandError("A key has 16 to 128 characters of A-Z a-z 0-9 _ - . Without --key a key is made.")
         if days is not None and not 1 <= days <= _MAX_DAYS:
             raise CommandError(f"--days is 1 to {_MAX_DAYS}. Leave it away for a key that stays.")
         fields = {
@@ -66,7 +66,7 @@ class Command(BaseCommand):
         keys = ApiKey.objects.select_related("user")
         rows = [_columns(row) for row in (keys.filter(user=_user(user)) if user else keys)]
         if not rows:
-            self.stdout.write("No keys. Make one: manage.py streamserve_key create --name laptop")
+            self.stdout.write("No keys. Make a key: manage.py streamserve_key create --name laptop")
             return
         table = [("id", "prefix", "state", "user", "scopes", "last used", "name"), *rows]
         widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
@@ -81,7 +81,7 @@ class Command(BaseCommand):
         if not found and re.fullmatch("[0-9]{1,18}", named):
             found = active.filter(pk=int(named))
         if found.count() > 1:
-            raise CommandError("Several keys have this prefix. Give the id of one: manage.py streamserve_key list")
+            raise CommandError("Several keys have this prefix. Give a key's id: manage.py streamserve_key list")
         if not found.revoke():
             raise CommandError("No active key has this id or prefix. See: manage.py streamserve_key list")
         self.stdout.write("Revoked. Answers that run on it end within half a minute.")
@@ -92,7 +92,7 @@ def _user(name: str) -> Any:
     try:
         return manager.get_by_natural_key(name)
     except get_user_model().DoesNotExist:
-        raise CommandError(f"There is no user {name!r}. Make one: manage.py createsuperuser") from None
+        raise CommandError(f"There is no user {name!r}. Make the user: manage.py createsuperuser") from None
 
 
 def _columns(row: ApiKey) -> tuple[str, ...]:

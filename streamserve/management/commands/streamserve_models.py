@@ -49,7 +49,7 @@ class Row:
 
 
 class Command(BaseCommand):
-    """Lists models. The exit status is 1 where one is refused."""
+    """Lists models. The exit status is 1 where a model is refused."""
 
     help = "List the models of MODELS, or those named: which are loaded, supported or refused, and why."
 
@@ -149,7 +149,7 @@ def _state_of(model: ModelDescription) -> str:
 
 
 async def _elsewhere(config: RemoteConfig) -> ModelDescription:
-    """Return what a server elsewhere says of itself."""
+    """Return the description that a server elsewhere gives of its model."""
     client = RemoteClient(config)
     client.start()
     try:

@@ -96,7 +96,7 @@ async def _show(worker: Worker, out: TextIO) -> None:
 
 
 def progress_line(worker: Worker, counts: Mapping[str, Mapping[str, int]]) -> str:
-    """Return "jobs: 2 running, 7 waiting; batch: 1 running; 41 done"; `counts` are those of all workers."""
+    """Return "jobs: 2 running, 7 waiting; batch: 1 running; 41 done"; `counts` cover all workers."""
     parts = []
     for kind in worker.kinds:
         num_running = sum(claim.kind == kind.name for claim in worker.claims)
