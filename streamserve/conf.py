@@ -30,7 +30,8 @@ from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.engine import config as engine_config
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
 from streamserve.engine.text.formats.markup import NAMES as FORMAT_NAMES
-from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES, Limits
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES
 from streamserve.streams.config import BatchConfig, JobConfig, StreamConfig
 
 T = TypeVar("T")

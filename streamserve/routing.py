@@ -16,7 +16,7 @@ from django.core.asgi import get_asgi_application
 if TYPE_CHECKING:
     from streamserve.asgi.guard import RouteBound
     from streamserve.conf import SiteConfig
-    from streamserve.protocol.requests import Limits
+    from streamserve.protocol.limits import Limits
 
 
 def wrap(application: Any, *, websocket: Any = None) -> Any:

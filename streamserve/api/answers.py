@@ -16,12 +16,12 @@ from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects.asked import Asked
 from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.protocol.errors import no_model, no_stream
+from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import (
     LATENCY_CLASSES,
     ROUTES_WITH_CLASSES,
     Admission,
     GenerateRequest,
-    Limits,
     Once,
     with_system,
 )

@@ -15,8 +15,8 @@ from urllib.parse import parse_qsl
 
 from streamserve.protocol.errors import BadRequest, UnsupportedMedia
 from streamserve.protocol.json_body import check_encoding, check_size, decode_json
+from streamserve.protocol.limits import Limits
 from streamserve.protocol.measures import Arrival, network_seconds
-from streamserve.protocol.requests import Limits
 from streamserve.streams.reader.channel import nothing
 from streamserve.streams.stream import Stream
 

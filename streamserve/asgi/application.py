@@ -39,7 +39,8 @@ from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.errors import StreamserveError, Unauthorized
 from streamserve.protocol.ids import request_id_of
-from streamserve.protocol.requests import GenerateRequest, Limits
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import EventLog, MemoryLog
 from streamserve.streams.registry import Streams

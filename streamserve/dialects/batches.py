@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.json_body import decode_json
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 
 MAX_ERRORS = 100
 MAX_CUSTOM_ID_CHARS = 256

@@ -30,12 +30,12 @@ from streamserve.dialects.fields import (
 from streamserve.dialects.grammar_fields import grammar
 from streamserve.dialects.messages import messages
 from streamserve.protocol.errors import BadRequest, PromptTooLong
+from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import (
     LATENCY_CLASSES,
     MODEL_DEFAULTS,
     RESERVED_TEMPLATE_NAMES,
     GenerateRequest,
-    Limits,
     Message,
     SamplingParams,
 )

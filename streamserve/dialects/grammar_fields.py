@@ -38,7 +38,8 @@ from streamserve.dialects.fields import (
 from streamserve.dialects.tools import tool_name
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.json_body import num_containers, too_many_containers
-from streamserve.protocol.requests import GRAMMAR_KINDS, Grammar, Limits
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GRAMMAR_KINDS, Grammar
 
 MAX_CHOICES = 10_000  # their characters are bounded together
 

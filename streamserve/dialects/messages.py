@@ -27,7 +27,8 @@ from streamserve.dialects.fields import (
 )
 from streamserve.protocol.errors import BadRequest, PromptTooLong
 from streamserve.protocol.json_body import num_containers, too_many_containers
-from streamserve.protocol.requests import Limits, Message
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 

@@ -25,7 +25,8 @@ from streamserve.dialects.tools import tool_fields, with_tools
 from streamserve.protocol.errors import ErrorBody
 from streamserve.protocol.events import Citation, Done, GoingAway, LoggedEvent, Meta, Status, Token
 from streamserve.protocol.ids import event_id
-from streamserve.protocol.requests import SYSTEM_ROLES, GenerateRequest, Limits, Message
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import SYSTEM_ROLES, GenerateRequest, Message
 from streamserve.protocol.sse import (
     CONTENT_TYPE,
     FIRST_BYTES,

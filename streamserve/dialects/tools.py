@@ -28,7 +28,8 @@ from streamserve.dialects.fields import (
     wrong_value,
 )
 from streamserve.protocol.errors import BadRequest, PromptTooLong
-from streamserve.protocol.requests import GenerateRequest, Limits, Tool, ToolChoice
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest, Tool, ToolChoice
 
 MODES = ("none", "auto", "required")
 _ANY = "any"  # another name of "required", of Mistral's API

@@ -33,7 +33,8 @@ from streamserve.dialects.native import NativeRequest
 from streamserve.dialects.pace import EVENT, PACE, Pace, pace_of
 from streamserve.protocol.errors import BadRequest, Gone, StreamserveError, no_stream, to_body
 from streamserve.protocol.ids import event_id, is_stream_id
-from streamserve.protocol.requests import GenerateRequest, Limits, Message
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest, Message
 
 
 class NamedStream(Protocol):

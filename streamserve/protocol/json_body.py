@@ -14,7 +14,7 @@ import re
 from typing import Any
 
 from streamserve.protocol.errors import BadRequest, TooLarge, UnsupportedMedia
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 
 # int() of a long text is quadratic. A model may write any number, and a client sends it back: as many as Python reads.
 _MAX_INT_CHARS = 4_300

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, Overloaded, QuotaExceeded, Refused
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 from streamserve.streams.config import JOB
 from streamserve.streams.store import ANONYMOUS, Group, groups_of
 

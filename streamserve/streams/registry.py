@@ -25,8 +25,9 @@ from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.protocol.engine import HOPELESS, Losses, ModelDescription
 from streamserve.protocol.errors import EngineUnavailable, StreamserveError, no_model
 from streamserve.protocol.events import Error
+from streamserve.protocol.limits import Limits
 from streamserve.protocol.measures import Measures
-from streamserve.protocol.requests import Admission, GenerateRequest, Limits, Resume, size_of
+from streamserve.protocol.requests import Admission, GenerateRequest, Resume, size_of
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease
 from streamserve.streams.lease.restore import record_of, restore

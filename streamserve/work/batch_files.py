@@ -29,7 +29,7 @@ from streamserve.dialects.batches import (
 )
 from streamserve.dialects.openai.batches import OPENAI
 from streamserve.models import Batch, BatchRow, StoredFile
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 from streamserve.rows import orm
 from streamserve.rows.queries import delete_in_parts
 from streamserve.rows.work import BatchQuerySet

@@ -18,7 +18,7 @@ from streamserve.api.call import Call
 from streamserve.asgi.guard import uploads_busy
 from streamserve.protocol.errors import DiskFull, QuotaExceeded
 from streamserve.protocol.json_body import announced_bytes, check_encoding, file_too_large
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 
 _RETRY_SECONDS = 5
 _PIECE_BYTES = 1024 * 1024  # written at once; a smaller body stays in memory

@@ -9,7 +9,7 @@ import pytest
 
 from streamserve.api.call import Call, Caller
 from streamserve.protocol.errors import BadRequest, TooLarge, UnsupportedMedia
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 
 LIMITS = Limits(max_body_bytes=10)
 

@@ -11,7 +11,7 @@ from streamserve.asgi import Caller, anyone, app
 from streamserve.asgi.application import StreamApp
 from streamserve.asgi.types import Message, Scope
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 from tests.support.apps.app_calls import GOOD, ask, by_header, call, error_of, header, started
 from tests.support.bodies.bad_bodies import bad_bodies
 from tests.support.bodies.bad_fields import NATIVE, OPENAI

@@ -15,8 +15,8 @@ from streamserve.dialects.native import FORMATS
 from streamserve.dialects.openai.request import _table
 from streamserve.protocol import errors, events
 from streamserve.protocol.errors import StreamserveError
+from streamserve.protocol.limits import Limits
 from streamserve.protocol.metrics import BREAKDOWN, PHASES
-from streamserve.protocol.requests import Limits
 from tests.support.bodies.bad_bodies import bad_bodies
 
 PACKAGE = Path(streamserve.__file__).parent

@@ -16,7 +16,8 @@ from streamserve.dialects.openai import request as openai_request
 from streamserve.dialects.openai.request import _table
 from streamserve.protocol.errors import PromptTooLong, StreamserveError
 from streamserve.protocol.json_body import decode_json
-from streamserve.protocol.requests import GenerateRequest, Limits
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest
 from tests.support.bodies.bad_bodies import bad_bodies
 from tests.support.bodies.bad_fields import NATIVE, OPENAI, BadBody
 

@@ -12,7 +12,7 @@ import pytest
 from streamserve.dialects.anthropic import batches as anthropic
 from streamserve.dialects.batches import RowResult, Unrun
 from streamserve.dialects.openai import batches as openai
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 
 # Every character that some reader takes for the end of a line, and half of a surrogate pair.
 TEXT = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\x1dh\x1ei\r\nj\nk\ud83d"

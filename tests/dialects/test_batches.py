@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamserve.dialects.batches import MAX_ERRORS, Line, LineChecker, LineError, parse_line, read_lines
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 
 URL = "/v1/completions"
 USUAL, SMALL = Limits(), Limits(max_body_bytes=100)

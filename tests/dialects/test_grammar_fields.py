@@ -10,7 +10,8 @@ from streamserve.dialects.grammar_fields import schema_grammar
 from streamserve.dialects.openai import completions as openai_completions
 from streamserve.dialects.openai import request as openai_request
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.requests import Grammar, Limits
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Grammar
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"const": "ü"}}}
 

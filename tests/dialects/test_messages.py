@@ -6,7 +6,8 @@ import pytest
 
 from streamserve.dialects.messages import ROLES, messages
 from streamserve.protocol.errors import BadRequest, PromptTooLong
-from streamserve.protocol.requests import Limits, Message
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Message
 
 LIMITS = Limits(max_prompt_chars=400)
 

@@ -31,7 +31,8 @@ from streamserve.protocol.events import (
     Unknown,
     Usage,
 )
-from streamserve.protocol.requests import MODEL_DEFAULTS, GenerateRequest, Limits, Message, SamplingParams
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import MODEL_DEFAULTS, GenerateRequest, Message, SamplingParams
 from streamserve.protocol.sse import frame, one_line_json
 from tests.support.bodies.event_logs import LOG_ID, blocks, failure, split_emoji, success, tok, two_choices
 from tests.support.checks.sse_reader import read_events

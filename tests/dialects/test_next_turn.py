@@ -11,7 +11,8 @@ from streamserve.dialects import native
 from streamserve.dialects.websocket import NextTurn
 from streamserve.protocol.engine import Accepted
 from streamserve.protocol.errors import BadRequest, StreamserveError
-from streamserve.protocol.requests import GenerateRequest, Limits, Message, Tool, ToolChoice, with_system
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest, Message, Tool, ToolChoice, with_system
 
 LIMITS = Limits()
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello", "name": "ann"}]

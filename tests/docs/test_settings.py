@@ -16,7 +16,7 @@ from streamserve.clients.process.config import ProcessConfig
 from streamserve.clients.remote.config import RemoteConfig
 from streamserve.conf import SiteConfig
 from streamserve.engine.config import CLASSES, PREFILL_ONLY, EngineConfig, LatencyClass, ModelConfig
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 from streamserve.streams.config import BatchConfig, JobConfig, StreamConfig
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "settings.md"

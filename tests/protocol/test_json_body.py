@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streamserve.protocol.errors import BadRequest, StreamserveError, TooLarge
 from streamserve.protocol.json_body import decode_json, num_containers
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 
 LIMITS = Limits()
 

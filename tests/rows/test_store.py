@@ -13,7 +13,8 @@ from django.utils import timezone
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import QuotaExceeded, UnmetNeeds
 from streamserve.protocol.events import Done, LoggedEvent, Status
-from streamserve.protocol.requests import Admission, Limits
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Admission
 from streamserve.rows.store import record_of
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.readers import Attachment

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, Overloaded, QuotaExceeded
-from streamserve.protocol.requests import Admission, Limits
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Admission
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.quota import Places
 from streamserve.streams.readers import Attachment

@@ -12,7 +12,8 @@ import pytest
 from streamserve.protocol.engine import ModelDescription, Park
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, Overloaded, QuotaExceeded
 from streamserve.protocol.events import Done
-from streamserve.protocol.requests import Admission, Limits
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Admission
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.quota import StreamQuota

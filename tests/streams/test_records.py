@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 from streamserve.streams import registry
 from streamserve.streams.log.base import Batch, EventLog, LogFull, MemoryLog, Result
 from streamserve.streams.readers import Attachment

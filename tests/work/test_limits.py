@@ -19,7 +19,8 @@ from streamserve.api.call import Caller
 from streamserve.conf import get_settings
 from streamserve.models import Batch, Job, StoredFile
 from streamserve.protocol.errors import NotFound, Overloaded, QuotaExceeded, StorageFull
-from streamserve.protocol.requests import GenerateRequest, Limits, Message
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest, Message
 from streamserve.work.batches import Batches
 from streamserve.work.files import Files
 from streamserve.work.jobs import Jobs, _row_of

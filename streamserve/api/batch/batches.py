@@ -34,7 +34,8 @@ from streamserve.dialects.openai.batches import (
     parse_page,
 )
 from streamserve.protocol.errors import BadRequest, NotFound
-from streamserve.protocol.requests import Limits, Once
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Once
 
 
 class Batches(Protocol):

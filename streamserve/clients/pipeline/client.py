@@ -35,13 +35,13 @@ from streamserve.clients.pipeline.static import IS_IN_RUN
 from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, ProducerLost, StreamserveError, no_model
 from streamserve.protocol.events import Error, Event
+from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import (
     LATENCY_CLASSES,
     NO_CALLER,
     START,
     Admission,
     GenerateRequest,
-    Limits,
     Resume,
     check_needs,
     check_sampling,

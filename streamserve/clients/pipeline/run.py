@@ -34,7 +34,8 @@ from streamserve.dialects.fields import read
 from streamserve.dialects.generate import build, request_fields, sampling_fields
 from streamserve.protocol.errors import BadRequest, Refused, StreamserveError, no_model
 from streamserve.protocol.events import Citation, Event, Status, Token, Usage
-from streamserve.protocol.requests import Admission, GenerateRequest, Limits, Message
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Admission, GenerateRequest, Message
 
 logger = logging.getLogger("streamserve.pipelines")
 

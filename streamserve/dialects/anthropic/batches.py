@@ -31,7 +31,7 @@ from streamserve.dialects.batches import (
 from streamserve.dialects.fields import any_object, read, required, text
 from streamserve.protocol.errors import BadRequest, ErrorBody, StreamserveError, UnsupportedMedia
 from streamserve.protocol.json_body import decode_json, too_many_containers
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 from streamserve.protocol.sse import one_line_json
 
 ENDPOINT = "/v1/messages"  # of every request

@@ -25,7 +25,8 @@ from streamserve.dialects.fields import (
 )
 from streamserve.dialects.messages import any_text, arguments_text, known_fields, refuse_too_long
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.requests import Limits, Message
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Message
 
 USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
 _MAX_BLOCKS = 1024

@@ -36,7 +36,8 @@ from streamserve.dialects.grammar_fields import schema_grammar
 from streamserve.dialects.messages import refuse_too_long
 from streamserve.dialects.tools import schema_of_arguments, several_tools, tool_name, with_tools
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.requests import GenerateRequest, Grammar, Limits, Message, Tool, ToolChoice
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest, Grammar, Message, Tool, ToolChoice
 
 _WORD = text(0, 512)
 _MAX_BUDGET = 2**31 - 1

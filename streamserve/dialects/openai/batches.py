@@ -24,7 +24,7 @@ from streamserve.dialects.batches import (
 from streamserve.dialects.fields import Reader, integer, one_of, plain_text, read, required, text, wrong_value
 from streamserve.dialects.generate import metadata
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 from streamserve.protocol.sse import one_line_json
 
 WINDOW = "24h"  # the only window that it takes

@@ -27,7 +27,7 @@ from streamserve.dialects.generate import alias_fields, prompt_logprobs, request
 from streamserve.dialects.grammar_fields import format_fields, take_format
 from streamserve.dialects.openai.shapes import PROMPT_LOGPROBS
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 
 _WORD = text(0, 512)
 

@@ -47,7 +47,8 @@ from streamserve.dialects.openai.shapes import (
 )
 from streamserve.protocol.errors import BadRequest, to_body
 from streamserve.protocol.events import TEXT, Meta, PositionLogprobs, Token, TokenLogprob, Usage
-from streamserve.protocol.requests import GenerateRequest, Limits
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest
 from streamserve.protocol.sse import frame, one_line_json
 
 _DIALECT = "t"  # in the ids of frames

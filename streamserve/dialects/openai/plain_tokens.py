@@ -19,7 +19,8 @@ from streamserve.dialects.openai.shapes import error_json
 from streamserve.dialects.plain import NO_TEXT, TokensEncoder
 from streamserve.dialects.query import query_values
 from streamserve.protocol.errors import StreamserveError, to_body
-from streamserve.protocol.requests import GenerateRequest, Limits
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest
 from streamserve.protocol.sse import frame, one_line_json
 
 # The id of a refusal: an EventSource that connects again sends it, and is answered 204, at which it stops.

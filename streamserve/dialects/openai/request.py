@@ -37,7 +37,8 @@ from streamserve.dialects.openai.body import (
 )
 from streamserve.dialects.tools import tool_fields, with_tools
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.requests import GenerateRequest, Limits
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest
 
 # reasoning_effort of the API → variables of chat templates, which know three levels and two names of a switch.
 _ON, _OFF = ({"enable_thinking": is_on, "thinking": is_on} for is_on in (True, False))

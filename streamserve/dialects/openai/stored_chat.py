@@ -15,7 +15,7 @@ from streamserve.dialects.fields import read, text, wrong_value
 from streamserve.dialects.generate import metadata
 from streamserve.dialects.openai.batches import list_json, parse_page
 from streamserve.protocol.errors import BadRequest, NotFound
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 
 MOST, USUAL = 100, 20
 _PREFIX = "chatcmpl-"

@@ -37,7 +37,7 @@ from streamserve.dialects.batches import (
 from streamserve.dialects.openai.batches import result_line
 from streamserve.protocol.errors import BadRequest, StreamserveError
 from streamserve.protocol.json_body import decode_json
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 from streamserve.web import site
 
 _MOST_SHOWN = 10  # errors of the input

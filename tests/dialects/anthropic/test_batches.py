@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from streamserve.dialects.anthropic.batches import batch_json, check_type, result_line, unrun_line, write_requests
 from streamserve.dialects.batches import CANCELLED, EXPIRED, BatchRecord, RowResult
 from streamserve.protocol.errors import BadRequest, StreamserveError, UnsupportedMedia
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 
 JSON, JSONL = "application/json", "application/jsonl"
 LIMITS = Limits(max_body_bytes=200_000, max_batch_lines=5)

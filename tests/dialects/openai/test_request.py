@@ -9,11 +9,11 @@ from streamserve.dialects.openai import request as openai_request
 from streamserve.dialects.openai.body import _ELSEWHERE, IGNORED
 from streamserve.dialects.openai.request import _REFUSED, ChatRequest
 from streamserve.protocol.errors import BadRequest
+from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import (
     MODEL_DEFAULTS,
     GenerateRequest,
     Grammar,
-    Limits,
     Message,
     SamplingParams,
     Tool,

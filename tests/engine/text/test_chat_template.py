@@ -15,7 +15,8 @@ from streamserve.engine.text.chat_template import Form, answered, arguments_obje
 from streamserve.engine.text.hf_tokenizer import HFTokenizer
 from streamserve.engine.text.tokenizer import PublicPrefixes
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.requests import RESERVED_TEMPLATE_NAMES, GenerateRequest, Limits, Message, Tool, with_system
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import RESERVED_TEMPLATE_NAMES, GenerateRequest, Message, Tool, with_system
 from tests.support.models.tagged import tagged_tokenizer
 from tests.support.models.templates import SHAPES
 

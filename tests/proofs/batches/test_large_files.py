@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 from tests.support.servers.web_servers import SERVERS, Server
 from tests.support.sites.batch_site import BatchSite, engines_stopped, make_site
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 from tests.support.bodies.bad_bodies import bad_bodies
 from tests.support.bodies.bad_fields import BadBody
 

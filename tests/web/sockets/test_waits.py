@@ -9,7 +9,7 @@ import pytest
 from django.test.utils import override_settings
 
 from streamserve.asgi.drain import Drain
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 from streamserve.web import site
 from tests.conftest import until_ready
 from tests.support.streams.hand_made import until

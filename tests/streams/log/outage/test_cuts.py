@@ -11,7 +11,7 @@ import pytest
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.errors import QuotaExceeded
 from streamserve.protocol.events import Done
-from streamserve.protocol.requests import Limits
+from streamserve.protocol.limits import Limits
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import Fenced, LogFull, LogUnavailable, append, make_batch
 from streamserve.streams.reader import pages as pages_module
