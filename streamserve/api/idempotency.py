@@ -96,7 +96,7 @@ class StartOnce:
             stream = await self._streams.reach(record.id, record)
             if stream is not None:
                 return stream
-            if record.is_finished or record.producer in ("", store.worker_id) or not store.is_alive(record.producer):
+            if record.is_finished or record.producer in ("", store.own_id) or not store.is_alive(record.producer):
                 await store.forget_key(record.id)
                 return None
             await asyncio.sleep(_POLL_SECONDS)

@@ -83,8 +83,8 @@ class StreamApp:
     `models`: alias → a folder, a hub id or "echo"; a `ModelConfig`; a `RemoteConfig`, for a server elsewhere; or an
     `EngineClient`, which is closed with the app.
     `authenticate(scope)` returns the `Caller`, or None for a 401; it may be async. `authenticate=anyone` accepts every
-    request. `state_dir`: engines are separate processes, shared by all workers with this folder; None: they run in this
-    process. `prefix`: a path before all routes, where no mount removes it. `default_model` "": the first.
+    request. `state_dir`: engines are separate processes, shared by all processes with this folder; None: they run in
+    this process. `prefix`: a path before all routes, where no mount removes it. `default_model` "": the first.
     `prompt_in_url`: `GET /streams/new?prompt=` starts answers, and access logs have their prompts.
     `reasoning_field`: where chat completions show thinking, one of REASONING_FIELDS. `defaults`: system prompts and
     latency classes of models and routes. `log` (None: in memory) holds the

@@ -202,7 +202,7 @@ class EngineClient(Protocol):
         """Start loading, once; returns at once."""
 
     async def control(self, action: str) -> None:
-        """Carry out an operator's action, for all workers of this engine; returns when it has taken effect.
+        """Carry out an operator's action, for all processes that use this engine; returns when it has taken effect.
 
         "pause" parks every sequence and refuses all until "resume". "drain" refuses new requests and finishes the open
         answers, parks in between included ("resume" takes it back).

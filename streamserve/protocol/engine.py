@@ -165,7 +165,7 @@ class CoreStats:
 class EngineStats(CoreStats):
     """Live counts of one engine: the core's, and what its client has measured in the last seconds.
 
-    `lost_engines`: how many died, hung or did not start since this worker began. `refused` counts requests that were
+    `lost_engines`: how many died, hung or did not start since this process began. `refused` counts requests that were
     refused at once, because they would have waited too long. `classes` has for each latency class its budgets
     (`ttft_budget`, and `total_budget` where it has one) and what the last answers took: `num_answers`, `ttft_p50`,
     `ttft_p95`, `total_p50`, `total_p95` in seconds, and `in_time`, the share within both budgets; `refused` counts its

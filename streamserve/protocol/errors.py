@@ -23,7 +23,7 @@
         ├── Overloaded 503
         ├── DiskFull 507           the server's disk has no room for an upload
         ├── DatabaseUnavailable 503  the site's database is locked, or cannot be reached
-        ├── UnmetNeeds 503         the request needs what this release lacks; a newer worker has it
+        ├── UnmetNeeds 503         the request needs what this release lacks; a newer process has it
         ├── EngineUnavailable 503  the engine is loading, failed or gone
         └── CannotContinue 503     an answer that was cut off here has to be asked for again
 
@@ -214,7 +214,7 @@ class DatabaseUnavailable(Refused):
 
 
 class UnmetNeeds(Refused):
-    """The request names a need that this release does not know: a newer worker or engine made it."""
+    """The request names a need that this release does not know: a newer process made it."""
 
     code = "unmet_needs"
 

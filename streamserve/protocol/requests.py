@@ -396,7 +396,7 @@ def check_needs(needs: tuple[str, ...]) -> None:
     """Raise UnmetNeeds for the needs of a request that this release lacks."""
     unmet = sorted(set(needs) - KNOWN_NEEDS)
     if unmet:
-        message = f"The request needs {', '.join(unmet)}, which this release lacks. A newer worker may serve it."
+        message = f"The request needs {', '.join(unmet)}, which this release lacks. A newer process may serve it."
         raise UnmetNeeds(message, param="needs")
 
 

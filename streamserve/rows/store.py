@@ -35,7 +35,7 @@ class RowStore:
     ) -> None:
         self.is_shared = liveness is not None
         self.keeps_text = keeps_text
-        self.worker_id = "" if liveness is None else liveness.own_id
+        self.own_id = "" if liveness is None else liveness.own_id
         self._liveness, self._chats = liveness, chats
 
     async def insert(self, record: Record) -> None:
@@ -60,10 +60,10 @@ class RowStore:
         await orm.write(StreamRow.objects.filter(pk=stream_id).update, request_key=None)
 
     async def claim(self, stream_id: str, seen_fence: int) -> bool:
-        return bool(await orm.write(StreamRow.objects.claim, stream_id, seen_fence, self.worker_id))
+        return bool(await orm.write(StreamRow.objects.claim, stream_id, seen_fence, self.own_id))
 
     async def release(self, stream_id: str, fence: int) -> None:
-        await orm.write(StreamRow.objects.release, stream_id, fence, self.worker_id)
+        await orm.write(StreamRow.objects.release, stream_id, fence, self.own_id)
 
     async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
         is_written = await orm.write(
@@ -85,10 +85,10 @@ class RowStore:
             await self._chats.fill(summary.id)
 
     async def running(self, group: Group) -> list[tuple[str, str]]:
-        return await orm.read(StreamRow.objects.running_of, group.name, group.is_prefix, self.worker_id)
+        return await orm.read(StreamRow.objects.running_of, group.name, group.is_prefix, self.own_id)
 
-    def is_alive(self, worker_id: str) -> bool:
-        return self._liveness is not None and self._liveness.is_alive(worker_id)
+    def is_alive(self, producer: str) -> bool:
+        return self._liveness is not None and self._liveness.is_alive(producer)
 
 
 def row_of(record: Record) -> StreamRow:

@@ -169,7 +169,7 @@ class StreamQuota:
         self._news.set()
 
     def close_queue(self) -> None:
-        """Refuse the requests that wait, and let no more wait: the server shuts down, and another worker takes them."""
+        """Refuse the requests that wait, and let no more wait: the server shuts down, another process takes them."""
         self._is_closed = True
         for queue in self._waiting.values():
             for waiter in queue:

@@ -206,7 +206,7 @@ class Streams:
         self._quota.close_queue()
 
     def shut_down(self) -> None:
-        """Start no more streams, and end those of this process; with a shared log another worker can resume them."""
+        """Start no more streams, and end those of this process; with a shared log another process can resume them."""
         self._is_closing = True
         self._quota.close_queue()
         for stream in self.all():
@@ -295,7 +295,7 @@ class Streams:
         failure: Exception | None = None
         is_inserted = False
         try:
-            await self.store.insert(record_of(stream, self.store.worker_id))
+            await self.store.insert(record_of(stream, self.store.own_id))
             is_inserted = True
             await stream.open()
         except Exception as error:

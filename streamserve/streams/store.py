@@ -34,7 +34,7 @@ class KeyTaken(Exception):
 class Record:
     """The data of a stream that any process needs to resume and to show it.
 
-    `request` is None once the stream is finished, or if it cannot be read. `producer` is the worker that holds the
+    `request` is None once the stream is finished, or if it cannot be read. `producer` is the process that holds the
     lease, "" if none does; `fence` grows with each claim. `created` is wall time. The fields from `finish_reason` on
     are written at the end.
     """
@@ -55,7 +55,7 @@ class Record:
     phases: Mapping[str, float] | None = None
     last_seq: int = 0
     text: str = ""
-    refusal: Refused | None = None  # why this worker cannot serve `request`, although a newer one can
+    refusal: Refused | None = None  # why this process cannot serve `request`, although a newer one can
 
     @property
     def id(self) -> str:
@@ -102,7 +102,7 @@ def groups_of(owner: str) -> tuple[Group, ...]:
 class StreamStore(Protocol):
     """The records of all processes. Every call may raise a database error."""
 
-    worker_id: str  # this process, as `Record.producer` names it; "" where streams are not shared
+    own_id: str  # this process, as `Record.producer` names it; "" where streams are not shared
     is_shared: bool  # whether other processes read and resume the streams of this one
     has_records: bool  # whether `find` knows every stream; else only this process knows its streams
     keeps_text: bool  # whether `finish` wants the answer
@@ -117,25 +117,25 @@ class StreamStore(Protocol):
         """Free the key of the stream's request."""
 
     async def claim(self, stream_id: str, seen_fence: int) -> bool:
-        """Make this worker the producer, with the next fence. False if `seen_fence` is old or the stream finished."""
+        """Make this process the producer, with the next fence. False if `seen_fence` is old or the stream finished."""
 
     async def release(self, stream_id: str, fence: int) -> None:
-        """Clear the stream's producer, if this worker is the producer with that fence."""
+        """Clear the stream's producer, if this process is the producer with that fence."""
 
     async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
         """Write the end of a stream and delete its request. A finished record does not change."""
 
     async def running(self, group: Group) -> Sequence[tuple[str, str]]:
-        """Return (id, producer) of the group's unfinished streams that this worker does not produce, oldest first."""
+        """Return (id, producer) of the group's unfinished streams that this process does not produce, oldest first."""
 
-    def is_alive(self, worker_id: str) -> bool:
-        """Return False if that worker is known to be dead. Never blocks."""
+    def is_alive(self, producer: str) -> bool:
+        """Return False if that process is known to be dead. Never blocks."""
 
 
 class NullStore:
     """A `StreamStore` without records, for a process that shares no streams. It has the newest keys of requests."""
 
-    worker_id = ""
+    own_id = ""
     is_shared = has_records = keeps_text = False
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class NullStore:
     async def running(self, group: Group) -> Sequence[tuple[str, str]]:
         return ()
 
-    def is_alive(self, worker_id: str) -> bool:
+    def is_alive(self, producer: str) -> bool:
         return False
 
 

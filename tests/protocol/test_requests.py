@@ -106,7 +106,7 @@ def test_a_field_that_is_used_comes_back(changes: dict[str, Any]) -> None:
     ],
 )
 def test_an_unknown_need_is_refused(changes: dict[str, object]) -> None:
-    """The need is not dropped, with or without the field that it is about; a newer worker may serve the request."""
+    """The need is not dropped, with or without the field that it is about; a newer process may serve the request."""
     with pytest.raises(UnmetNeeds, match=r"needs (brush, )?canvas") as caught:
         decoded(kept(**changes))
     body = to_body(caught.value)
@@ -115,7 +115,7 @@ def test_an_unknown_need_is_refused(changes: dict[str, object]) -> None:
 
 
 def test_acceptance_refuses_an_unknown_need() -> None:
-    """A request that crosses the engine's socket is checked too: it may come from a newer worker."""
+    """A request that crosses the engine's socket is checked too: it may come from a newer process."""
     check_needs(REQUEST.needs)
     with pytest.raises(Refused, match="brush"):
         check_needs(("brush",))

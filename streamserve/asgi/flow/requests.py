@@ -37,7 +37,7 @@ _ENDS_ANYWHERE = b"text/event-stream"
 _CLOSE = (b"connection", b"close")
 _LATE_HEAD = b"The request did not arrive in time."
 _RESTARTING = "The server is restarting. Try again."
-# The location of docs/deploy/nginx.conf that asks another worker. Only this value is accepted, so a forged header
+# The location of docs/deploy/nginx.conf that asks another web process. Only this value is accepted, so a forged header
 # cannot name another location.
 _ANOTHER_WORKER = b"@another_worker"
 
@@ -165,7 +165,7 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
         drain = self.server.drain
         if drain.is_draining and not drain.serves(self.path.decode("latin-1")):
             headers = [(b"retry-after", drain.retry_after)]
-            # An nginx in front that sends this header retries the request at another worker.
+            # An nginx in front that sends this header retries the request at another web process.
             if self.requestHeaders.getRawHeaders(b"streamserve-if-draining", []) == [_ANOTHER_WORKER]:
                 headers.append((b"x-accel-redirect", _ANOTHER_WORKER))
             self.answer(503, _RESTARTING, *headers)

@@ -1,7 +1,7 @@
-"""`ProcessClient`: an engine in a process of its own, shared by all workers of a site. The default for sites.
+"""`ProcessClient`: an engine in a process of its own, shared by all processes of a site. The default for sites.
 
-Lives on the event loop of a worker; never imports torch. Its `EngineLink` finds, starts and watches the engine; what is
-asked goes through the session of the link's connection.
+Lives on the event loop of a web process or worker; never imports torch. Its `EngineLink` finds, starts and watches the
+engine; what is asked goes through the session of the link's connection.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ProcessClient:
         await self._link.require().ask(Warm, request, admission, stream_id=admission.stream_id)
 
     async def control(self, action: str) -> None:
-        """Pause, resume or drain for all workers; "stop" drains and then ends the process."""
+        """Pause, resume or drain for all processes; "stop" drains and then ends the process."""
         await self._link.require().ask(Control, action)
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""`ClientSession`: this worker's requests to an engine process, over one connection. Event loop of the worker.
+"""`ClientSession`: this process's requests to an engine process, over one connection. Event loop.
 
 The counterpart of `ServerSession`. When the connection is lost, open questions are refused and generations end as
 parked: their streams ask again, and the next engine answers.
@@ -15,7 +15,7 @@ from typing import Any
 from streamserve.clients.base import Generation, Source
 from streamserve.clients.process.frame_socket import Connection
 from streamserve.clients.process.messages import (
-    TO_WORKER,
+    TO_CLIENT,
     Cancel,
     Control,
     GenerationNews,
@@ -136,7 +136,7 @@ class ClientSession:
     def take(self, payload: bytes) -> None:
         """Handle a frame. Messages for ids that are no longer open are ignored. Raises FrameError."""
         try:
-            message = TO_WORKER.decode(payload)
+            message = TO_CLIENT.decode(payload)
         except MSGPACK_ERRORS as error:
             raise FrameError(f"not understood: {error}") from error
         match message:

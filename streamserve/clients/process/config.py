@@ -5,7 +5,7 @@ The site makes the config from its settings; a spawned engine gets it as JSON. O
     <runtime_dir>/<hash of site and alias>.lock     held by the engine for as long as it lives (flock)
     <runtime_dir>/<hash of site and alias>.sock     made and removed under the lock
     <runtime_dir>/<hash of site and alias>.flight   see `FlightRecord` in supervision.py
-    <state_dir>/engine-<alias>.log                  the output of an engine that a worker has started
+    <state_dir>/engine-<alias>.log                  the output of an engine that a client has started
 
 The folder and the files belong to our user alone (0700, 0600). A process that does not get the lock is not needed.
 Unix; blocking, but never for long.
@@ -37,7 +37,7 @@ from streamserve.engine.config import EngineConfig, ModelConfig
 class ProcessConfig:
     """The settings common to all engine processes of a site.
 
-    `runtime_dir` holds sockets and locks ("": a folder of ours among the temporary files). An engine that a worker has
+    `runtime_dir` holds sockets and locks ("": a folder of ours among the temporary files). An engine that a client has
     started ends `idle_seconds` after its last client. A draining engine finishes its answers for `drain_seconds`.
     After `hang_seconds` without a heartbeat it is killed and replaced. After `max_failures` failures within
     `failure_seconds` the model counts as failed, and is tried again after as long.
@@ -65,7 +65,7 @@ class LaunchConfig(ProcessConfig):
     """One engine process: its model, its site, its folders.
 
     `site` names the site (its BASE_DIR), so that two sites of one user stay apart. `state_dir` holds the engine's
-    output file. `autostart`: the first worker that needs the engine starts it; otherwise it is started by
+    output file. `autostart`: the first client that needs the engine starts it; otherwise it is started by
     `manage.py streamserve_engine`. `made_at` is `time.monotonic()` when the settings were read (None: when the config
     is first used): where two configs differ, the engine of the more recent config replaces the other.
     """
@@ -95,7 +95,7 @@ def dated(config: LaunchConfig) -> LaunchConfig:
 
 
 def config_hash(config: LaunchConfig) -> str:
-    """Return what two workers must agree on to share an engine: model, engine config, our version."""
+    """Return what two clients must agree on to share an engine: model, engine config, our version."""
     config = config_from_json(config_to_json(config))  # 12 seconds are 12.0 seconds
     return hashlib.sha256(_to_json((__version__, config.model, config.engine, config.echo_step_seconds))).hexdigest()
 
@@ -113,7 +113,7 @@ def _plain(value: Any) -> Any:
 
 # sockaddr_un.sun_path holds 108 bytes, the closing zero included (unix(7)).
 _MAX_PATH_BYTES = 107
-# A worker that tests the lock holds it for an instant.
+# A client that tests the lock holds it for an instant.
 _LOCK_TRIES, _LOCK_SECONDS = 10, 0.02
 _MAX_LOG_BYTES = 8 * 1024 * 1024
 _BACKLOG = 128

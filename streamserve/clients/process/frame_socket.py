@@ -1,4 +1,4 @@
-"""`Connection`: one end of a unix socket, in whole frames; the same class for worker and engine. Event loop.
+"""`Connection`: one end of a unix socket, in whole frames; the same class for client and engine. Event loop.
 
 The socket is always read: what arrives is handled at once, and a peer that does not read is dropped. Only processes of
 our own user are accepted (SO_PEERCRED, unix(7)), in addition to the permissions of the socket file.

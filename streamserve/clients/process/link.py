@@ -1,15 +1,16 @@
-"""`EngineLink`: keeps a worker linked to its model's engine process: finds it, starts it, watches it, has it replaced.
+"""`EngineLink`: keeps a process linked to its model's engine process: finds it, starts it, watches it, has it replaced.
 
     _live:  connect ─► handshake ─► follow until the connection is lost ─► pause ─► connect ...
               │ no engine, and autostart: spawn
 
-Its task lives on the event loop of a worker; it never imports torch. An engine that ends without a goodbye, or sends no
-heartbeat (then it is killed), has failed; the answers over this connection end as parked, and their streams ask the
-next engine to continue. Knows no request: those are `ClientSession`'s, of which each connection has its own.
+Its task lives on the event loop of a web process or worker; it never imports torch. An engine that ends without a
+goodbye, or sends no heartbeat (then it is killed), has failed; the answers over this connection end as parked, and
+their streams ask the next engine to continue. Knows no request: those are `ClientSession`'s, of which each
+connection has its own.
 
-`spawn` starts an engine process that outlives the worker; no child is left to reap.
+`spawn` starts an engine process that outlives its client; no child is left to reap.
 
-    worker ──Popen──► starter ──fork──► engine     a session of its own: Ctrl-C and autoreload do not reach it
+    client ──Popen──► starter ──fork──► engine     a session of its own: Ctrl-C and autoreload do not reach it
              ◄─exit 0─   ◄── one byte ──            "the socket is there"
 
 The starter's exit status is 0 once the engine listens, and 1 if it never does.
@@ -68,7 +69,7 @@ class NoEngine(Exception):
 
 
 class EngineAbsent(NoEngine):
-    """No engine process exists, and this worker starts none."""
+    """No engine process exists, and this process starts none."""
 
 
 class SpawnFailed(Exception):
@@ -203,7 +204,7 @@ class EngineLink:
             await connection.lost()
             raise NoEngine("The engine with older settings has ended.")
         if welcome.protocol != PROTOCOL:
-            raise EngineLost("the engine is of another version; restart this worker")
+            raise EngineLost("the engine is of another version; restart this process")
 
     async def _follow(self, connection: Connection) -> None:
         """Handle messages until the connection is lost; raises EngineLost unless the engine has sent a goodbye."""
@@ -218,7 +219,7 @@ class EngineLink:
             has_served = time.monotonic() - self._served_at < self._config.failure_seconds
             lost = SuspectLost if flight.is_trial and has_served else EngineLost
             raise lost(f"the engine ended without a goodbye; see {self._paths.log}")
-        if session.goodbye == "replaced":  # by a worker with more recent settings, which starts the next one
+        if session.goodbye == "replaced":  # by a client with more recent settings, which starts the next one
             self._spawn_after = time.monotonic() + self._config.hang_seconds
 
     def _busy(self, activity: ProcessActivity, seconds: float) -> float:
@@ -278,7 +279,7 @@ class EngineLink:
         )
 
 
-# The package may lie where only the worker's own sys.path finds it; the current folder is never searched (-P).
+# The package may lie where only the client's own sys.path finds it; the current folder is never searched (-P).
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); from streamserve.clients.process.server import main; sys.exit(main())"
 )

@@ -1,6 +1,6 @@
-"""The messages between a worker and an engine process: typed values, one to a frame.
+"""The messages between a client and an engine process: typed values, one to a frame.
 
-    worker                                   engine
+    client                                   engine
     Hello  ─────────────────────────────────►          protocol, config hash, age of the settings
            ◄───────────────────────────────── Welcome  the same of the engine, pid, start time
     Open, Warm, Tokenize, Control  ─────────►          answered by Opened, Reply or Refusal of the same id
@@ -29,7 +29,7 @@ PROTOCOL = 2
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker's first frame. `made_at`: when its settings were read, on the machine's monotonic clock."""
+    """The client's first frame. `made_at`: when its settings were read, on the machine's monotonic clock."""
 
     protocol: int
     config_hash: str
@@ -135,7 +135,7 @@ class GenerationNews(msgspec.Struct, frozen=True, array_like=True):
 
 
 class News(Message, frozen=True):
-    """New events of this worker's generations, from one turn of the engine's loop."""
+    """New events of this client's generations, from one turn of the engine's loop."""
 
     generations: tuple[GenerationNews, ...]
 
@@ -154,7 +154,7 @@ class Goodbye(Message, frozen=True):
 
 
 ToEngine = Open | Warm | Tokenize | Control | ReaderAt | Cancel
-ToWorker = Opened | Reply | Refusal | News | State | Goodbye
+ToClient = Opened | Reply | Refusal | News | State | Goodbye
 
 
 def _plain(value: Any) -> float:
@@ -169,10 +169,10 @@ _HELLO: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)
 _WELCOME: msgspec.msgpack.Decoder[Welcome] = msgspec.msgpack.Decoder(Welcome)
 # The later frames; both raise MSGPACK_ERRORS.
 TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
-TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+TO_CLIENT: msgspec.msgpack.Decoder[ToClient] = msgspec.msgpack.Decoder(ToClient)
 
 
-def encode(message: Hello | Welcome | ToEngine | ToWorker) -> bytes:
+def encode(message: Hello | Welcome | ToEngine | ToClient) -> bytes:
     """Return a frame's payload; raises FrameError for a value without a place in MessagePack."""
     try:
         return _ENCODER.encode(message)
@@ -181,7 +181,7 @@ def encode(message: Hello | Welcome | ToEngine | ToWorker) -> bytes:
 
 
 def decode_hello(payload: bytes) -> Hello:
-    """Read a worker's first frame; raises FrameError."""
+    """Read a client's first frame; raises FrameError."""
     return unpack(_HELLO, payload)
 
 
@@ -191,9 +191,9 @@ def decode_welcome(payload: bytes) -> Welcome:
 
 
 def is_replaced(welcome: Welcome, hello: Hello) -> bool:
-    """Return whether the engine ends in favour of the worker's config. Both sides compute this, and agree.
+    """Return whether the engine ends in favour of the client's config. Both sides compute this, and agree.
 
-    The most recent settings win, whichever worker started the engine; workers with older settings use that engine too.
+    The most recent settings win, whichever client started the engine; clients with older settings use that engine too.
     """
     return welcome.config_hash != hello.config_hash and hello.made_at > welcome.made_at
 

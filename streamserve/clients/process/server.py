@@ -1,6 +1,6 @@
-"""`EngineServer`: an engine process, a `ThreadClient` served to the workers of one site over a unix socket.
+"""`EngineServer`: an engine process, a `ThreadClient` served to the processes of one site over a unix socket.
 
-    main (started by a worker)     ─┐
+    main (started by a client)     ─┐
     manage.py streamserve_engine   ─┴► run: take the lock, listen, EngineServer.serve until there is a reason to end
 
 One event loop, beside the engine's own thread. Nothing before the lock imports torch. Knows no Django.
@@ -56,7 +56,7 @@ _HELLO_SECONDS = 10.0
 # How often the engine is checked, and how often at least its state is sent: the heartbeat.
 _TICK_SECONDS, _STATE_SECONDS = 0.2, 1.0
 _DRAIN_POLL_SECONDS = 0.05
-# How long workers may take to read the last frames, and how long threads may take to end.
+# How long clients may take to read the last frames, and how long threads may take to end.
 _LEAVE_SECONDS, _EXIT_SECONDS = 2.0, 10.0
 _LISTENING = b"+"
 
@@ -101,12 +101,12 @@ class EngineServer:
     # The life of a connection
 
     def _accept(self, connection: Connection) -> None:
-        task = asyncio.get_running_loop().create_task(self._serve_worker(connection))
+        task = asyncio.get_running_loop().create_task(self._serve_client(connection))
         self._connections[connection] = task
         task.add_done_callback(lambda _: self._connections.pop(connection))
 
-    async def _serve_worker(self, connection: Connection) -> None:
-        """Serve a worker until its connection is lost, then cancel what it left open."""
+    async def _serve_client(self, connection: Connection) -> None:
+        """Serve a client until its connection is lost, then cancel what it left open."""
         session = ServerSession(connection, self._client, self.control)
         try:
             await self._handshake(connection)
@@ -115,7 +115,7 @@ class EngineServer:
             await connection.run(session.take)
         except (FrameError, TimeoutError) as error:
             logger.warning("process %d: %s: connection dropped", connection.peer.pid, error or "no handshake")
-        except Exception:  # the edge of one worker's task
+        except Exception:  # the edge of one client's task
             logger.exception("process %d: connection dropped", connection.peer.pid)
         finally:
             connection.abort()
@@ -177,7 +177,7 @@ class EngineServer:
 
     def _add_signal_handlers(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.add_signal_handler(signal.SIGTERM, self._on_signal)
-        if self._config.autostart:  # Ctrl-C is for the worker
+        if self._config.autostart:  # Ctrl-C is for the client
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         else:
             loop.add_signal_handler(signal.SIGINT, self._on_signal)
@@ -189,7 +189,7 @@ class EngineServer:
         self.stop("stopped")
 
     async def _leave(self, reason: str) -> None:
-        """Send every worker a goodbye and close the engine. A dead engine sends its state, with the error, instead."""
+        """Send every client a goodbye and close the engine. A dead engine sends its state, with the error, instead."""
         logger.info("the engine of model %s ends: %s", self._config.model.alias, reason)
         for session in self._sessions:
             session.send(self._state() if reason == "failed" else Goodbye(reason))
@@ -230,12 +230,12 @@ class EngineServer:
             self._send_state()
 
     def _is_idle(self) -> bool:
-        """Count the seconds without a worker, except those in which loading holds the GIL and none can connect."""
+        """Count the seconds without a client, except those in which loading holds the GIL and none can connect."""
         self._alone_seconds = 0.0 if self._connections else self._alone_seconds + _TICK_SECONDS
         return self._alone_seconds > self._config.idle_seconds
 
     def _send_state(self) -> None:
-        """Send the state to all workers. A worker that receives none for `hang_seconds` kills this process."""
+        """Send the state to all clients. A client that receives none for `hang_seconds` kills this process."""
         state = self._state()
         self._sent = state.description, time.monotonic()
         for session in self._sessions:

@@ -1,6 +1,6 @@
-"""`ServerSession`: the requests of one worker, on the engine's side. Event loop of the engine process.
+"""`ServerSession`: the requests of one client, on the engine's side. Event loop of the engine process.
 
-It lives as long as its connection; when that is lost, everything the worker has open here is cancelled at once.
+It lives as long as its connection; when that is lost, everything the client has open here is cancelled at once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from streamserve.clients.process.messages import (
     ReaderAt,
     Refusal,
     Reply,
+    ToClient,
     Tokenize,
-    ToWorker,
     Warm,
     encode,
     refusal,
@@ -42,7 +42,7 @@ _MAX_EVENTS = 2048
 class ServerSession:
     """One connection's open requests and generations, by id.
 
-    `control` is the server's. Output of a dead engine is not sent: the process ends, and the workers ask its successor.
+    `control` is the server's. Output of a dead engine is not sent: the process ends, and the clients ask its successor.
     """
 
     def __init__(self, connection: Connection, client: ThreadClient, control: Callable[[str], Awaitable[None]]) -> None:
@@ -94,8 +94,8 @@ class ServerSession:
         for request_id in [*self._tasks, *self._generations]:
             self.cancel(request_id)
 
-    def send(self, message: ToWorker) -> None:
-        """Send a message. If it cannot be encoded the connection ends, so that the worker starts afresh."""
+    def send(self, message: ToClient) -> None:
+        """Send a message. If it cannot be encoded the connection ends, so that the client starts afresh."""
         try:
             self.connection.send(encode(message))
         except FrameError:
@@ -103,7 +103,7 @@ class ServerSession:
             self.connection.abort()
 
     async def _answer(self, message: Open | Warm | Tokenize | Control) -> None:
-        answer: ToWorker = Reply(message.id)
+        answer: ToClient = Reply(message.id)
         try:
             match message:
                 case Open():

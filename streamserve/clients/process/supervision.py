@@ -1,12 +1,12 @@
-"""When an engine has failed: `CircuitBreaker` in the worker, `Watchdog` in the engine process, `StallClock` in both.
+"""When an engine has failed: `CircuitBreaker` in the client, `Watchdog` in the engine process, `StallClock` in both.
 
 A step that hangs is noticed by the event loop of its process. If the step holds the GIL, so that the loop stands
-still, a timer of CPU time ends it, or the workers do, which miss the heartbeat. An engine that hangs between two steps
-is noticed by the event loop, an event loop that hangs by the workers. An engine that ends itself prints the stack of
-every thread, and a worker starts the next one.
+still, a timer of CPU time ends it, or its clients do, which miss the heartbeat. An engine that hangs between two steps
+is noticed by the event loop, an event loop that hangs by the clients. An engine that ends itself prints the stack of
+every thread, and a client starts the next one.
 
 All of them count progress and not wall time: a machine on which no process runs (SIGSTOP, a paused VM) costs the engine
-nothing, and an engine that computes gets `BUSY_FACTOR` times the patience. A worker sees in /proc that the engine waits
+nothing, and an engine that computes gets `BUSY_FACTOR` times the patience. A client sees in /proc that the engine waits
 for a core or for the disk; then it has that patience, too.
 
 `FlightRecord` has the engine's steps in flight and outlives its process: whose step was it that ended it?
@@ -14,7 +14,7 @@ for a core or for the disk; then it has that patience, too.
     <runtime_dir>/<hash of site and alias>.flight     pid, is_trial, length; then stream ids, one a line
 
 Memory of a file: what is written there is in the kernel at once, whatever ends the process a moment later. Written on
-the engine thread, at each call of the runner; read by a worker that has lost the engine.
+the engine thread, at each call of the runner; read by a client that has lost the engine.
 """
 
 from __future__ import annotations

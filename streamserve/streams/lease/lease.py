@@ -28,7 +28,7 @@ class LeaseResult(Enum):
     """The result of `Lease.take`."""
 
     TAKEN = "taken"  # by this process, just now
-    HELD_ELSEWHERE = "held elsewhere"  # by another live worker
+    HELD_ELSEWHERE = "held elsewhere"  # by another live process
     OVER = "over"  # the record is finished, or deleted
     UNKNOWN = "unknown"  # the record cannot be read
 
@@ -82,7 +82,7 @@ class Lease:
 
         The lease stays held if the store fails.
         """
-        if self._store is None or not (self.is_held or self._producer == self._store.worker_id):
+        if self._store is None or not (self.is_held or self._producer == self._store.own_id):
             return
         try:
             await self._store.release(self._stream_id, self.fence)
@@ -117,8 +117,8 @@ class Lease:
         """Become the producer, unless a claim followed `fence`."""
         if not await store.claim(self._stream_id, self.fence):
             return False
-        self.fence, self._producer = self.fence + 1, store.worker_id
+        self.fence, self._producer = self.fence + 1, store.own_id
         return True
 
     def _is_held_elsewhere(self, store: StreamStore) -> bool:
-        return self._producer not in (None, "", store.worker_id) and store.is_alive(str(self._producer))
+        return self._producer not in (None, "", store.own_id) and store.is_alive(str(self._producer))

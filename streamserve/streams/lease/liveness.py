@@ -1,18 +1,18 @@
-"""`Liveness`: which workers of this host are alive, by one locked file each. `RedisLiveness`: of several hosts.
+"""`Liveness`: which processes of this host are alive, by one locked file each. `RedisLiveness`: of several hosts.
 
-    <folder>/<worker id>.lock     held (flock) while the worker lives; the kernel frees it at its death
+    <folder>/<process id>.lock    held (flock) while the process lives; the kernel frees it at its death
     <folder>/host                 a random number that identifies the host: all processes that use this folder
 
-A worker id is `<host>-<random>`, and never used again. The locks of another host cannot be seen, so its workers never
-count as dead. An id without a host is from the previous release, and counts as one of this host.
+A process id is `<host>-<random>`, and never used again. The locks of another host cannot be seen, so its processes
+never count as dead. An id without a host is from the previous release, and counts as one of this host.
 Unix; calls block briefly: no lock is waited for.
 
-    {prefix}:worker:<worker id>     a key in Redis for each worker; expires after 3 s, renewed each second
+    {prefix}:worker:<process id>     a key in Redis for each process; expires after 3 s, renewed each second
 
 A thread renews the key, so that a busy event loop does not count as a dead process. The same pipeline reads the keys of
-the workers that `is_alive` was called for; `is_alive` itself returns the last result. During an outage of Redis, and
-for 3 s after it, no other worker becomes dead. A wrong result costs a pause but loses nothing, because the log refuses
-a producer that lost the fence. The file lock is held too: a worker of this host is dead as soon as its process is.
+the processes that `is_alive` was called for; `is_alive` itself returns the last result. During an outage of Redis, and
+for 3 s after it, no other process becomes dead. A wrong result costs a pause but loses nothing, because the log refuses
+a producer that lost the fence. The file lock is held too: a process of this host is dead as soon as it has ended.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _ID_BYTES = 8
 _HOST_DIGITS = 8
 
 
-def host_of(worker_id: str) -> str:
-    """Return the host in a worker id; "" if it has none."""
-    host, dash, _ = worker_id.partition("-")
+def host_of(process_id: str) -> str:
+    """Return the host in a process id; "" if it has none."""
+    host, dash, _ = process_id.partition("-")
     return host if dash else ""
 
 
@@ -58,7 +58,7 @@ def own_host(folder: Path) -> str:
 
 
 class Liveness:
-    """This process as a worker with a new id, and the other workers of `folder`, which is created if needed."""
+    """This process under a new id, and the other processes of `folder`, which is created if needed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -66,22 +66,22 @@ class Liveness:
         self.own_id = f"{self.host}-{secrets.token_hex(_ID_BYTES)}"
         self._fd: int | None = self._create_lock()
 
-    def is_alive(self, worker_id: str) -> bool:
-        """Return False if that worker is known to be dead."""
-        return worker_id == self.own_id or not self.can_judge(worker_id) or bool(self._is_locked(worker_id))
+    def is_alive(self, process_id: str) -> bool:
+        """Return False if that process is known to be dead."""
+        return process_id == self.own_id or not self.can_judge(process_id) or bool(self._is_locked(process_id))
 
-    def can_judge(self, worker_id: str) -> bool:
-        """Return whether the death of this worker can be detected."""
-        return host_of(worker_id) in ("", self.host)
+    def can_judge(self, process_id: str) -> bool:
+        """Return whether the death of this process can be detected."""
+        return host_of(process_id) in ("", self.host)
 
     def tidy(self) -> None:
-        """Remove the files of dead workers. A worker without a file counts as dead."""
+        """Remove the files of dead processes. A process without a file counts as dead."""
         for path in self._folder.glob("*.lock"):
             if not self._is_locked(path.stem):
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Release this worker's lock and remove its file. Idempotent: the number may be another file's by now."""
+        """Release the lock of this process and remove its file. Idempotent: the number may be another file's by now."""
         fd, self._fd = self._fd, None
         if fd is None:
             return
@@ -89,10 +89,10 @@ class Liveness:
         with contextlib.suppress(OSError):
             os.close(fd)
 
-    def _is_locked(self, worker_id: str) -> bool | None:
-        """Return whether that worker holds its lock; None if it has no file."""
+    def _is_locked(self, process_id: str) -> bool | None:
+        """Return whether that process holds its lock; None if it has no file."""
         try:
-            fd = os.open(self._path(worker_id), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self._path(process_id), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         try:
@@ -104,15 +104,15 @@ class Liveness:
         return False
 
     def _create_lock(self) -> int:
-        """Create this worker's file and lock it before it gets its name, so that no check finds it unlocked."""
+        """Create the file of this process and lock it before it gets its name, so that no check finds it unlocked."""
         unnamed = self._folder / f"{self.own_id}.new"
         fd = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
         unnamed.rename(self._path(self.own_id))
         return fd
 
-    def _path(self, worker_id: str) -> Path:
-        return self._folder / f"{worker_id}.lock"
+    def _path(self, process_id: str) -> Path:
+        return self._folder / f"{process_id}.lock"
 
 
 logger = logging.getLogger("streamserve.streams")
@@ -132,36 +132,36 @@ class RedisLiveness(Liveness):
         self._client = connect_blocking(url, self._beat_seconds)
         self._prefix = prefix
         self._lock = threading.Lock()  # guards the two below; never held during a call to Redis
-        self._grace: dict[str, float] = {}  # watched workers → until when a missing key is not death
+        self._grace: dict[str, float] = {}  # watched processes → until when a missing key is not death
         self._dead: set[str] = set()
         # Used by the thread alone; times are monotonic.
         self._beat_at = 0.0  # when Redis last answered; 0 during an outage
         self._sure_at = 0.0  # when a missing key begins to mean death
         self._is_closing = False
         self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._beat_always, name="worker liveness", daemon=True)
+        self._thread = threading.Thread(target=self._beat_always, name="liveness", daemon=True)
         self._thread.start()
 
-    def is_alive(self, worker_id: str) -> bool:
-        if worker_id == self.own_id:
+    def is_alive(self, process_id: str) -> bool:
+        if process_id == self.own_id:
             return True
-        if self._is_locked(worker_id) is False:
+        if self._is_locked(process_id) is False:
             return False
         with self._lock:
-            if worker_id not in self._grace:
-                self._grace[worker_id] = time.monotonic() + self._life_seconds  # its first beat may not have arrived
+            if process_id not in self._grace:
+                self._grace[process_id] = time.monotonic() + self._life_seconds  # its first beat may not have arrived
                 self._wake.set()
-            return worker_id not in self._dead
+            return process_id not in self._dead
 
-    def can_judge(self, worker_id: str) -> bool:
+    def can_judge(self, process_id: str) -> bool:
         return True
 
     def tidy(self) -> None:
-        """Stop watching the dead workers. A later `is_alive` of one returns False again after a few seconds."""
+        """Stop watching the dead processes. A later `is_alive` of one returns False again after a few seconds."""
         super().tidy()
         with self._lock:
-            for worker_id in self._dead:
-                del self._grace[worker_id]
+            for process_id in self._dead:
+                del self._grace[process_id]
             self._dead.clear()
 
     def close(self) -> None:
@@ -185,35 +185,35 @@ class RedisLiveness(Liveness):
         self._client.close()
 
     def _beat(self) -> None:
-        """Renew this worker's key, and read the keys of the watched workers."""
+        """Renew the key of this process, and read the keys of those it watches."""
         with self._lock:
             watched = list(self._grace)
         read_at = time.monotonic()
         pipeline = self._client.pipeline(transaction=False)
         pipeline.set(self._key(self.own_id), "1", px=int(self._life_seconds * 1000))
-        pipeline.mget([self._key(worker_id) for worker_id in (self.own_id, *watched)])
+        pipeline.mget([self._key(process_id) for process_id in (self.own_id, *watched)])
         _, (_, *found) = pipeline.execute()
         if read_at - self._beat_at > self._life_seconds:
-            # After an outage of Redis or a pause of this process, other workers get time to renew their keys.
+            # After an outage of Redis or a pause of this process, other processes get time to renew their keys.
             self._sure_at = read_at + self._life_seconds
         self._beat_at = read_at
         with self._lock:
-            for worker_id, exists in zip(watched, found, strict=True):
-                self._update(worker_id, exists is not None, read_at)
+            for process_id, exists in zip(watched, found, strict=True):
+                self._update(process_id, exists is not None, read_at)
 
-    def _update(self, worker_id: str, exists: bool, read_at: float) -> None:
-        if worker_id not in self._grace:
+    def _update(self, process_id: str, exists: bool, read_at: float) -> None:
+        if process_id not in self._grace:
             return
         if exists:
-            self._grace[worker_id] = 0.0
-            self._dead.discard(worker_id)
-        elif read_at >= max(self._grace[worker_id], self._sure_at):
-            self._dead.add(worker_id)
+            self._grace[process_id] = 0.0
+            self._dead.discard(process_id)
+        elif read_at >= max(self._grace[process_id], self._sure_at):
+            self._dead.add(process_id)
 
     def _note_outage(self, error: Exception) -> None:
         if self._beat_at:
-            logger.warning("liveness: the workers of other hosts cannot be checked: %s", error)
+            logger.warning("liveness: the processes of other hosts cannot be checked: %s", error)
         self._beat_at = 0.0
 
-    def _key(self, worker_id: str) -> str:
-        return f"{self._prefix}:worker:{worker_id}"
+    def _key(self, process_id: str) -> str:
+        return f"{self._prefix}:worker:{process_id}"

@@ -20,7 +20,7 @@ from streamserve.streams.stream import Stream
 from streamserve.streams.writer import LogWriter
 
 
-def record_of(stream: Stream, worker_id: str) -> Record:
+def record_of(stream: Stream, producer: str) -> Record:
     """Return the record of a new stream."""
     return Record(
         admission=stream.admission,
@@ -29,7 +29,7 @@ def record_of(stream: Stream, worker_id: str) -> Record:
         created=time.time(),
         request=stream.request,
         fence=stream.lease.fence,
-        producer=worker_id,
+        producer=producer,
     )
 
 

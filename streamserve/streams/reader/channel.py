@@ -73,7 +73,7 @@ _MAX_ENDS = 1024
 # Transports do not report what is taken, and each poll costs as much as a small event: a few frames wait for one.
 _FRAMES_PER_POLL = 16
 # A reader that acknowledges is where it says. After so long without another acknowledgement (a page that is frozen, or
-# whose acknowledgements reach another worker) what its system has taken counts again.
+# whose acknowledgements reach another web process) what its system has taken counts again.
 _ACK_SECONDS = 5.0
 # What the reader's system has taken is polled this long after a frame; while something is untaken, soon and then rarer.
 _FIRST_POLL_SECONDS, _POLL_SECONDS = 0.005, 0.25

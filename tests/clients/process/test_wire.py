@@ -59,12 +59,12 @@ async def dialled(spec: LaunchConfig, first: bytes | None = None) -> AsyncIterat
         await connection.lost()
 
 
-async def answer(connection: Connection) -> messages.ToWorker:
+async def answer(connection: Connection) -> messages.ToClient:
     """Return the next message that is no heartbeat."""
     while True:
         payload = await connection.receive()
         assert payload is not None, "the connection is lost"
-        message = messages.TO_WORKER.decode(payload)
+        message = messages.TO_CLIENT.decode(payload)
         if not isinstance(message, State):
             return message
 
@@ -125,7 +125,7 @@ async def test_positions_for_fewer_choices_than_there_are_end_the_connection(slo
         await connection.lost()
 
 
-async def welcomed(connection: Connection) -> messages.ToWorker:
+async def welcomed(connection: Connection) -> messages.ToClient:
     """Take the welcome; return the next message that is no heartbeat."""
     payload = await connection.receive()
     assert payload is not None

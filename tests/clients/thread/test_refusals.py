@@ -81,7 +81,7 @@ async def test_unknown_class_is_refused() -> None:
 
 
 async def test_a_need_that_the_engine_lacks_is_refused() -> None:
-    """A newer worker's request with an unmet need is refused."""
+    """A newer process's request with an unmet need is refused."""
     async with serving() as client:
         with pytest.raises(UnmetNeeds, match="canvas"):
             await client.generate(replace(ask(), needs=("canvas",)))

@@ -18,8 +18,8 @@ class SharedRecords:
         self.records: dict[str, Record] = {}
         self.dead: set[str] = set()
 
-    def worker(self, worker_id: str) -> RecordStore:
-        return RecordStore(self, worker_id)
+    def worker(self, own_id: str) -> RecordStore:
+        return RecordStore(self, own_id)
 
 
 class RecordStore:
@@ -30,8 +30,8 @@ class RecordStore:
 
     is_shared, keeps_text = True, False
 
-    def __init__(self, shared: SharedRecords, worker_id: str) -> None:
-        self.worker_id = worker_id
+    def __init__(self, shared: SharedRecords, own_id: str) -> None:
+        self.own_id = own_id
         self.calls: Counter[str] = Counter()
         self.refusals: deque[Exception] = deque()
         self.finish_refusals: deque[Exception] = deque()
@@ -65,13 +65,13 @@ class RecordStore:
         record = self._shared.records[stream_id]
         if record.is_finished or record.fence != seen_fence:
             return False
-        self._shared.records[stream_id] = replace(record, fence=seen_fence + 1, producer=self.worker_id)
+        self._shared.records[stream_id] = replace(record, fence=seen_fence + 1, producer=self.own_id)
         return True
 
     async def release(self, stream_id: str, fence: int) -> None:
         self._call("release")
         record = self._shared.records[stream_id]
-        if not record.is_finished and (record.fence, record.producer) == (fence, self.worker_id):
+        if not record.is_finished and (record.fence, record.producer) == (fence, self.own_id):
             self._shared.records[stream_id] = replace(record, producer="")
 
     async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
@@ -94,11 +94,11 @@ class RecordStore:
     async def running(self, group: Group) -> Sequence[tuple[str, str]]:
         self._call("running")
         records = self._shared.records.values()
-        others = (one for one in records if one.producer != self.worker_id)
+        others = (one for one in records if one.producer != self.own_id)
         return [(one.id, one.producer) for one in others if one.admission.place_of in group and not one.is_finished]
 
-    def is_alive(self, worker_id: str) -> bool:
-        return worker_id not in self._shared.dead
+    def is_alive(self, producer: str) -> bool:
+        return producer not in self._shared.dead
 
     def _call(self, name: str) -> None:
         self.calls[name] += 1
