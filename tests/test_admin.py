@@ -325,7 +325,7 @@ async def test_a_stream_at_rest_has_no_speed(engine: None, alice_key: str) -> No
     await anext(answer)
     await answer.aclose()
     live = site.get_site().live
-    await until(lambda: all(stream.state != "running" for stream in site.get_site().streams.all()))
+    await until(lambda: all(stream.state == "parked" for stream in site.get_site().streams.all()))
     figures = await live.snapshot()
     [shown] = figures["streams"]
     assert (shown["state"], shown["tokens_per_second"]) == ("parked", 0.0)
