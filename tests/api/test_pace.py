@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -57,14 +58,29 @@ async def river(run: Run) -> None:
     await run.generate(None, max_tokens=12, seed=7, ignore_eos=True)
 
 
+_TURNS = 100  # of the event loop, more than a token takes from the engine to its reader
+
+
+def in_turns() -> Callable[[], None]:
+    """Return what an engine does between two steps so that its readers have one token before it makes the next."""
+    loop = asyncio.get_running_loop()
+
+    async def turn() -> None:
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+
+    return lambda: asyncio.run_coroutine_threadsafe(turn(), loop).result()
+
+
 @asynccontextmanager
-async def served(step_seconds: float) -> AsyncIterator[None]:
-    """Serve the echo engine with slow steps, and the pipeline `river`."""
+async def served(pause: Callable[[], object] | None = None) -> AsyncIterator[None]:
+    """Serve the echo engine, with `pause` in each step, and the pipeline `river`. Without it, see `in_turns`."""
     await site.reset()
     pipeline("river")(river)
     try:
-        with override_settings(STREAMSERVE={"TESTING": True, "PROMPT_IN_URL": True, "ECHO_STEP_SECONDS": step_seconds}):
+        with override_settings(STREAMSERVE={"TESTING": True, "PROMPT_IN_URL": True}):
             await until_ready()
+            site.get_site().clients["echo"]._thread.engine.runner._pause = pause or in_turns()
             yield
             await site.reset()
     finally:
@@ -94,7 +110,7 @@ def texts_in(body: bytes) -> list[str]:
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_reader_chooses_its_interval(caller: Caller, path: str) -> None:
     """By time: every token alone, or all after the first in one frame. By number: six. The text is the same."""
-    async with served(0.005):
+    async with served():
         paces = [{"interval_ms": 0}, {"interval_ms": 5000}, {"interval_tokens": 6}]
         bodies = [await body_of(await caller.post(path, BODIES[path] | pace)) for pace in paces]
         alone, joined, six = map(texts_in, bodies)
@@ -106,7 +122,7 @@ async def test_a_reader_chooses_its_interval(caller: Caller, path: str) -> None:
 
 async def test_several_prompts_share_a_pace(caller: Caller) -> None:
     """Each prompt's stream has it."""
-    async with served(0.005):
+    async with served():
         ask = {**ASK, "prompt": ["The quiet river", "An old boat"], "stream": True}
         bodies = [await body_of(await caller.post("/v1/completions", {**ask, "interval_ms": ms})) for ms in (0, 5000)]
         alone, joined = map(texts_in, bodies)
@@ -116,7 +132,7 @@ async def test_several_prompts_share_a_pace(caller: Caller) -> None:
 
 async def test_a_query_chooses_a_pace(caller: Caller) -> None:
     """Where an answer is started by GET; the fields are no input of a pipeline."""
-    async with served(0.005):
+    async with served():
         accept = {"accept": "text/event-stream"}
         for path in ("/streams/new" + QUERY, "/v1/completions/stream" + QUERY, "/pipelines/river?question=why"):
             alone, joined = [
@@ -127,7 +143,7 @@ async def test_a_query_chooses_a_pace(caller: Caller) -> None:
 
 async def test_a_resume_chooses_anew(caller: Caller) -> None:
     """On each route that resumes, in each format: another number of tokens a frame than the answer began with."""
-    async with served(0.001):
+    async with served():
         response = await caller.post("/streams", {**ASK, "interval_tokens": 12})
         first = parse_sse(await body_of(response))[0]
         events = f"/streams/{response['X-Stream-Id']}/events"
@@ -148,31 +164,44 @@ async def test_a_resume_chooses_anew(caller: Caller) -> None:
         assert len(texts_in(await body_of(again))) > 6
 
 
+def keepalives_in(path: str, body: bytes) -> tuple[bool, bool]:
+    """Return whether there is one as an event of the route's format, and whether one as a comment."""
+    name, data = EVENTS[path]
+    events = [
+        frame
+        for frame in parse_sse(body.rpartition(b"\n\n")[0] + b"\n\n")
+        if frame.event == name and not frame.id and data.items() <= (frame.json if frame.data else {}).items()
+    ]
+    starts_so = path == "/v1/completions/stream"  # its first event, sent at once, is one too
+    return len(events) > starts_so, b"\n: keepalive\n" in body
+
+
 async def test_a_keepalive_is_an_event_or_a_comment(caller: Caller) -> None:
     """As each reader asks; it has no id, and the official formats keep their shape."""
-    async with served(1.5):
+    silence = threading.Event()  # ends when each reader has had one
+    waiting = {(path, form) for path in BODIES for form in ("event", "comment")}
+    async with served(lambda: silence.wait(60)):
 
         async def read(path: str, form: str) -> bytes:
             fields = {"max_tokens": 2, "keepalive_seconds": 1, "keepalive": form}
-            return await body_of(await caller.post(path, BODIES[path] | fields))
+            body = b""
+            async for chunk in await caller.post(path, BODIES[path] | fields):
+                body += chunk
+                if any(keepalives_in(path, body)):
+                    waiting.discard((path, form))
+                if not waiting:
+                    silence.set()
+            return body
 
-        asked = [(path, form) for path in BODIES for form in ("event", "comment")]
+        asked = list(waiting)
         for (path, form), body in zip(asked, await asyncio.gather(*(read(*one) for one in asked)), strict=True):
-            name, data = EVENTS[path]
-            shown = [
-                frame
-                for frame in parse_sse(body)
-                if frame.event == name and not frame.id and data.items() <= (frame.json if frame.data else {}).items()
-            ]
-            starts_so = path == "/v1/completions/stream"  # its first event, sent at once, is one too
-            assert (len(shown) > starts_so) == (form == "event"), (path, form, body)
-            assert (b"\n: keepalive\n" in body) == (form == "comment"), (path, form, body)
+            assert keepalives_in(path, body) == (form == "event", form == "comment"), (path, form, body)
 
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_wrong_values_are_named(caller: Caller, path: str) -> None:
     """A 400 before anything starts, in the body and in a query."""
-    async with served(0.0):
+    async with served():
         for name, value in WRONG:
             refused = await caller.post(path, BODIES[path] | {name: value})
             assert (refused.status_code, name in refused.content.decode()) == (400, True), (name, value)
@@ -189,7 +218,7 @@ async def test_wrong_values_are_named(caller: Caller, path: str) -> None:
 
 @pytest.fixture
 async def socket(alice_key: str) -> AsyncIterator[WebsocketCommunicator]:
-    async with served(0.005):
+    async with served():
         socket = connect(alice_key)
         assert (await socket.connect())[0]
         yield socket
@@ -223,13 +252,16 @@ async def test_a_socket_chooses_for_each_stream(socket: WebsocketCommunicator) -
 
 async def test_a_sockets_keepalive_is_a_ping(alice_key: str) -> None:
     """After the silence that the request names; a comment is nothing that a socket has."""
-    async with served(1.5):
+    silence = threading.Event()  # ends with the first ping
+    async with served(lambda: silence.wait(60)):
         socket = connect(alice_key)
         assert (await socket.connect())[0]
         await socket.send_json_to({"type": "start", "request": {**ASK, "keepalive": "comment"}})
         refused = await receive(socket)
         assert (refused["type"], refused["error"]["param"]) == ("error", "keepalive")
         await socket.send_json_to({"type": "start", "request": {**ASK, "max_tokens": 2, "keepalive_seconds": 1}})
-        messages = await until_end(socket)
-        assert {"type": "ping"} in messages
+        while await receive(socket) != {"type": "ping"}:
+            pass
+        silence.set()
+        await until_end(socket)
         await socket.disconnect()

@@ -131,9 +131,11 @@ async def test_a_request_makes_no_thread(
         return num_started - before
 
     front = fronted(ASGIHandler())
-    await answers(front, 3)
     monkeypatch.setattr(threading.Thread, "start", counted)
-    assert await answers(front, 20) == 0
+    for _ in range(10):  # a pool has all its threads, a few, once they have been busy at the same time
+        if (num := await answers(front, 20)) == 0:
+            break
+    assert num == 0
     assert await answers(ASGIHandler(), 5) >= 5
 
 
