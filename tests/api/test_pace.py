@@ -16,7 +16,7 @@ from django.test.utils import override_settings
 from streamserve import Run, pipeline
 from streamserve.clients.pipeline.client import forget
 from streamserve.web import site
-from tests.conftest import Caller, body_of, until_ready
+from tests.conftest import Caller, body_of, until, until_ready
 from tests.support.checks.stream_checks import Frame, parse_sse
 from tests.web.sockets.conftest import connect, receive, until_end
 
@@ -62,10 +62,12 @@ _TURNS = 100  # of the event loop, more than a token takes from the engine to it
 
 
 def in_turns() -> Callable[[], None]:
-    """Return what an engine does between two steps so that its readers have one token before it makes the next."""
+    """Return what an engine does in each step so that its readers are there, and have one token before the next."""
     loop = asyncio.get_running_loop()
 
     async def turn() -> None:
+        streams = site.get_site().streams
+        await until(lambda: all(stream.readers.attached for stream in streams.all() if stream.is_live))
         for _ in range(_TURNS):
             await asyncio.sleep(0)
 
