@@ -230,7 +230,7 @@ async def test_to_a_reader_who_leaves(on: Site, name: str) -> None:
     if on.leave is not None:
         await on.leave()
     if name in ENDED_WITH_READER:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await stream.ended.wait()
         assert await in_log(stream) == (on.told.text, "abandoned")
         return

@@ -19,6 +19,7 @@ from streamserve.models import Stream as StreamRow
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
 from tests.support.checks.stream_checks import check_native, parse_sse, text_of
+from tests.support.sites.rows import in_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -140,18 +141,8 @@ async def test_the_row_is_the_pipeline_s(caller: Caller) -> None:
     response = await caller.post("/pipelines/bills", PROMPT)
     stream_id = response["X-Stream-Id"]
 
-    row = await in_row(stream_id)
+    row = await in_row(stream_id, state="finished")
     assert (row.model, row.completion_tokens) == ("bills", 8)
-
-
-async def in_row(stream_id: str) -> StreamRow:
-    """Return the row of a stream, once its end is written."""
-    for _ in range(200):
-        row = await StreamRow.objects.aget(pk=stream_id)
-        if row.state == "finished":
-            return row
-        await asyncio.sleep(0.05)
-    raise AssertionError("the row is not finished")
 
 
 async def test_a_key_sent_again_is_shown_the_same_run(caller: Caller) -> None:
@@ -198,7 +189,7 @@ async def test_where_the_time_went_is_in_done_the_state_and_the_row(caller: Call
     whole, stream_id = response.json(), response["X-Stream-Id"]
     state = (await caller.get(f"/streams/{stream_id}")).json()
     assert state["phases"] == whole["phases"]
-    row = await in_row(stream_id)
+    row = await in_row(stream_id, state="finished")
     assert row.phases == whole["phases"]
     phases = dict(whole["phases"])
     assert 0.2 <= phases.pop("network_in") < 30.0
@@ -220,7 +211,7 @@ async def test_where_the_time_went_of_a_run_that_fails(caller: Caller) -> None:
         await until_ready()
         response = await caller.post("/streams", {**PROMPT, "model": "slow"})
         assert b"pipeline_failed" in await body_of(response)
-        row = await in_row(response["X-Stream-Id"])
+        row = await in_row(response["X-Stream-Id"], state="finished")
         state = (await caller.get(f"/streams/{row.pk}")).json()
         assert row.phases["retrieval"] >= 0.05
         assert state["phases"] == row.phases

@@ -35,7 +35,7 @@ class Lifespan:
 
     async def exchange(self, what: str) -> None:
         self.asked.put_nowait({"type": f"lifespan.{what}"})
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await self.answers.get() == {"type": f"lifespan.{what}.complete"}
 
 

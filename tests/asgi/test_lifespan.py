@@ -22,7 +22,7 @@ async def converse(app: App) -> list[Message]:
     async def send(message: Message) -> None:
         answers.append(message)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await app({"type": "lifespan"}, asked.get, send)
     return answers
 

@@ -83,7 +83,7 @@ async def test_a_call_waits_for_the_body_and_then_watches() -> None:
     server.messages.put_nowait(REST)
     assert await receiver.receive() == REST
     server.messages.put_nowait(LEFT)
-    await asyncio.wait_for(has_left.wait(), 10)
+    await asyncio.wait_for(has_left.wait(), 60)
     receiver.close()
 
 

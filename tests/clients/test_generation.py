@@ -175,5 +175,5 @@ async def test_a_source_waits_while_the_queue_is_full() -> None:
         await asyncio.sleep(0)
         assert not waiting.done()
         free(generation)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await waiting

@@ -18,7 +18,7 @@ from tests.support.apps.control_routes import get, wait_for
 from tests.support.checks.stream_checks import check_native, check_native_part, text_of
 from tests.support.servers.web_servers import ALL_SERVERS, Server
 
-_DEADLINE_SECONDS = 20.0
+_DEADLINE_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module", params=ALL_SERVERS)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.models import Stream as StreamRow
 from streamserve.protocol.events import Done
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
@@ -64,10 +63,3 @@ async def held(worker: Worker, gate: Gate, request: GenerateRequest, num_steps: 
 async def left(reading: asyncio.Task[bytes]) -> None:
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
-
-
-async def in_row(stream_id: str, **fields: Any) -> None:
-    """Wait until the row has these values."""
-    async with asyncio.timeout(20):
-        while not await StreamRow.objects.filter(pk=stream_id, **fields).aexists():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)

@@ -15,7 +15,6 @@ import pytest
 from streamserve.clients.pipeline.client import Pipeline, PipelineClient
 from streamserve.clients.pipeline.run import Run
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.models import Stream as StreamRow
 from streamserve.protocol.events import Citation, Done, Error, Event, Status, Token
 from streamserve.protocol.grammar import check_events
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
@@ -24,6 +23,7 @@ from streamserve.streams.log.base import EventLog
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.run_memo import run_log
 from streamserve.streams.stream import Stream
+from tests.support.sites.rows import in_row
 from tests.support.sites.two_workers import Worker
 from tests.support.streams.hand_made import Gate, until
 
@@ -108,16 +108,6 @@ def shown(events: list[Event]) -> tuple[str, list[int], list[Event]]:
     return "".join(one.text for one in tokens), [id for one in tokens for id in one.token_ids], marks
 
 
-async def in_row(stream_id: str, **columns: str) -> None:
-    """Wait until the stream's row is finished, and check it."""
-    for _ in range(400):
-        row = await StreamRow.objects.aget(pk=stream_id)
-        if row.state == "finished":
-            break
-        await asyncio.sleep(0.05)
-    assert {name: getattr(row, name) for name in columns} == columns
-
-
 @pytest.mark.parametrize("on_disconnect", ["park", "finish"])
 @pytest.mark.parametrize("moment", ["in a step", "in the answer", "again in the answer"])
 async def test_a_run_continues_at_another_worker(
@@ -180,7 +170,7 @@ async def test_nothing_is_kept_after_the_end(
 
 async def until_gone(log: EventLog, log_id: str) -> None:
     """Wait until `last_seq` raises KeyError: there is no such log."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             await log.last_seq(log_id)
             await asyncio.sleep(0.01)

@@ -34,8 +34,9 @@ from streamserve.streams.log.base import append, new_log_id
 from streamserve.streams.store import Group
 from streamserve.web import site
 from tests.conftest import Caller, body_of
-from tests.rows.conftest import FINE, NUM_TOKENS, asked, held, in_row, left
+from tests.rows.conftest import FINE, NUM_TOKENS, asked, held, left
 from tests.support.checks.stream_checks import check_native
+from tests.support.sites.rows import in_row
 from tests.support.sites.two_workers import Worker
 from tests.support.streams.hand_made import Gate, until
 from tests.support.streams.log_lines import captured_events

@@ -19,8 +19,9 @@ from streamserve.rows.store import record_of
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from tests.rows.conftest import FINE, NUM_TOKENS, asked, held, in_row, left, quiet
+from tests.rows.conftest import FINE, NUM_TOKENS, asked, held, left, quiet
 from tests.support.checks.stream_checks import check_native, check_native_part, going_away_of, text_of
+from tests.support.sites.rows import in_row
 from tests.support.sites.two_workers import Worker
 from tests.support.streams.hand_made import Gate, until
 
@@ -127,11 +128,11 @@ async def test_stop_from_the_other_worker(one: Worker, two: Worker, gate: Gate) 
     stream, reading = await held(one, gate, asked(max_tokens=500), 6)
     found = await two.streams.reach(stream.id)
     stopping = asyncio.create_task(found.stop(4))
-    await asyncio.wait_for(stopping, 10)
+    await asyncio.wait_for(stopping, 60)
     assert isinstance(found.terminal, Done)
     assert (found.terminal.finish_reason, found.terminal.kept_seq) == ("cancelled", 4)
     gate.open()
-    frames = check_native(await asyncio.wait_for(reading, 10))
+    frames = check_native(await asyncio.wait_for(reading, 60))
     assert frames[-1].json["finish_reason"] == "cancelled"
     await until(lambda: one.streams.find(stream.id).terminal is not None, "the first has its end")
     await in_row(stream.id, state="finished", finish_reason="cancelled")
@@ -177,7 +178,7 @@ async def test_an_end_that_is_read_late_is_no_fault(
     reaching = asyncio.create_task(two.streams.reach(stream.id))
     await has_read.wait()
     found.shut_down()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await found.ended.wait()
         may_return.set()
         assert await reaching is found

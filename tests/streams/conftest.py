@@ -48,7 +48,7 @@ async def start(streams: Streams, **rest: object) -> Stream:
 
 async def events_of(streams: Streams, stream: Stream) -> list[Event]:
     """Wait for the end and return every event, after checking that exactly the last one is an end."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await stream.ended.wait()
     logged = await streams.log.read(stream.log_id, 0)
     assert [entry.seq for entry in logged] == list(range(1, len(logged) + 1))

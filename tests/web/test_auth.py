@@ -51,8 +51,9 @@ async def test_a_key_decides_alone(alice: Any, bob: Any, alice_key: str) -> None
 
 
 @pytest.fixture
-def verbs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kinds of SQL statements that were made, in order."""
+async def verbs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kinds of SQL statements that were made, in order; none is left from the test before."""
+    await orm_is_done()
     out: list[str] = []
     execute = CursorWrapper.execute
 

@@ -11,6 +11,7 @@ from django.test.utils import override_settings
 from streamserve.models import Stream as StreamRow
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
+from tests.support.checks.stream_checks import check_native, text_of
 from tests.web.conftest import PROMPT, communicator, make_caller
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -109,11 +110,11 @@ async def test_prompts_in_urls_are_off_by_default(engine: None, alice_key: str) 
         assert "POST" in refused.json()["error"]["message"]
         assert await StreamRow.objects.acount() == 0
         started = await caller.post("/streams", PROMPT)
-        whole = await body_of(started)
-        first_id = whole.partition(b"\nid: ")[2].partition(b"\n")[0].decode()
-        resumed = await caller.get("/streams/new?prompt=hi", **{"last-event-id": first_id})
+        whole = check_native(await body_of(started))
+        resumed = await caller.get("/streams/new?prompt=hi", **{"last-event-id": whole[0].id})
         assert resumed.status_code == 200
-        assert whole.endswith((await body_of(resumed)).removeprefix(b": ok\n\n"))
+        rest = check_native(await body_of(resumed), after=whole[0].seq)
+        assert (text_of(rest), rest[-1]) == (text_of(whole), whole[-1])
 
 
 PROXY = {"USE_X_FORWARDED_HOST": True, "SECURE_PROXY_SSL_HEADER": ("HTTP_X_FORWARDED_PROTO", "https")}

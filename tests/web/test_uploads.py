@@ -75,7 +75,7 @@ class Upload:
         await until(lambda: self.num_asked > 0, "the body is asked for")
 
     async def answer(self) -> tuple[int, dict[str, Any]]:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await self.task
         return self.sent[0]["status"], json.loads(b"".join(one.get("body", b"") for one in self.sent[1:]))
 

@@ -84,7 +84,7 @@ async def delivered(url: str, folder: Path, *, timeout_seconds: float = 5.0) -> 
     kind = webhook_kind({"billing": target}, retry=RetryPolicy(max_attempts=3, first_seconds=0.0))
     worker = Worker([kind], Liveness(folder))
     running = asyncio.create_task(worker.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (row := await orm.call(WebhookDelivery.objects.get)).is_finished:
             worker.wake()
             await asyncio.sleep(0.01)

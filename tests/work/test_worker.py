@@ -63,7 +63,7 @@ async def drained(worker: Worker, condition: Callable[[], bool]) -> None:
 async def buried(worker: Worker) -> Job:
     """Run the worker until the one row is finished; return the row."""
     running = asyncio.create_task(worker.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (row := await orm.call(Job.objects.get)).is_finished:
             worker.wake()
             await asyncio.sleep(0.01)
@@ -139,7 +139,7 @@ async def test_a_worker_that_stops_does_not_wait_for_a_locked_database(tmp_path:
     await begun.wait()
     with write_lock() as other:
         worker.stop()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await running
         assert other.in_transaction
     assert await states() == [("running", 1)]
@@ -281,7 +281,7 @@ async def test_a_graceful_stop_lets_work_end(tmp_path: Path) -> None:
 
     worker = Worker([tasks(work)], Liveness(tmp_path))
     running = asyncio.create_task(worker.run())
-    await asyncio.wait_for(began.wait(), 10)
+    await asyncio.wait_for(began.wait(), 60)
     worker.stop()
     may_end.set()
     await running
@@ -299,7 +299,7 @@ async def test_what_does_not_end_in_time_is_given_back(tmp_path: Path) -> None:
 
     worker = Worker([tasks(work)], Liveness(tmp_path), grace_seconds=0.0)
     running = asyncio.create_task(worker.run())
-    await asyncio.wait_for(began.wait(), 10)
+    await asyncio.wait_for(began.wait(), 60)
     worker.stop()
     await running
     assert await states() == [("queued", 0)]

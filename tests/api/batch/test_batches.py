@@ -52,7 +52,7 @@ async def test_a_web_process_that_has_a_worker_runs_it(tenant: Tenant) -> None:
     file_id = await tenant.file(jsonl([line("a")]))
     asked = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
     batch = (await tenant.post("/v1/batches", asked)).json()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (batch := await tenant.batch(batch["id"]))["status"] != "completed":  # noqa: ASYNC110  (as a client polls)
             await asyncio.sleep(0.01)
     assert batch["request_counts"]["completed"] == 1
@@ -223,7 +223,7 @@ async def _half_run(tenant: Tenant, rows: list[dict[str, Any]]) -> tuple[str, as
     worker = site.get_site().work.new_worker(["batch"])
     running = asyncio.create_task(worker.run())
     num_short = sum("ignore_eos" not in row["body"] for row in rows)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (await tenant.batch(batch_id))["request_counts"]["completed"] < num_short:
             worker.wake()
             await asyncio.sleep(0.01)
@@ -284,7 +284,7 @@ async def test_a_worker_that_stops_gives_its_batch_back(tenant: Tenant) -> None:
     batch_id = (await tenant.create(jsonl(rows))).json()["id"]
     worker = site.get_site().work.new_worker(["batch"])
     running = asyncio.create_task(worker.run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not (await tenant.batch(batch_id))["request_counts"]["completed"]:
             worker.wake()
             await asyncio.sleep(0.01)

@@ -35,7 +35,7 @@ async def lose(batch_id: str, attempts: int) -> None:
     """Run the batch until its first row has ended; then its worker is gone, for the last of so many times."""
     worker = site.get_site().work.new_worker([BATCHES])
     running = asyncio.create_task(worker.run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not await BatchRow.objects.acount():  # noqa: ASYNC110  (a row of another thread)
             await asyncio.sleep(0.01)
     running.cancel()

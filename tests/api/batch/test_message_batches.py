@@ -48,7 +48,7 @@ async def until_ended(tenant: Tenant, batch_id: str) -> dict[str, Any]:
     worker = site.get_site().work.new_worker(["batch"])
     running = asyncio.create_task(worker.run())
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (batch := (await tenant.get(f"{PATH}/{batch_id}")).json())["processing_status"] != "ended":
                 worker.wake()
                 await asyncio.sleep(0.01)

@@ -62,7 +62,7 @@ async def ended() -> None:
     """Wait until every stream's end is in its row, and every completion is stored or given up."""
     running = StreamRow.objects.filter(state="running")
     unfilled = StoredCompletion.objects.filter(completion="", deleted_at=None)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await running.aexists() or await unfilled.aexists():  # noqa: ASYNC110  (a row has no event)
             await asyncio.sleep(0.005)
 

@@ -94,7 +94,7 @@ async def test_the_end_reaches_every_await(streams: Streams, echo: ThreadClient,
     life = Life(streams, echo, AWAITS[name])
     timeout = 0.05 if how == "deadline" else None
     stream = await streams.start(asked(timeout_seconds=timeout), Admission(owner="u", tenant="t"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await life.reached.wait()
         if how == "stop":
             await stream.stop()

@@ -232,7 +232,7 @@ async def test_a_run_that_asks_for_another_answer_ends(echo: ThreadClient, monke
         if isinstance(event, Token):
             break
     assert memo.begun is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         again = [event async for event in attempt(echo, asking("What is at one?"), Kept(shown, {}, memo.begun))]
     end = again[-1]
     assert isinstance(end, Error)
@@ -264,7 +264,7 @@ async def test_an_answer_that_fails_the_second_time_holds_up_no_other(
         return await generate(*asked)
 
     monkeypatch.setattr(echo, "generate", failing_once)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         again = [event async for event in attempt(echo, function, Kept(shown, {}, memo.begun))]
     end = again[-1]
     assert isinstance(end, Error)
@@ -274,7 +274,7 @@ async def test_an_answer_that_fails_the_second_time_holds_up_no_other(
 async def test_an_answer_takes_its_turn_again() -> None:
     """A citation amid an answer parts what its step has shown: the second part does not wait for later answers."""
     turns = Turns([("a", 0), ("b", 0)])
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         for key in [("a", 0), ("a", 0), ("b", 0), ("a", 0), ("c", 0)]:
             await turns.acquire(key)
             turns.release()
@@ -321,7 +321,7 @@ async def test_a_failed_attempt_shows_no_end_while_it_is_tried_again(echo: Threa
 
     memo = Kept([], {}, None, retries=True)
     reading = asyncio.create_task(anext(attempt(echo, function, memo)))
-    await asyncio.wait_for(memo.error.wait(), 10)
+    await asyncio.wait_for(memo.error.wait(), 60)
     assert not reading.done()
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)

@@ -212,7 +212,7 @@ async def test_a_stop_ends_what_runs(site: Site, gate: Gate) -> None:
             if isinstance(logged.event, Token):
                 break
         await stream.stop()
-    await asyncio.wait_for(cancelled.wait(), 10)
+    await asyncio.wait_for(cancelled.wait(), 60)
     gate.open()
     await until(lambda: site.echo.stats().running == 0, "the engine has freed it")
     assert stream.terminal is not None
@@ -234,7 +234,7 @@ async def test_a_deadline_reaches_every_await(site: Site) -> None:
     ending = (await site.run(function, timeout_seconds=0.2))[-1]
     assert isinstance(ending, Error)
     assert ending.code == "timeout"
-    await asyncio.wait_for(cancelled.wait(), 10)
+    await asyncio.wait_for(cancelled.wait(), 60)
 
 
 async def test_a_run_goes_on_while_its_reader_is_away(site: Site) -> None:

@@ -72,7 +72,7 @@ async def start(streams: Streams, reader: Attachment | None = None, **fields: An
 
 
 async def end_of(streams: Streams, stream: Stream) -> list[Event]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await stream.ended.wait()
     events = [logged.event for logged in await streams.log.read(stream.log_id, 0)]
     check_events(events)
@@ -160,7 +160,7 @@ async def test_a_reader_that_leaves_parks_the_answer() -> None:
         await until(lambda: stream.last_seq == 4)
         stream.detach(reader)
         assert stream.state == "parked"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await upstream.gone[0].wait()
         stream.attach(Attachment(is_paced=False))
         events = await end_of(streams, stream)

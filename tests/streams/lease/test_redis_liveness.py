@@ -17,7 +17,7 @@ from tests.support.streams.logs import redis_server
 
 __all__ = ["redis_server"]
 
-_DEADLINE_SECONDS = 30.0
+_DEADLINE_SECONDS = 60.0
 LIFE = 0.6  # of a key in these tests, in seconds: shorter than the real three
 NOBODY = "0123456789abcdef"
 Start = Callable[[Path], tuple[str, subprocess.Popen[str]]]

@@ -23,7 +23,7 @@ from tests.support.streams.logs import MakeLog, everything, make_log, numbered, 
 
 __all__ = ["make_log", "redis_server"]
 
-_DEADLINE_SECONDS = 30.0
+_DEADLINE_SECONDS = 60.0
 
 
 async def test_events_are_numbered_densely_from_one(make_log: MakeLog) -> None:

@@ -35,7 +35,7 @@ from tests.support.streams.logs import everything, numbered, redis_server
 
 __all__ = ["redis_server"]
 
-_DEADLINE_SECONDS = 30.0
+_DEADLINE_SECONDS = 60.0
 MakeServer = Callable[..., RedisServer]
 
 

@@ -31,7 +31,7 @@ async def read(streams: Streams, reader: Attachment, **rest: object) -> Stream:
 
 async def events_of(streams: Streams, stream: Stream) -> list[Event]:
     """Wait for the end and return every event but `meta`."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await stream.ended.wait()
     meta, *events = [logged.event for logged in await streams.log.read(stream.log_id, 0)]
     assert isinstance(meta, Meta)
@@ -174,7 +174,7 @@ async def test_stop_does_not_wait_for_a_paused_engine(streams: Streams, scripted
     scripted.refusals.append(EngineUnavailable("paused", code="engine_paused", retry_after=100))
     scripted.last.park(Park(reason="paused"))
     await until(lambda: len(scripted.requests) == 2, "the engine refuses")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await stream.stop()
     assert len(scripted.requests) == 2
 

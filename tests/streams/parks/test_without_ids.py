@@ -107,7 +107,7 @@ async def test_what_cannot_be_continued_is_not_parked(streams: Streams, idless: 
     assert idless.last.positions == [(40,), (0,)]
     stream.attach(Attachment())
     idless.last.push(part("y"), Done(finish_reason="stop", usage=Usage(completion_tokens=41)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await stream.ended.wait()
     assert len(idless.requests) == 1
     assert isinstance(stream.terminal, Done)
@@ -119,7 +119,7 @@ async def test_a_refusal_to_continue_ends_the_answer(streams: Streams, idless: I
     idless.refusals.append(CannotContinue("The connection was lost. Ask again."))
     idless.last.push(part("x"))
     idless.last.park(LEAD)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await stream.ended.wait()
     assert stream.terminal == Error(
         code="cannot_continue", message="The connection was lost. Ask again.", retryable=True

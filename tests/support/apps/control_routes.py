@@ -10,7 +10,7 @@ import httpx
 
 from tests.support.servers.web_servers import Server
 
-_DEADLINE_SECONDS = 30.0
+_DEADLINE_SECONDS = 60.0
 
 
 def get(server: Server, path: str) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Tenant:
         worker = site.get_site().work.new_worker(["batch"])
         running = asyncio.create_task(worker.run())
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while (found := await self.batch(batch_id))["status"] not in ENDED:
                     worker.wake()
                     await asyncio.sleep(0.01)

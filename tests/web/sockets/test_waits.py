@@ -139,7 +139,7 @@ async def test_a_start_that_waits_blocks_no_other_message(alice_key: str, monkey
         await socket.send_json_to({"type": "stop", "id": started["id"]})
         stream = site.get_site().streams.find(started["id"])
         assert stream is not None
-        await asyncio.wait_for(stream.ended.wait(), 30)
+        await asyncio.wait_for(stream.ended.wait(), 60)
         assert stream.terminal is not None
         assert stream.terminal.payload()["finish_reason"] == "cancelled"
         go_on.set()
@@ -183,7 +183,7 @@ async def test_a_client_that_leaves_ends_its_start_and_not_its_stop(
         assert is_given_up.is_set()
         stream = site.get_site().streams.find(started["id"])
         assert stream is not None
-        await asyncio.wait_for(stream.ended.wait(), 30)
+        await asyncio.wait_for(stream.ended.wait(), 60)
         assert stream.terminal is not None
         assert stream.terminal.payload()["finish_reason"] == "cancelled"
         await site.reset()

@@ -25,7 +25,7 @@ __all__ = ["outage", "quick"]
 
 DONE = Done(finish_reason="stop")
 DOWN = LogUnavailable("The log is away.")
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 
 
 @pytest.fixture

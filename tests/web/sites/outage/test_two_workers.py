@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.models import Stream as StreamRow
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.stream import Stream
 from tests.support.checks.stream_checks import Frame, check_native, check_native_part, text_of
+from tests.support.sites.rows import in_row
 from tests.support.sites.two_workers import Worker
 from tests.support.streams.hand_made import Gate, ask, started_echo, until
 from tests.support.streams.outages import FullFile
@@ -78,14 +78,6 @@ async def cut_off(worker: Worker, gate: Gate, full: FullFile) -> tuple[Stream, l
     return stream, seen
 
 
-async def ended_row(stream_id: str) -> StreamRow:
-    """Return the row of a stream once its end is written there, which follows the last event."""
-    async with asyncio.timeout(10):
-        while not await StreamRow.objects.filter(pk=stream_id, state="finished").aexists():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    return await StreamRow.objects.aget(pk=stream_id)
-
-
 async def test_another_worker_resumes_what_was_cut(
     one: Worker, two: Worker, gated: tuple[ThreadClient, Gate], full: FullFile
 ) -> None:
@@ -100,7 +92,7 @@ async def test_another_worker_resumes_what_was_cut(
     await full.end()
     await until(lambda: one.streams.writer.outage is None, "the first worker's batch is refused")
     assert check_native(await two.read(stream.id)) == whole
-    assert (await ended_row(stream.id)).finish_reason == "length"
+    await in_row(stream.id, state="finished", finish_reason="length")
 
 
 async def test_an_early_reader_keeps_no_worker_away(
@@ -156,7 +148,4 @@ async def test_another_worker_stops_a_stream_during_an_outage(
     assert frames[-1].json["finish_reason"] == "cancelled"
     gate.open()
     assert check_native(await two.read(stream.id)) == frames
-    async with asyncio.timeout(30):  # the row is finished after the readers have the end
-        while (row := await StreamRow.objects.aget(pk=stream.id)).state != "finished":  # noqa: ASYNC110  (rows have no event)
-            await asyncio.sleep(0.01)
-    assert row.finish_reason == "cancelled"
+    await in_row(stream.id, state="finished", finish_reason="cancelled")
