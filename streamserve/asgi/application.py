@@ -54,7 +54,7 @@ Model = str | ModelConfig | RemoteConfig | EngineClient
 # that it raises becomes the response.
 Authenticate = Callable[[Scope], Caller | Awaitable[Caller | None] | None]
 
-# Only the scope `chat`, and what needs no other services than these: the others need users and a database.
+# Only the scope `chat`, and routes that need these services only: other routes need users and a database.
 _SERVICES = {"answers", "ops"}
 _ROUTES = [(route.pattern(), route) for route in ROUTES if route.access.scope == "chat" and route.needs <= _SERVICES]
 _ELSEWHERE = unknown_route("")
@@ -322,7 +322,7 @@ class Request:
 
     @property
     def query_string(self) -> str:
-        """The query as text; one that is not UTF-8 is decoded as Latin-1."""
+        """The query as text; a query that is not UTF-8 is decoded as Latin-1."""
         raw = self.scope.get("query_string", b"")
         try:
             return raw.decode()  # type: ignore[no-any-return]

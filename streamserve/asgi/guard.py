@@ -63,9 +63,9 @@ class Guard:
     """The bounds of one app. 0 is no bound.
 
     `max_uploads`: bodies of routes that take a file, where the app stores them before it knows their callers.
-    `max_connections`: requests and WebSockets in progress; `max_per_address`: those of one client address, but not of
-    a loopback address or a unix socket, which are a proxy's. `body_seconds`: a body has so long, and a second more for
-    each KiB. `bound_of(path)` names the bounds of a route, None for other addresses.
+    `max_connections`: requests and WebSockets in progress; `max_per_address`: the same for one client address, but not
+    for a loopback address or a unix socket, which are a proxy's. `body_seconds`: a body has so long, and a second more
+    for each KiB. `bound_of(path)` names the bounds of a route, None for other addresses.
     """
 
     max_connections: int = 0
@@ -126,7 +126,7 @@ class GuardedApp:
             raise Overloaded("The server has as many connections as it takes. Try again.", retry_after=_RETRY_SECONDS)
         if client and guard.max_per_address and self._by_client[client] >= guard.max_per_address:
             raise QuotaExceeded(
-                f"This address has {guard.max_per_address} connections open, which is the limit. Close one.",
+                f"This address has {guard.max_per_address} connections open, which is the limit. Close one of them.",
                 code="too_many_connections",
                 retry_after=_RETRY_SECONDS,
             )

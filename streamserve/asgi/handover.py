@@ -1,6 +1,6 @@
 """The hand-over: how an app passes a streaming response to the outer ASGI layer, and how that layer streams it.
 
-    await respond(scope, receive, send, delivery)      plain ASGI, inside a StreamMiddleware or without one
+    await respond(scope, receive, send, delivery)      plain ASGI, inside a StreamMiddleware or without it
     return Response(headers=hand_over(delivery))       any framework, inside a StreamMiddleware only
 
 The inner app sends `HEADER: offer(delivery)` on an ordinary empty response. `Exchange`, the middleware's part of one

@@ -232,7 +232,7 @@ class _Guard:
             self._keeping_alive.cancel()
 
     async def _absorb_cancel(self) -> None:
-        """End this guard's own cancellation here; re-raise one by the server."""
+        """End this guard's own cancellation here; re-raise a cancellation by the server."""
         if self._has_cancelled and self._app_task is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)

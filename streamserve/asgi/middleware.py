@@ -34,7 +34,7 @@ class StreamMiddleware:
 
     `harden`: also correct the app's own `text/event-stream` responses (hardening.py). `guard`: bounds of
     connections and bodies (guard.py). `stall_seconds`: a reader that takes nothing for so long is cut off; 0: that is
-    left to the server. `drain_seconds`: under servers other than FlowServer, how long streams may go on after SIGTERM.
+    left to the server. `drain_seconds`: under servers other than FlowServer, how long streams may run after SIGTERM.
     `scope["streamserve.received_at"]` is `time.monotonic()` of the request;
     `scope["streamserve.more_headers"]` is a list for headers of its response.
     """
@@ -105,7 +105,7 @@ class StreamMiddleware:
             await self._app(scope, receive, send)
 
     def _join(self, drain: Drain, root_path: str) -> None:
-        """Register the callbacks with the server's drain; if it has begun, call those of `on_drain` now."""
+        """Register the callbacks with the server's drain; if it has begun, call `on_drain`'s callbacks now."""
         self._drain = drain
         drain.serves = lambda path: path.removeprefix(root_path) in self._paths_while_draining
         if self._guard is not None:

@@ -2,7 +2,7 @@
 
 A request's messages are its body's, then one `http.disconnect`. The body goes to the caller of `receive`. When it is
 whole, or a task watches for the disconnect before, one task awaits the server for the rest of the request, and keeps
-a part of the body for `receive`; everybody who waits for the disconnect waits for that task: a framework or a view that
+a part of the body for `receive`; all who wait for the disconnect wait for that task: a framework or a view that
 stops waiting cancels nothing at the server. Some servers do not forgive that: gunicorn 27 answers the next call with a
 disconnect although the client is there.
 

@@ -133,8 +133,8 @@ class BatchRecord:
 class BatchDialect:
     """How an API's batches look: how their ids begin, and the lines of their output and error files.
 
-    `result_line` is that of a row that was run; `unrun_line` (request id, custom_id, why) that of a row without an
-    answer. An API whose results are one file `has_error_file` False.
+    `result_line` makes the line of a row that was run; `unrun_line` (request id, custom_id, why) the line of a row
+    without an answer. An API whose results are one file `has_error_file` False.
     """
 
     name: str

@@ -19,11 +19,11 @@ class Encoder(Protocol):
     """One reader's view of a log.
 
     `first_bytes` are sent at once, before any event; `keepalive` after silence, only between events; b"" means the
-    dialect has none. `keepalive_event` is a keepalive that page scripts can see. `encode` returns the frames of one
-    event, b"" for an event this dialect does not show; the last of them has the event's id (see `FrameIds` for those
-    before it). An encoder that `takes_snapshots` can begin anywhere: it is given a `Snapshot` for what a reader far
-    behind lacks, and not fed what its reader has. `going_away` returns the last bytes for a reader whose stream is not
-    over when its server stops; b"" where the missing end is enough.
+    dialect has no such bytes. `keepalive_event` is a keepalive that page scripts can see. `encode` returns the frames
+    of one event, b"" for an event this dialect does not show; the last of them has the event's id (see `FrameIds` for
+    those before it). An encoder that `takes_snapshots` can begin anywhere: it is given a `Snapshot` for what a reader
+    far behind lacks, and not fed what its reader has. `going_away` returns the last bytes for a reader whose stream is
+    not over when its server stops; b"" where the missing end is enough.
     """
 
     content_type: str
@@ -41,7 +41,7 @@ class Encoder(Protocol):
 
 
 class Frame(NamedTuple):
-    """One SSE frame: its data, one line, and the name on its `event:` line if it has one."""
+    """One SSE frame: its data, one line, and the name on its `event:` line if it has a name."""
 
     data: str
     event: str | None = None
@@ -54,8 +54,8 @@ class FrameIds:
         events 5 to 9  ──►  id: log-4:c1   role       the first frame after event 4
                             id: log-9      content    event 9, and with it the joined events before it
 
-    Invariant: the frames before an event's last one are the same however its tokens are joined, so that a reader that
-    resumes with `num_seen` of them lacks exactly the others. The last frame is never left out.
+    Invariant: the frames before an event's last frame are the same however its tokens are joined, so that a reader that
+    resumes with `num_seen` of them lacks exactly the other frames. The last frame is never left out.
 
     `last_id` is the id of the last frame that the reader has. Without a `log_id` no frame has an id.
     """
@@ -84,7 +84,7 @@ class FrameIds:
 
 
 class PieceEncoder:
-    """An `Encoder` of a dialect that shows pieces: the dialect's class says in `show` how each piece looks.
+    """An `Encoder` of a dialect that shows pieces: the dialect's method `show` makes each piece's frames.
 
     Invariant: `show` gives the same frames before a `Delta`'s last one however tokens are joined; see `FrameIds`.
     """
@@ -113,7 +113,7 @@ class PieceEncoder:
 
 
 def coalesce(events: Sequence[LoggedEvent], *, max_tokens: int | None = None) -> list[LoggedEvent]:
-    """Join neighbouring `Token` events of one block into one, which takes the last one's seq.
+    """Join neighbouring `Token` events of one block into one event, which takes the last event's seq.
 
     `max_tokens` bounds how many token ids a joined event may hold.
     """

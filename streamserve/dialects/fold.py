@@ -397,7 +397,7 @@ class Answer:
 
     @property
     def done(self) -> Done:
-        """What the answer's success says. Raises the error that it ended in instead."""
+        """The `Done` of a successful answer. Raises the error that the answer ended in."""
         if isinstance(self.end, Failed):
             raise self.end.error()
         assert self.end is not None, "the log has no terminal event"

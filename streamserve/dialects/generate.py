@@ -54,7 +54,7 @@ _MAX_MAXIMUM = 2**63 - 1  # of a maximum, which is lowered to what there is
 # A prompt as /v1/completions takes it: text, or token ids.
 Prompt = str | tuple[int, ...]
 
-# Variables of chat templates whose type is known; the engine knows which others a model's template reads.
+# Variables of chat templates whose type is known; the engine knows which other variables a model's template reads.
 TEMPLATE_KWARGS: Table = {
     "enable_thinking": boolean,
     "thinking": boolean,

@@ -7,8 +7,9 @@
     "structured_outputs": {"json": {…}} | {"json_object": true} | {"regex": "…"} | {"choice": ["…"]} | {"grammar": "…"}
     "guided_json": {…}     "guided_regex": "…"     "guided_choice": ["…"]     "guided_grammar": "…"
 
-The last row are the names of vLLM before 0.12, which many programs still send; of all names one may be sent. A grammar
-that is text alone, as in `guided_grammar` or llama-server's `grammar`, is GBNF where a rule has "::=", else Lark.
+The last row are the names of vLLM before 0.12, which many programs still send. A body may have one of all these
+names. A grammar that is text alone, as in `guided_grammar` or llama-server's `grammar`, is GBNF where a rule has
+"::=", else Lark.
 Types, sizes and combinations are checked here; whether the text is a grammar is found at acceptance, where it is
 compiled (engine/grammar/). The order of a schema's keys is kept: it is the order of the answer's. Pure.
 """
@@ -181,7 +182,7 @@ def take_format(values: dict[str, Any]) -> str:
     """
     found = [name for name in (*_FORMAT_NAMES, "grammar") if values.get(name) is not None]
     if len(found) > 1:
-        raise conflict(f"{' and '.join(found)} all say what the text must match; send one of them.", found[1])
+        raise conflict(f"{' and '.join(found)} each set what the text must match; send one of them.", found[1])
     if not found:
         return "grammar"
     values["grammar"] = values[found[0]]

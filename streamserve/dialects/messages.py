@@ -58,7 +58,7 @@ def messages(limits: Limits) -> Reader:
 
 
 def known_fields(value: Any, table: Table, param: str) -> dict[str, Any]:
-    """Return the checked fields of an object of the history that `table` has; others are left out."""
+    """Return the checked fields of an object of the history that `table` has; other fields are left out."""
     given = any_object(value, param)
     return read({name: given[name] for name in given if name in table}, table, prefix=param + ".")
 

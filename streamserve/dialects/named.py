@@ -1,4 +1,4 @@
-"""What a dialect says of a stream and of a model, both of which live in layers above."""
+"""What a dialect shows of a stream and of a model, both of which live in layers above."""
 
 from __future__ import annotations
 

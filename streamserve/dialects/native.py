@@ -58,7 +58,7 @@ class NativeRequest(Asked):
 def parse(
     body: Mapping[str, Any], limits: Limits, *, default_model: str, unseal: Callable[[str], str] | None = None
 ) -> NativeRequest:
-    """Check every field of a `POST /streams` body; raise `BadRequest` naming the first wrong one.
+    """Check every field of a `POST /streams` body; raise `BadRequest` naming the first wrong field.
 
     `unseal` opens `sealed_system`, the system prompt of a chat element's page. Without it that field is unknown.
     """
@@ -230,7 +230,8 @@ def trimmed_of(outline: Iterable[Citation | Status]) -> list[dict[str, Any]]:
 
 
 def run_json(answer: Answer, *, stream_id: str, pipeline: str, created: int) -> dict[str, Any]:
-    """Return a whole run: id, text, steps, citations, and what `done` says. Raises the error that the run ended in."""
+    """Return a whole run: id, text, steps, citations, and the fields of `done`. Raises the error that the run ended
+    in."""
     done, trimmed = answer.done, trimmed_of(answer.steps)
     return {
         "id": stream_id,

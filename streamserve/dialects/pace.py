@@ -5,7 +5,7 @@
     keepalive_seconds   after so long a silence the reader gets a keepalive
     keepalive           its form: a comment, which page scripts cannot see, or an event of the reader's format
 
-They change when bytes leave, and nothing of the answer. A reader that resumes chooses anew. Pure.
+They change when bytes leave, and not the answer. A reader that resumes chooses anew. Pure.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ SITES_OWN = Pace()
 
 
 def pace_of(values: Mapping[str, Any]) -> Pace:
-    """Return the pace in checked fields, among others."""
+    """Return the pace in checked fields, which may hold other fields."""
     return Pace(**{name: values[name] for name in PACE if name in values})
 
 

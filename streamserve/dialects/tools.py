@@ -45,7 +45,7 @@ def tool_fields(limits: Limits) -> Table:
 
 
 def with_tools(request: GenerateRequest, values: Mapping[str, Any]) -> GenerateRequest:
-    """Return the request with its tools. Without any, the other fields about them ask for nothing."""
+    """Return the request with its tools. Without tools, the other fields about tools have no effect."""
     offered, choice = values.get("tools", ()), values.get("tool_choice", ToolChoice())
     check_choice(choice, offered, "tool_choice")
     if not offered:

@@ -73,7 +73,7 @@ def _note(value: Any, param: str) -> Any:
 
 
 def _stream_id(value: Any, param: str) -> str:
-    """Read the id of a stream. One that cannot be an id is answered as one that is unknown."""
+    """Read the id of a stream. A text that cannot be an id is answered as an unknown id."""
     if not isinstance(value, str):
         wrong_type(value, param, "a string")
     if not is_stream_id(value):
@@ -188,7 +188,7 @@ def _user_turn(text: str) -> tuple[Message, ...]:
 
 
 def _conversation(before: GenerateRequest, answer: Message) -> tuple[Message, ...]:
-    """Return the turns so far and the answer, or raise an error that says what to send instead."""
+    """Return the turns so far and the answer, or raise an error that names what to send instead."""
     if before.messages is None and before.prompt == "":  # a finished stream of another process (streams/registry.py)
         message = "What was asked is no longer kept here. Send the whole conversation with start."
         raise Gone(message, code="conversation_gone", param="id")

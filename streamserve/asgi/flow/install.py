@@ -9,8 +9,8 @@ place of daphne's stock `Server`. The parts:
     server         the server itself                      apps        apps, their messages, lifespans and ends
     ../drain.py    the order of a shutdown
 
-daphne is imported only when it is needed, because that installs Twisted's reactor. On a daphne other than the one this
-was written for (4.2.3), a warning names what is missing, and the stock server serves.
+daphne is imported only when it is needed, because that installs Twisted's reactor. On a daphne other than the version
+that this was written for (4.2.3), a warning names what is missing, and the stock server serves.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class FlowConnection(HTTPChannel):  # type: ignore[misc]  # Twisted is not type-
             super().allContentReceived()
 
     def resumeProducing(self) -> None:
-        """Go on when the reader has taken what was written, but do not read on for an app that is behind."""
+        """Resume when the reader has taken what was written, but do not read on for an app that is behind."""
         super().resumeProducing()
         if self._is_answering and self.requests and self.requests[-1].inbox.is_paused:
             self._networkProducer.pauseProducing()

@@ -48,7 +48,7 @@ class FlowServer(AppServer):
 
     @property
     def http_factory(self) -> Any:
-        """The factory that `run` listens with; daphne assigns its stock one."""
+        """The factory that `run` listens with; daphne assigns its stock factory."""
         return self._http_factory
 
     @http_factory.setter
@@ -169,7 +169,7 @@ class FlowServer(AppServer):
         return wrapped
 
     def _check_connections(self) -> None:
-        """End connections that are late or stalled, and remove the closed ones."""
+        """End connections that are late or stalled, and remove closed connections."""
         now = time.monotonic()
         for key, transport in list(self.transports.items()):
             if not transport.is_open:

@@ -36,7 +36,7 @@ class FlowConfig:
     connection_bytes: unsent bytes held for one reader before the app's `send` waits.
     stall_seconds: a connection that takes no byte for so long, while bytes are unsent, is aborted.
     vanish_seconds: a connection whose peer acknowledges no packet for so long is closed (Linux only, which also
-        closes one that takes nothing for so long); 0 leaves that to the system.
+        closes a connection that takes nothing for so long); 0 leaves that to the system.
     body_bytes: the largest request body, where the app names no bound of its own for the route (asgi/guard.py).
     head_seconds: a request's head must arrive within it, its body at 1 KiB/s after it; 0 is no limit.
     drain_seconds: how long responses in flight may take to finish after SIGTERM.
@@ -243,7 +243,7 @@ class RequestInbox(Inbox):
         self._last: Message | None = None  # piece of the body
 
     def put_nowait(self, item: Message) -> None:
-        """Take a message of daphne's; not that of the body, which it sees empty."""
+        """Take a message of daphne's. The body's message is left out: daphne sees an empty body."""
         if item["type"] != "http.request":
             super().put_nowait(item)
 
@@ -253,7 +253,7 @@ class RequestInbox(Inbox):
         super().put_nowait(self._last)
 
     def end(self) -> None:
-        """The body is whole: its last piece says so, unless the app has that already."""
+        """The body is whole: its last piece is marked so, unless the app has taken it already."""
         if self._last is not None and not self.empty():
             self._last["more_body"] = False
         else:

@@ -1,8 +1,8 @@
 """`messages` and `system` of the Messages API → `Message` values.
 
 A turn is a string or blocks. What a block is there is a field of a message in chat templates: thoughts and calls are
-fields of the assistant's turn, each result of a tool is a turn of its own. Neighbouring turns of one role are one, as
-in the public API. A history is read leniently, as in dialects/messages.py. Text only. Pure.
+fields of the assistant's turn, each result of a tool is a turn of its own. Neighbouring turns of one role are joined,
+as in the public API. A history is read leniently, as in dialects/messages.py. Text only. Pure.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _anything(value: Any, param: str) -> Any:
     return value
 
 
-# The fields of each kind that say something; clients send a reply's others back with the history.
+# The fields of each kind that are read; clients send a reply's other fields back with the history.
 _TABLES: dict[str, Table] = {
     "text": {"text": any_text},
     "thinking": {"thinking": any_text},
@@ -153,7 +153,7 @@ def _as_messages(turns: Iterable[_Turn]) -> Iterator[Message]:
 
 
 def _user_messages(blocks: list[_Block], calls: set[str], param: str) -> Iterator[Message]:
-    """Yield what the blocks say, in their order: neighbouring texts are one message, each result is one."""
+    """Yield the blocks' messages, in their order: neighbouring texts are one message, each result is a message."""
     if not any(block.kind == "tool_result" or block.fields["text"] for block in blocks):
         yield Message(role=USER, content="", param=param)
     for kind, several in groupby(blocks, key=lambda block: block.kind):

@@ -133,7 +133,7 @@ def identity(stream: NamedStream) -> dict[str, Any]:
 def encoder_for(stream: NamedStream, **options: Any) -> MessageEncoder:
     """Return the encoder of that stream: the same bytes for a reader of the answer and for a reader who resumes it.
 
-    `options` are those of `MessageEncoder`.
+    `options` are the options of `MessageEncoder`.
     """
     return MessageEncoder(stream.log_id, **options, **identity(stream))
 

@@ -82,7 +82,7 @@ class MessagesRequest(Asked):
 def parse(
     body: Mapping[str, Any], limits: Limits, *, default_model: str, needs_max_tokens: bool = True
 ) -> MessagesRequest:
-    """Check every field of a body; raise `BadRequest` naming the first wrong one."""
+    """Check every field of a body; raise `BadRequest` naming the first wrong field."""
     values = read(body, _table(limits))
     if needs_max_tokens:
         required(values, "max_tokens")
@@ -195,7 +195,7 @@ _TOKENS_OF_A_BLOCK = 64
 
 
 def _refuse_edits(values: Mapping[str, Any], body: Mapping[str, Any]) -> None:
-    """Raise BadRequest for an edit of the conversation that would change it; the others are as if they were made."""
+    """Raise BadRequest for an edit of the conversation that would change it; other edits count as made."""
     for index, edit in enumerate(values.get("context_management", {}).get("edits", ())):
         if not _changes_nothing(edit, body):
             where = f"context_management.edits[{index}]"
@@ -235,7 +235,7 @@ def _value_of(asked: Any, kind: str, default: int) -> int:
 
 
 def _blocks_of(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the blocks of a checked body's messages; a text by itself is one."""
+    """Yield the blocks of a checked body's messages; a text by itself is one block."""
     for turn in body.get("messages") or ():
         content = turn.get("content")
         yield from content if isinstance(content, list) else [{"type": "text"}]
@@ -309,7 +309,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _unsupported(way_out: str, *allowed: Any, code: str = "unsupported_parameter") -> Reader:
-    """Refuse every value but those `allowed`, which ask for nothing."""
+    """Refuse every value but the `allowed` values, which ask for nothing."""
 
     def reader(value: Any, param: str) -> None:
         if value not in allowed:

@@ -112,7 +112,7 @@ def shared_values(values: dict[str, Any]) -> dict[str, Any]:
     return {
         "stream": stream,
         "include_usage": include_usage,
-        # As in vLLM, counts in every chunk need those of the last one.
+        # As in vLLM, counts in every chunk need the counts of the last chunk.
         "continuous_usage": include_usage and (options or {}).get("continuous_usage_stats", False),
         "return_token_ids": values.get("return_token_ids", False),
         "grammar_field": grammar_field,
@@ -143,7 +143,7 @@ def is_empty_list(value: Any, param: str) -> bool:
 
 
 def only(*values: Any) -> Callable[[Any, str], bool]:
-    """Return whether a value is one of these, which are what this server does anyway."""
+    """Return whether a value is one of `values`, which this server does anyway."""
 
     def allows(value: Any, param: str) -> bool:
         return any(type(value) is type(one) and value == one for one in values)

@@ -38,7 +38,7 @@ from streamserve.protocol.errors import to_body
 from streamserve.protocol.events import TEXT, Citation, Meta, PositionLogprobs, Token, Usage
 from streamserve.protocol.sse import frame, one_line_json
 
-# With obfuscation a delta's JSON is filled up to a multiple of this, so that its size says little about its text.
+# With obfuscation a delta's JSON is filled up to a multiple of this, so that its size reveals little about its text.
 _OBFUSCATED_CHARS = 64
 # Values of the setting REASONING_FIELD: which field of a delta or message has the thinking. The first is the default.
 REASONING_FIELDS = ("both", "reasoning_content", "reasoning")
@@ -53,7 +53,7 @@ def identity(stream: NamedStream) -> dict[str, Any]:
 def encoder_for(stream: NamedStream, **options: Any) -> ChatEncoder:
     """Return the encoder of that stream: the same bytes for a reader of the answer and for a reader who resumes it.
 
-    `options` are those of `ChatEncoder`.
+    `options` are the options of `ChatEncoder`.
     """
     return ChatEncoder(stream.log_id, n=stream.request.n, **options, **identity(stream))
 

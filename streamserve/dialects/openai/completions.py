@@ -72,7 +72,7 @@ class CompletionRequest(BodyRequest):
 
 
 def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> CompletionRequest:
-    """Check every field of a body; raise `BadRequest` naming the first wrong one."""
+    """Check every field of a body; raise `BadRequest` naming the first wrong field."""
     values = read(body, _table(limits))
     given: tuple[Prompt, ...] = required(values, "prompt")
     values.setdefault("max_tokens", DEFAULT_MAX_TOKENS)
@@ -138,7 +138,7 @@ class Joined:
         self._num_open -= 1
 
     def end(self) -> list[Frame]:
-        """Return what follows the streams; nothing where a stream has failed, which its error has said."""
+        """Return what follows the streams; nothing where a stream has failed: its error was shown."""
         if self._num_open:
             return []
         chunk = Frame(one_line_json({**self._head, "choices": [], "usage": self._usage.as_json()}))
@@ -282,7 +282,7 @@ def completion_json(
 
 
 def _choice_json(choice: AnswerChoice, index: int, echoed: Sequence[PositionLogprobs]) -> dict[str, Any]:
-    """Return a choice, whose log-probabilities begin with those of the prompt that `echo` shows."""
+    """Return a choice, whose log-probabilities begin with the prompt's, where `echo` shows the prompt."""
     texts = [block for block in choice.blocks if block.kind == TEXT]
     positions = [*echoed, *(one for block in texts for one in block.logprobs or ())]
     return {

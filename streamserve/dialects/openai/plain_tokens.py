@@ -38,7 +38,7 @@ class PlainEncoder(TokensEncoder):
 
 
 def refusal(error: StreamserveError) -> bytes:
-    """Return an error as the only event of a response: a page with an EventSource cannot read that of a 4xx."""
+    """Return an error as the only event of a response: a page with an EventSource cannot read the body of a 4xx."""
     return frame(one_line_json(error_json(to_body(error))), event="error", id=REFUSED_ID)
 
 
@@ -51,7 +51,7 @@ class PlainRequest(Asked):
 
 
 def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> PlainRequest:
-    """Check every field; raise `BadRequest` naming the first wrong one."""
+    """Check every field; raise `BadRequest` naming the first wrong field."""
     values = read(body, {**sampling_fields(limits), **alias_fields(limits), **request_fields(limits), **ASKED})
     if values.get("n", 1) > 1:
         raise conflict("This stream shows one choice; use /v1/completions or /streams for n above 1.", "n")

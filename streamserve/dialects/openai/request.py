@@ -64,7 +64,7 @@ _TIERS: Mapping[str, str | None] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(BodyRequest):
-    """A checked body. `include_obfuscation` asks for deltas whose size says little about their text.
+    """A checked body. `include_obfuscation` asks for deltas whose size reveals little about their text.
 
     `include_reasoning` False leaves thoughts out of the response. `latency_class` is named by that field or by
     `service_tier`. `store` asks for the answer to be kept, with `metadata`.
@@ -78,7 +78,7 @@ class ChatRequest(BodyRequest):
 
 
 def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> ChatRequest:
-    """Check every field of a chat completion body; raise `BadRequest` naming the first wrong one."""
+    """Check every field of a chat completion body; raise `BadRequest` naming the first wrong field."""
     values = _renamed(read(_without_empty_messages(body), _table(limits)))
     shared = shared_values(values)
     if not values.get("add_generation_prompt", True) and not values.get("continue_final_message", False):
@@ -98,7 +98,7 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Cha
 
 
 def _table(limits: Limits) -> Table:
-    """Return the readers of a body's fields: those of the API, and those whose meaning is this route's own."""
+    """Return the readers of a body's fields: the API's fields, and the fields whose meaning is this route's own."""
     return {
         **shared_fields(limits),
         **tool_fields(limits),
@@ -122,7 +122,7 @@ def _without_empty_messages(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _renamed(values: dict[str, Any]) -> dict[str, Any]:
-    """Rename this API's fields to those of `SamplingParams`."""
+    """Rename this API's fields to the names in `SamplingParams`."""
     _rename_max_tokens(values)
     _rename_logprobs(values)
     take_tier(values, _TIERS)

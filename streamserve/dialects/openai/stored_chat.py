@@ -37,7 +37,7 @@ class StoredChat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListQuery:
-    """Which completions are asked for: those of a model ("": any) with all these pairs, after one stream's."""
+    """Which completions are asked for: of a model ("": any), with all these pairs, after one stream's completion."""
 
     page: Page
     model: str = ""
@@ -45,7 +45,8 @@ class ListQuery:
 
 
 def parse_list(query: Mapping[str, str], limits: Limits) -> ListQuery:
-    """Return the completions that a query asks for, oldest first unless it says otherwise, as that API has it."""
+    """Return the completions that a query asks for, oldest first unless the query sets another order, as in that
+    API."""
     pairs = {found[1]: value for name, value in query.items() if (found := _FILTER.fullmatch(name))}
     rest = {name: value for name, value in query.items() if _FILTER.fullmatch(name) is None}
     model = _model(rest.pop("model", ""), "model")
