@@ -54,7 +54,7 @@ class Source:
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """Free what the answer costs: nothing of it is wanted any more. Synchronous; called once, while it is open."""
+        """Free what the answer costs: it is not wanted any more. Synchronous; called once, while it is open."""
         raise NotImplementedError
 
 

@@ -8,7 +8,7 @@ It knows the generation, why there is none, when the engine is asked again, and 
 What was shown so far is its owner's, who passes it with each `ask`. On the event loop.
 
 `Parking`: why an answer is parked or refused, and when its engine is asked again. Parked means that the engine holds
-nothing of the answer, and the stream or the pipeline's run holds its tokens. A refusal is waited for as a park is,
+no part of the answer, and the stream or the pipeline's run holds its tokens. A refusal is waited for as a park is,
 unless it is final. Pure: the caller passes the time and the number of unread tokens.
 
     reason   parked by, because                          asks again when                      events shown
@@ -18,7 +18,7 @@ unless it is final. Pure: the caller passes the time and the number of unread to
     paused   the engine: the operator pauses it          at once, then with backoff           waiting, resumed
     lost     the client: the engine has ended            at once, then with backoff           waiting, loading, resumed
     loading  the stream: it began before its engine      the engine is loaded                 loading
-             the engine or its client refuses it         as the refusal says                  waiting, loading, resumed
+             the engine or its client refuses it         the refusal sets it                  waiting, loading, resumed
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Lag(Protocol):
 class RunState(Enum):
     """Where the answer is, as its engine sees it."""
 
-    WAITING = "waiting"  # the engine holds nothing of it: it has not begun, is parked, or is refused
+    WAITING = "waiting"  # the engine holds no part of it: it has not begun, is parked, or is refused
     RUNNING = "running"
     DRAINED = "drained"  # the engine has ended it early, and all that it gave is taken
 
@@ -295,7 +295,7 @@ class EngineRun:
         return park
 
     def park(self, park: Park) -> None:
-        """Note that the engine holds nothing of the answer any more, and why."""
+        """Note that the engine holds no part of the answer any more, and why."""
         self.parking.begin(park, self.lag.num_tokens, self._clock())
 
     def lose(self, park: Park) -> list[Status]:

@@ -2,7 +2,7 @@
 
     engine ── events ──► FilterSource: a chain of filters for each block ──► the stream, its log, readers
 
-Each token keeps its ids, so that an answer which was parked continues after what the model said, in any process. The
+Each token keeps its ids, so that an answer which was parked continues after the model's own text, in any process. The
 filters' state is not kept: the engine repeats the events of the shown ids first (`Resume.replay`), and they go
 through new filters unseen. A server elsewhere gives no ids, and readers have only what the filters let through: such an
 answer is not continued once it has begun. Pipelines have the same filters (clients/pipeline/filters.py).
@@ -109,7 +109,7 @@ class FilterSource(Source):
         return out
 
     def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool) -> None:
-        """Pass on how far the reader is. It waits for nothing of a choice that was stopped."""
+        """Pass on how far the reader is. It does not wait for a choice that was stopped."""
         self._reader = (num_tokens, is_away)
         if num_tokens is not None:
             pairs = zip(self._choices, num_tokens, strict=False)
@@ -182,11 +182,11 @@ class _Choice:
         self.num_tokens = self.num_made = self.num_thinking = 0  # shown; by the engine; in thinking blocks
         self._filters, self._num_shown = filters, num_shown
         self._chain: Chain | None = None  # of the open block
-        self._block: BlockStart | None = None  # that is open; None for the implied one too
+        self._block: BlockStart | None = None  # that is open; None for the implied block too
         self._block_index = 0
 
     def take(self, event: Token | BlockStart | BlockStop) -> list[Event]:
-        """Return what is shown of an event: nothing of an event that was shown before, or after a stop."""
+        """Return what is shown of an event: [] for an event that was shown before, or comes after a stop."""
         out = self._take(event)
         self._num_pieces += sum(isinstance(one, Token) and bool(one.text) for one in out)
         return out

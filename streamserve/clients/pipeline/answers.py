@@ -27,7 +27,7 @@ from streamserve.protocol.events import TEXT, BlockStart, BlockStop, Done, Error
 from streamserve.protocol.measures import FIRST_TOKEN, parts_of
 from streamserve.protocol.requests import Admission, GenerateRequest, Resume
 
-# How long a run waits for an engine that refuses what has not begun: one that loads, is replaced, or is full.
+# How long a run waits for an engine that refuses a new answer because it loads, is replaced, or is full.
 ENGINE_SECONDS = 60.0
 
 
@@ -107,7 +107,7 @@ class Answering:
         raise EngineUnavailable("The end of an answer was not kept. Try again.")
 
     async def _continue(self, journal: Journal) -> None:
-        """Go on from what an earlier attempt has shown of this answer, if it was cut off in its middle."""
+        """Continue what an earlier attempt has shown of this answer, if it was cut off in its middle."""
         if self._speech is None or self._through is not None or journal.memo.begun != self._key:
             return
         await self._take_turn(begins=False)
@@ -239,7 +239,7 @@ class Answering:
             await self._speech.show(event)
 
     async def _take_turn(self, *, begins: bool = True) -> None:
-        """Wait until the answers before this one are shown whole."""
+        """Wait until the earlier answers are shown whole."""
         if not self._has_turn and self._speech is not None:
             await self._speech.turn.acquire(self._key)
             self._has_turn, self._first = True, self._speech.num_tokens

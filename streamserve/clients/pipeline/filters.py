@@ -1,7 +1,7 @@
 """Output filters: they see the text of an answer before any reader does, and pass, replace or stop it.
 
 A filter holds back what may be the beginning of something that it acts on, `MAX_HELD_CHARS` at most. Each run has its
-own. What a model is asked to continue after is what it said, not what a filter made of it. Pure.
+own. A model continues after its own text, not after a filter's. Pure.
 """
 
 from __future__ import annotations

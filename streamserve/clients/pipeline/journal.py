@@ -8,8 +8,8 @@ An attempt is another try of a job, or another web process that continues a stre
 
 A `Memo` keeps them: the job's rows (work/job_runs.py), or a log beside the stream's (streams/run_memo.py). An attempt
 calls the author's function from the start: a finished step returns what was kept. A plain answer that was cut off
-continues from its tokens; one with blocks, or behind filters, is made anew with the same seed, and compared. An
-answer's name has a digest of its request, since those side by side may be called in any order.
+continues from its tokens; an answer with blocks, or behind filters, is made anew with the same seed, and compared. An
+answer's name has a digest of its request, since answers side by side may be called in any order.
 
 `Shown` is what earlier attempts have shown. A run that is tried again gives the same events from the start. Those that
 the log has are taken off there, in order: texts character by character, token ids by their number, since a whole answer
@@ -119,7 +119,7 @@ class Shown:
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
-    """Return the events with neighbouring tokens of a block as one."""
+    """Return the events with neighbouring tokens of a block as one event."""
     out: list[Event] = []
     for index, group in groupby(events, lambda event: event.index if isinstance(event, Token) else None):
         tokens = list(group)
@@ -131,7 +131,7 @@ def joined(events: Iterable[Event]) -> list[Event]:
 
 
 def _one(tokens: Sequence[Token]) -> Token:
-    """Return tokens of a block as one."""
+    """Return tokens of a block as one event."""
     token_ids = tuple(chain.from_iterable(token.token_ids for token in tokens))
     return replace(tokens[0], text="".join(token.text for token in tokens), token_ids=token_ids)
 
@@ -141,7 +141,7 @@ logger = logging.getLogger("streamserve.pipelines")
 Key = tuple[str, int]
 _MAX_NAME_CHARS = 200
 _DIGEST_CHARS = 16
-# An answer waits so long for the run to come to one that was shown before it. All that is kept of a run is there at
+# An answer waits so long for the run to reach an answer that was shown before it. All that is kept of a run is there at
 # once, so this is the time of what is repeated beside the answer.
 _TURN_SECONDS = 60.0
 
@@ -344,7 +344,7 @@ class Journal:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Return whether JSON has changed nothing of a result: 1 is not 1.0, and a tuple is no list."""
+    """Return whether JSON has kept a result as it was: 1 is not 1.0, and a tuple is no list."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):

@@ -1,7 +1,7 @@
 """`RunPhases`: where the time of a run goes. Pure but for the clock.
 
-Phases may lie within each other, and side by side: at each moment the one that began last counts, so they add up to the
-whole time. What lies in none is `other`.
+Phases may lie within each other, and side by side: at each moment the phase that began last counts, so they add up to
+the whole time. Time in no phase is `other`.
 
     step(phase="retrieval")   ──────────┐              │
     generate                            │   ┌──────────┴─────────┐   what the engine has measured divides it

@@ -57,7 +57,8 @@ class Answer:
 
 
 class Run:
-    """One run of a pipeline. `input` is what the caller sent as such, `messages` the conversation, if it is one."""
+    """One run of a pipeline. `input` is what the caller sent as such, `messages` the conversation, if it sent a
+    conversation."""
 
     def __init__(
         self,
@@ -99,9 +100,9 @@ class Run:
         phase: str = "",
         **options: Any,
     ) -> Any:
-        """Show the step `name`, run `function`, and return its result. Synchronous ones run on a thread.
+        """Show the step `name`, run `function`, and return its result. A synchronous function runs on a thread.
 
-        Readers see "Step 2 of 4" where `of` says how many there are. `phase` (retrieval, rerank, context, or a name of
+        Readers see "Step 2 of 4" where `of` is the number of steps. `phase` (retrieval, rerank, context, or a name of
         your own) is where `done` counts its time. In a job the result is kept as JSON: a job that is tried again gets
         it, and does not call the function.
         """
@@ -144,12 +145,12 @@ class Run:
     ) -> Answer:
         """Have a model answer, show the answer unless `show` is False, and return it whole.
 
-        `fields` are those of POST /streams: max_tokens, temperature, stop. Several may run side by side; those that are
-        shown follow each other. Without messages: the caller's own. `tools` are functions that the model may call; it
-        is asked again with their results, `max_rounds` times at most. Readers see calls and results, unless
+        `fields` are fields of POST /streams: max_tokens, temperature, stop. Several answers may run side by side; those
+        that are shown follow each other. Without messages: the caller's own. `tools` are functions that the model may
+        call; it is asked again with their results, `max_rounds` times at most. Readers see calls and results, unless
         `show_results` is False. Messages whose content is `Static`, at the beginning, are computed once for all
-        callers. `through` is a filter of this answer alone: readers see its text, and `Answer` has what the model said.
-        Raises StreamserveError.
+        callers. `through` is a filter of this answer alone: readers see its text, and `Answer` has the model's own
+        text. Raises StreamserveError.
         """
         client, request, admission = self._prepare(messages, model, fields)
         offered = {one.tool.name: one for one in map(function_tool, tools)}
@@ -236,7 +237,7 @@ class Run:
                 if self._journal is not None:
                     self._journal.note_result(call.id, result)
             turns.append(Message(role="tool", content=result, extra={"tool_call_id": call.id, "name": call.name}))
-        seed = request.sampling.seed  # the ids of calls are made of it: those of another round are others
+        seed = request.sampling.seed  # the ids of calls are made of it, and each round has its own
         sampling = replace(request.sampling, seed=None if seed is None else seed + 1)
         return replace(request, messages=(*(request.messages or ()), *turns), sampling=sampling)
 
@@ -274,7 +275,7 @@ class Run:
         return await journal.step(name, function, show, _as_json, _from_json)
 
     async def _do(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Run a function: a synchronous one on a thread."""
+        """Run a function: a synchronous function on a thread."""
         if inspect.iscoroutinefunction(function):
             return await function(*args, **options)
         result = await self._call(function, *args, **options)
@@ -339,7 +340,7 @@ def _from_json(value: Any) -> Any:
 
 
 async def _num_tokens(client: EngineClient, request: GenerateRequest, admission: Admission) -> int:
-    """Return how many tokens a prompt has; an estimate if only a server knows that does not say."""
+    """Return how many tokens a prompt has; an estimate if only a server knows, and does not tell it."""
     try:
         return len(await client.tokenize(request, admission))
     except BadRequest as error:

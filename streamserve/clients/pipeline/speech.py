@@ -105,8 +105,8 @@ class Speech:
         self._filters, self._chain = filters, Chain(())  # of the open block
         self._prompt_tokens = self._cached_tokens = self._reasoning_tokens = 0
         self._decode_seconds, self._num_gaps = 0.0, 0  # between the tokens of the answers
-        self._open: str | None = None  # the kind of the block that is open; None before the first and between two
-        self._index = 0  # of the open block, or of the next one
+        self._open: str | None = None  # the kind of the block that is open; None outside of blocks
+        self._index = 0  # of the open block, or of the next block
         self._is_implied = False  # block 0 is open without a block_start
 
     @property
@@ -139,7 +139,7 @@ class Speech:
     async def continued(self) -> Token | None:
         """Return what an earlier attempt has shown of the answer whose turn it is, and count it as shown.
 
-        None if it has to be made anew: there is nothing, it has other blocks than text, or filters have changed it.
+        None if it has to be made anew: it is empty, it has other blocks than text, or filters have changed it.
         """
         shown = self.source.shown
         token = None if shown is None or self._filters else shown.plain_answer()

@@ -4,10 +4,10 @@
 
     await run.generate([{"role": "system", "content": RULES}, {"role": "user", "content": run.question}])
 
-The prefix cache keeps tenants apart by a salt, or the speed of an answer would show what others have asked. Messages
-that are `Static`, before the first that is not, need none: they were there before any request. That is a property of
-the object and not of its text, so a caller who sends the same words shares nothing, and a text made of a `Static` and
-something else is an ordinary text.
+The prefix cache keeps tenants apart by a salt, or the speed of an answer would show what other tenants have asked.
+Messages that are `Static`, before the first that is not, need no salt: they were there before any request. That is a
+property of the object and not of its text, so a caller who sends the same words shares nothing, and a text made of a
+`Static` and something else is an ordinary text.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def function_tool(function: Callable[..., Any]) -> FunctionTool:
 
 
 def result_text(result: Any) -> str:
-    """Return a result as the model gets it: text as it is, anything else as JSON; a long one is cut."""
+    """Return a result as the model gets it: text as it is, anything else as JSON; a long result is cut."""
     text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
     return text if len(text) <= _MAX_RESULT_CHARS else text[:_MAX_RESULT_CHARS] + "…"
 

@@ -178,7 +178,7 @@ def is_locked(paths: EnginePaths) -> bool:
 
 @contextmanager
 def listening(paths: EnginePaths) -> Iterator[socket.socket]:
-    """Bind the socket, replacing a stale one, and remove it in the end. Under the lock only."""
+    """Bind the socket, replacing a stale socket file, and remove it in the end. Under the lock only."""
     paths.socket.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
         mask = os.umask(0o177)

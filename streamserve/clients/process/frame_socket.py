@@ -108,8 +108,8 @@ class Connection(asyncio.Protocol):
         """Call `on_silence` once when the peer has sent nothing for `seconds`, by `StallClock`.
 
         `busy_seconds` returns for how many of so many last seconds the peer was busy. After the loop itself was
-        blocked, waiting data is read before this timer runs, so a live peer is not blamed; nor is one that was blocked
-        as well.
+        blocked, waiting data is read before this timer runs, so a live peer is not blamed; nor is a peer that was
+        blocked as well.
         """
         now = time.monotonic()
         gap, self._watched_at = now - self._watched_at, now

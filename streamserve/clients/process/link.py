@@ -61,7 +61,7 @@ class EngineLost(Exception):
 
 
 class SuspectLost(EngineLost):
-    """An engine that serves others has ended in a suspect's own step: that answer ends, the model is sound."""
+    """An engine that serves other answers has ended in a suspect's own step: that answer ends, the model is sound."""
 
 
 class NoEngine(Exception):
@@ -81,7 +81,7 @@ _EXPECTED = (EngineLost, SpawnFailed, EnginePathError, FrameError, OSError)
 
 
 class EngineLink:
-    """See above. `session` is that of the newest connection, and None before its handshake.
+    """See above. `session` is the newest connection's, and None before its handshake.
 
     `description` and `stats` are the engine's own while it is connected.
     """
@@ -96,7 +96,7 @@ class EngineLink:
         self._paths = engine_paths(config)
         self._breaker = CircuitBreaker(config.max_failures, config.failure_seconds)
         self._num_lost = 0
-        self._served_at = -math.inf  # an engine has said that it computed tokens
+        self._served_at = -math.inf  # an engine has reported that it computed tokens
         self._without_engine_since: float | None = None
         self._spawn_after = 0.0
         self._retry_at = 0.0
@@ -219,7 +219,7 @@ class EngineLink:
             has_served = time.monotonic() - self._served_at < self._config.failure_seconds
             lost = SuspectLost if flight.is_trial and has_served else EngineLost
             raise lost(f"the engine ended without a goodbye; see {self._paths.log}")
-        if session.goodbye == "replaced":  # by a client with more recent settings, which starts the next one
+        if session.goodbye == "replaced":  # by a client with more recent settings, which starts the next engine
             self._spawn_after = time.monotonic() + self._config.hang_seconds
 
     def _busy(self, activity: ProcessActivity, seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""The messages between a client and an engine process: typed values, one to a frame.
+"""The messages between a client and an engine process: typed values, one message in a frame.
 
     client                                   engine
     Hello  ─────────────────────────────────►          protocol, config hash, age of the settings
@@ -51,7 +51,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Open(Message, frozen=True):
-    """Begin generation `id`, or continue one."""
+    """Begin or continue generation `id`."""
 
     id: int
     request: GenerateRequest

@@ -3,7 +3,7 @@
 A step that hangs is noticed by the event loop of its process. If the step holds the GIL, so that the loop stands
 still, a timer of CPU time ends it, or its clients do, which miss the heartbeat. An engine that hangs between two steps
 is noticed by the event loop, an event loop that hangs by the clients. An engine that ends itself prints the stack of
-every thread, and a client starts the next one.
+every thread, and a client starts the next engine.
 
 All of them count progress and not wall time: a machine on which no process runs (SIGSTOP, a paused VM) costs the engine
 nothing, and an engine that computes gets `BUSY_FACTOR` times the patience. A client sees in /proc that the engine waits
@@ -11,7 +11,7 @@ for a core or for the disk; then it has that patience, too.
 
 `FlightRecord` has the engine's steps in flight and outlives its process: whose step was it that ended it?
 
-    <runtime_dir>/<hash of site and alias>.flight     pid, is_trial, length; then stream ids, one a line
+    <runtime_dir>/<hash of site and alias>.flight     pid, is_trial, length; then stream ids, one on each line
 
 Memory of a file: what is written there is in the kernel at once, whatever ends the process a moment later. Written on
 the engine thread, at each call of the runner; read by a client that has lost the engine.
@@ -103,7 +103,7 @@ class ProcessActivity:
 
 
 class CircuitBreaker:
-    """Counts the failures of an engine and says when to try again (Nygard's pattern). Pure.
+    """Counts the failures of an engine and decides when to try again (Nygard's pattern). Pure.
 
     It opens after `max_failures` within `seconds`, and after as long allows one try (half open). A failure of that try,
     or within `seconds` of it, opens it again at once.
@@ -162,7 +162,7 @@ class Watchdog:
     def on_step(self, flight: Flight) -> None:
         """A call of the runner begins, and may take so long; None: no call is under way. Engine thread.
 
-        CPU time beyond that of all cores in the time of a busy step ends the process, even while the step holds the
+        CPU time beyond what all cores give in the time of a busy step ends the process, even while the step holds the
         GIL.
         """
         seconds = flight.seconds_allowed

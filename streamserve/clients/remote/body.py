@@ -104,7 +104,7 @@ _STANDARD = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 _BY_HAND = ("seed", "max_tokens", "stop", "logprobs", "prompt_logprobs")
 # Of these a server takes what its `Dialect` names.
 _EXTRA = tuple(one.name for one in fields(SamplingParams) if one.name not in (*_STANDARD, *_BY_HAND))
-# Of these a server has defaults of the model's own, as we do: a caller who switches a default off says so there, too.
+# For these a server has defaults of the model's own, as we do: a value that switches a default off is sent, too.
 _WITH_DEFAULTS = tuple(name for name in MODEL_DEFAULTS if name in _EXTRA)
 
 CUT = "the connection to the model's server was lost in the middle of this answer. Ask again."

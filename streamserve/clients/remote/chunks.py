@@ -40,7 +40,7 @@ _FINISH_REASONS = {
     **dict.fromkeys(("max_tokens", "model_length"), "length"),
     **dict.fromkeys(("safety", "refusal"), "content_filter"),
 }
-_FAILED = ("abort", "error")  # SGLang's, and others', for an answer that the server has given up
+_FAILED = ("abort", "error")  # SGLang's and other servers', for an answer that the server has given up
 
 
 # Text, or a list of parts: strings, {"type": "text", "text": …}, {"type": "thinking", "thinking": …}.
@@ -164,9 +164,9 @@ class _ChoiceParser:
         index, id = call.index or 0, str(call.id) if call.id else None
         is_open = self._open is not None and self._open.kind == "tool_use" and self._call_index == index
         if is_open and self._open is not None and id and id != self._open.id:
-            is_open = False  # several calls that all say index 0
+            is_open = False  # several calls that all have index 0
         if call.index is None and not id and function.name:
-            is_open = False  # several calls that say nothing, each of them whole
+            is_open = False  # several calls without index and id, each of them whole
         if not is_open:
             if not function.name:
                 raise UpstreamBroken("a tool call without a name")

@@ -163,7 +163,7 @@ class RemoteClient:
     def _refuse_continuing(self, request: GenerateRequest, resume: Resume, dialect: Dialect) -> None:
         """Raise CannotContinue for an answer that this server would not continue where it is.
 
-        Nor for one whose text is to come again first (`replay`): what readers were shown is not what the model said.
+        Nor for an answer whose text comes again first (`replay`): what readers were shown is not the model's own text.
         """
         if resume.has_tokens:  # by an engine that this site had before
             raise CannotContinue(CUT)

@@ -75,7 +75,7 @@ def error_of(alias: str, status: int, headers: Mapping[str, str], body: bytes, n
     return unavailable(alias)
 
 
-# How servers say that the prompt fits, and the maximum beside it does not: vLLM, older vLLM and OpenAI, SGLang.
+# How servers report that the prompt fits, and the maximum beside it does not: vLLM, older vLLM and OpenAI, SGLang.
 _WINDOW = re.compile(r"maximum context length (?:is|of) (\d+)")
 _PROMPT = re.compile(r"(\d+) (?:input tokens|in the (?:messages|prompt)|tokens from the input)")
 _MOST = re.compile(r"at most (\d+) completion tokens")

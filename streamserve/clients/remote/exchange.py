@@ -140,8 +140,8 @@ class Exchange:
                     if len(body) >= MAX_ERROR_BYTES:
                         break
         except (UpstreamLost, StreamserveError):
-            pass  # the status says enough
-        except Exception as error:  # httpx's own; the status says enough
+            pass  # the status tells enough
+        except Exception as error:  # httpx's own; the status tells enough
             _raise_foreign(error)
         return bytes(body[:MAX_ERROR_BYTES])
 

@@ -153,7 +153,7 @@ class RemoteServer:
         return min(self.config.poll_seconds, 0.8 * _KEEPALIVE_SECONDS) if is_busy else self.config.poll_seconds
 
     def _take(self, found: Found) -> None:
-        """Note what the server says of itself."""
+        """Note what the server tells about itself."""
         if self.config.server == AUTO:
             self.kind = found.server
         if self.description.state != "ready":
@@ -172,7 +172,7 @@ class RemoteServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a server says of itself. `server` is one of SERVERS; `warning` is for the operator."""
+    """What a server tells about itself. `server` is one of SERVERS; `warning` is for the operator."""
 
     server: str = "openai"
     max_model_len: int = 0
@@ -180,7 +180,7 @@ class Found:
 
 
 async def probe(http: httpx.AsyncClient, config: RemoteConfig) -> Found:
-    """Return what the server says. Raises UpstreamLost with the reason why it cannot be used."""
+    """Return what the server tells about itself. Raises UpstreamLost with the reason why it cannot be used."""
     answers = await asyncio.gather(*(_ask(http, config) for _ in range(max(1, config.warm_connections))))
     status, body = answers[0]
     if status in (401, 403):

@@ -29,7 +29,7 @@ from streamserve.protocol.sse import SSEDecoder, SSEError
 
 logger = logging.getLogger("streamserve.remote")
 
-MAX_QUEUED = 64  # events; the events of one more read may come on top
+MAX_QUEUED = 64  # events; the events of one read may come on top
 # A server that has not answered by then may be computing the prompt: the answer begins, and waits where it is seen.
 _ACCEPT_SECONDS = 1.0
 

@@ -34,7 +34,7 @@ _MAX_BYTES = 16 * 1024 * 1024  # of an answer: a million ids and more
 
 
 class NoTokenizer(Exception):
-    """The server counts no tokens; the message says how that is known."""
+    """The server counts no tokens; the message gives the reason."""
 
 
 async def tokenize(

@@ -80,10 +80,10 @@ class LoadedEngine:
 class Prepared:
     """A request ready for the engine: ids, resolved sampling and timeout, and the text side of each choice.
 
-    `num_tokens`: of all choices, those that are known already and are to be computed. `needs`: see `Accepted`.
+    `num_tokens`: the tokens of all choices that are known already and have to be computed. `needs`: see `Accepted`.
     `grammar`: what the whole output must match; then `constrain` (grammar.py) sets `matchers`, one for each choice.
     `echoes`: the prompt's text that each choice still has to begin with. `first_scored`: the prompt's first token, if
-    it is still to be shown with the log-probabilities of the others.
+    it is still to be shown with the log-probabilities of the other tokens.
     """
 
     request: GenerateRequest

@@ -1,7 +1,8 @@
-"""`AdmissionControl`: whether one more request may wait, by the time that it would.
+"""`AdmissionControl`: whether another request may wait, by the time that it would wait.
 
 Used on the event loops of a client; the engine thread only removes what has ended. Free places in the batch are not
-counted as queue, and a request that finds one, with no other waiting before it, is accepted however long its prompt.
+counted as queue, and a request that finds a free place, with no other waiting before it, is accepted however long its
+prompt.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from streamserve.protocol.errors import BadRequest, Overloaded
 # Seconds to retry after where the queue is full and no answer has finished yet.
 _FIRST_GUESS = 5.0
 # While an overload stands: of the lateness that a class allows, the share that the first of the queue has when the next
-# request is refused. With less, requests are refused that could have begun; nearly all later ones could not.
+# request is refused. With less, requests are refused that could have begun; nearly all later requests could not.
 _LAG_SHARE = 0.98
 # Weight of the newest prompt in the share that the prefix cache lacks: about the last ten count.
 _NEWEST = 0.1
@@ -150,8 +151,8 @@ class AdmissionControl:
     ) -> tuple[float, float]:
         """Return how long a request of `num_tokens` that comes now would wait for its first step, and how long it may.
 
-        While an overload stands it will be as late as the first of the queue is. Otherwise one that can only be late
-        may wait behind all others.
+        While an overload stands it will be as late as the first of the queue is. Otherwise a request that can only be
+        late may wait behind all other requests.
         """
         if stats.queued_tokens and stats.queued_seconds:
             self._seconds_per_token = stats.queued_seconds / stats.queued_tokens

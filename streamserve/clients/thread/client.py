@@ -39,7 +39,8 @@ from streamserve.protocol.errors import BadRequest, EngineUnavailable, error_for
 from streamserve.protocol.events import Error
 from streamserve.protocol.requests import NO_CALLER, START, Admission, GenerateRequest, Resume
 
-# Rendering is Python, tokenising releases the GIL: with two, one long prompt or chat does not block the short ones.
+# Rendering is Python, tokenising releases the GIL: with two threads, one long prompt or chat does not block the short
+# ones.
 _TOKENIZER_THREADS = 2
 # The state after each action of an operator.
 _STATES = {"pause": "paused", "resume": "ready", "drain": "draining"}

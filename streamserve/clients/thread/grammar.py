@@ -56,7 +56,7 @@ def _matchers(engine: LoadedEngine, prepared: Prepared, grammar: Grammar) -> tup
 def _with_forced_schemas(engine: LoadedEngine, prepared: Prepared) -> Grammar | None:
     """Return the grammar that holds a forced call to its schema, strict or not; None where it holds no more.
 
-    A caller that forces a call reads its arguments by the schema: `instructor` never says `strict`. A schema that
+    A caller that forces a call reads its arguments by the schema: `instructor` never sends `strict`. A schema that
     cannot be enforced is left out.
     """
     request = prepared.request
@@ -86,7 +86,7 @@ def _arguments(parameters: Mapping[str, Any]) -> Grammar:
 def _blamed(engine: LoadedEngine, request: GenerateRequest, grammar: Grammar, error: BadRequest) -> BadRequest:
     """Return the error with the strict tool at fault, if a tool is by itself; of `tools` where nothing else binds.
 
-    Else the request's own grammar is blamed, where it has a fault by itself: callers know nothing of the grammar of the
+    Else the request's own grammar is blamed, where it has a fault by itself: callers do not know the grammar of the
     whole output.
     """
     for tool in [tool for tool in callable_tools(request) if tool.strict][:_MOST_BLAMED]:

@@ -134,7 +134,7 @@ class SequenceSource(Source):
         events += choice.push(update)
         if choice.finish_reason is not None:
             events += self._finish_choice(choice, update)
-        elif update.park is not None:  # the other choices end with the one that the engine has parked
+        elif update.park is not None:  # the other choices end with the parked choice
             self._end(events, parked=update.park)
             return
         self.generation.put(events)
@@ -144,7 +144,7 @@ class SequenceSource(Source):
         self.cancel()
 
     def _progress(self, update: SequenceUpdate) -> Iterator[Status]:
-        """Yield what the answer waits for; an answer that gets its first token from the next step waits for nothing."""
+        """Yield what the answer waits for; an answer that gets its first token from the next step does not wait."""
         if update.place is not None and self.times.scheduled_at is None:
             if self._place is None or 2 * update.place <= self._place:  # of several choices the first in line counts
                 self._place = update.place
