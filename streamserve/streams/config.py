@@ -45,9 +45,9 @@ class StreamConfig:
 class JobConfig:
     """How jobs are run. Waits in seconds.
 
-    `embedded`: web processes run jobs too, so that no worker is needed. `concurrency` is that of one process. A failed
+    `embedded`: web processes run jobs too, so that no worker is needed. `concurrency` holds for one process. A failed
     attempt is followed by another after `retry_seconds`, then twice that, `max_retry_seconds` at most. An attempt may
-    take `timeout_seconds`, unless its request says less. A worker that stops waits `grace_seconds` for what runs.
+    take `timeout_seconds`, unless its request sets less. A worker that stops waits `grace_seconds` for what runs.
     """
 
     embedded: bool = False

@@ -1,4 +1,5 @@
-"""`Follower`: a stream's log while this process does not write it: the lease, what others write, and the wait for both.
+"""`Follower`: a stream's log while this process does not write it: the lease, what other processes write, and the wait
+for both.
 
     catch_up     what another process has committed is counted, and shown to the readers of this process
     take_over    the writer before is fenced, its last events are read, and this process holds the lease
@@ -25,7 +26,7 @@ from streamserve.streams.transcript import Transcript
 _FOLLOW_SECONDS = 0.5
 # A stream that is followed without a reader for so long is dropped.
 _IDLE_SECONDS = 5.0
-# Events read at once: of a stream with readers, and of one that only counts.
+# Events read at once: of a stream with readers, and of a stream that only counts.
 _PAGE, _LONG_PAGE = 64, 512
 
 
@@ -65,7 +66,7 @@ class Follower:
                 return
 
     async def take_over(self) -> None:
-        """Fence the writer before this one, and read what it wrote last. Raises LogLost, Fenced and Ended."""
+        """Fence the previous writer, and read what it wrote last. Raises LogLost, Fenced and Ended."""
         last_seq = await append(self.log, self.log_id, self.lease.fence, [])
         if last_seq < self._transcript.last_seq:
             raise LogLost(self.log_id)

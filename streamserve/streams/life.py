@@ -21,8 +21,8 @@ class Life(Enum):
 
     OPENING = "opening"  # its first event is being committed
     RUNNING = "running"  # the engine makes it
-    PARKED = "parked"  # the engine holds nothing of it, and is asked again when that is due
-    CUT = "cut"  # an outage of its log lasts: nothing is made, and any process may continue it
+    PARKED = "parked"  # the engine holds no part of it, and is asked again when that is due
+    CUT = "cut"  # an outage of its log lasts: no token is made, and any process may continue it
     ENDING = "ending"  # its terminal event is decided, and being committed
     FOLLOWING = "following"  # another process writes its log, or none does
     CLAIMING = "claiming"  # its terminal event is decided, and this process does not write its log yet
@@ -37,7 +37,7 @@ class Cause(Enum):
     """Why a stream's life changes."""
 
     ADMITTED = "admitted"  # the engine makes it from now on
-    PARKED = "parked"  # the engine holds nothing of it
+    PARKED = "parked"  # the engine holds no part of it
     OUTAGE = "outage"  # of the log, too long to wait for
     OUTAGE_OVER = "outage over"  # and no other process can have continued it
     ENDING = "ending"  # a terminal event is decided: by its user, its time, its reader's absence, an error

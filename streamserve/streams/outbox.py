@@ -33,7 +33,7 @@ class Outbox:
         self.num_bytes = 0  # of all events that were packed here, as the log has them
         self._own: deque[Event] = deque()  # committed before what the engine has
         self._has_backlog = False  # the engine had more than fits into a batch
-        self._max_events = MAX_BATCH_EVENTS  # of the next batch, from how large those of the last one were
+        self._max_events = MAX_BATCH_EVENTS  # of the next batch, from how large the events of the last batch were
 
     @property
     def is_idle(self) -> bool:
@@ -63,7 +63,7 @@ class Outbox:
         as_kept: Callable[[Done | Error], Done | Error],
         is_new: Callable[[Event], bool] | None = None,
     ) -> Batch | None:
-        """Put the next batch in flight and return it; None while there is nothing, or a batch is in flight.
+        """Put the next batch in flight and return it; None while there is no event, or a batch is in flight.
 
         `ready` takes what the engine has, up to so many events, of which those that `is_new` are committed;
         `as_kept` makes the terminal event what the log keeps.

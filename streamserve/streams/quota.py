@@ -1,10 +1,10 @@
 """`StreamQuota`: the bounds on a caller's concurrent streams, in all processes of the site, and the queue before them.
 
 Counts the streams that run or start in this process, without a gap between check and start. The streams of other
-processes are read from the store, so two processes that start one at the same moment may exceed a bound by one.
-A request beyond its caller's places waits in the caller's own queue in this process, in order of arrival; callers take
-turns, the one with the fewest streams first. asyncio. Callers are the `place_of` of admissions; those that begin with
-"anon:" are visitors without a login.
+processes are read from the store, so two processes that each start a stream at the same moment may exceed a bound by
+one. A request beyond its caller's places waits in the caller's own queue in this process, in order of arrival; callers
+take turns, the caller with the fewest streams first. asyncio. Callers are the `place_of` of admissions; those that
+begin with "anon:" are visitors without a login.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("streamserve.streams")
 
-# How long an answer takes, before one has ended.
+# How long an answer takes, before any answer has ended.
 _FIRST_GUESS = 5.0
-# Weight of the answer that ended last in how long one takes: about the last ten count.
+# Weight of the answer that ended last in the mean duration: about the last ten count.
 _NEWEST = 0.1
 # While a request waits, places that other processes free, and streams that lose their readers, are looked for so often;
 # less often where the look itself takes long.
@@ -118,8 +118,8 @@ class StreamQuota:
         self._evicted: WeakSet[Stream] = WeakSet()  # asked to end; during an outage of the log they still run
         self._evicting: dict[str, asyncio.Task[None]] = {}  # for streams that no process runs, by id
         self._waiting: dict[str, deque[_Waiter]] = {}  # of callers that have some, in order of arrival
-        self._serving: asyncio.Task[None] | None = None  # while some wait
-        self._news = asyncio.Event()  # a place may be free, or one more waits
+        self._serving: asyncio.Task[None] | None = None  # while requests wait
+        self._news = asyncio.Event()  # a place may be free, or another request waits
         self._is_closed = False
         self._answer_seconds: float | None = None
 
@@ -327,7 +327,8 @@ class StreamQuota:
         self._news.set()
 
     def _may_wait(self, owner: str) -> bool:
-        """Whether one more may. A full queue of visitors has a share for each address, which no other can fill.
+        """Whether another request may wait. A full queue of visitors has a share for each address, which no other can
+        fill.
 
         Of each visitor where the site bounds no address, or none is known.
         """
@@ -422,7 +423,7 @@ class StreamQuota:
             )
         who = "The visitors at your address" if bound.group.is_prefix else "You"
         return QuotaExceeded(
-            f"{who} have {bound.limit} answers running, which is the limit. Stop one, or wait until one ends.",
+            f"{who} have {bound.limit} answers running, which is the limit. Stop one of them, or wait until one ends.",
             code="too_many_streams",
             retry_after=retry_after,
         )
@@ -430,7 +431,7 @@ class StreamQuota:
     def _seconds_until(self, bound: _Bound, number: int) -> float:
         """Return when so many places have come free: each when its answer has run for as long as recent ones did.
 
-        One that has run for longer is taken to need a quarter of that again.
+        An answer that has run for longer is taken to need a quarter of its time again.
         """
         now = time.monotonic()
         mine = self._streams.unfinished.get(bound.group, {})

@@ -13,7 +13,7 @@ from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
 from streamserve.protocol.events import Status
 from streamserve.streams.transcript import Transcript
 
-# An acknowledgement beside the connection that comes sooner after the one before is refused.
+# An acknowledgement beside the connection that comes sooner after the last is refused.
 _MIN_ACK_SECONDS = 0.05
 
 
@@ -22,8 +22,8 @@ class Attachment:
     """Something that reads a stream. `received_seq` is the last event it has, as far as is known here.
 
     `is_paced`: the engine keeps to its pace. A whole answer, which shows nothing before the end, is not paced.
-    `is_away`: it has said that it does not look at the answer now. `id` names it in its acknowledgements by HTTP, the
-    last of which came at `acked_at`.
+    `is_away`: its client has sent that its user does not look at the answer now. `id` names it in its acknowledgements
+    by HTTP, the last of which came at `acked_at`.
     """
 
     is_watcher: bool = False
@@ -92,21 +92,21 @@ class Readers:
 
     @property
     def furthest_seq(self) -> int:
-        """The last event that one of the owner's readers has, of those that look if one does; 0 without any.
+        """The last event that one of the owner's readers has, of those that look if one looks; 0 without readers.
 
-        The furthest one is the first to run out of tokens, so the engine keeps to it.
+        The furthest reader is the first to run out of tokens, so the engine keeps to it.
         """
         held = [(not reader.is_away, reader.received_seq) for reader in self.attached if not reader.is_watcher]
         return max(held, default=(True, 0))[1]
 
     def check_place(self, after: int, last_seq: int, max_readers: int, *, is_watcher: bool) -> None:
-        """Raise unless there is a place for one more, after event `after` of `last_seq` ones.
+        """Raise unless there is a place for another reader, after event `after` of `last_seq` events.
 
         BadRequest or Gone where there is no such event, QuotaExceeded where one more reader is too many. Watchers are
         counted apart: they keep no owner out.
         """
         if after < 0:
-            raise BadRequest("A stream is read after event 0 or a later one.", code="unknown_event_id", param="after")
+            raise BadRequest("A stream is read after event 0 or a later event.", code="unknown_event_id", param="after")
         if after > last_seq:  # lost with a part of the log, or never sent
             message = f"The stream has {last_seq} events; event {after} is not kept. Ask the question again."
             raise Gone(message, param="after")
@@ -124,7 +124,7 @@ class Readers:
         if reader is None:
             return False
         if now - reader.acked_at < _MIN_ACK_SECONDS:
-            message = "Acknowledgements come too fast. Send the next one a moment later."
+            message = "Acknowledgements come too fast. Send the next a moment later."
             raise QuotaExceeded(message, code="too_many_acks", retry_after=1)
         reader.acked_at = now
         reader.ack(seq, is_away=is_away)

@@ -12,7 +12,8 @@ from streamserve.protocol.frames import decode_event, encode_event
 
 # What `Recent` keeps: about four pages of plain tokens.
 _MAX_BYTES = 16 * 1024
-# Of its last batch. One of plain tokens is smaller; one with log-probabilities takes some ten kilobytes as objects.
+# Of its last batch. A batch of plain tokens is smaller; a batch with log-probabilities takes some ten kilobytes as
+# objects.
 _MAX_OBJECT_BYTES = 4 * 1024
 
 

@@ -1,8 +1,8 @@
 """`Streams`: every stream of this process: it starts, finds and drops them.
 
 Owns one task per stream, which inserts its record, runs it, finishes the record, keeps it for replay and drops it. With
-a shared store other processes have the same log and streams; `reach` restores one that is not in this process. On one
-event loop; knows no transport, no framework, and of users only `owner` and `tenant`.
+a shared store other processes have the same log and streams; `reach` restores a stream that is not in this process. On
+one event loop; knows no transport, no framework, and of users only `owner` and `tenant`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ logger = logging.getLogger("streamserve.streams")
 
 _CLOSE_SECONDS = 5.0  # `aclose` waits so long for ends to be committed and recorded, then cancels
 _ENGINE_POLL_SECONDS = 0.05
-_MAX_LOAD_POLL_SECONDS = 1.0  # an engine that is said to load is asked again so often: what is known may be out of date
+_MAX_LOAD_POLL_SECONDS = 1.0  # an engine that loads is asked again so often: what is known may be out of date
 # The delays between attempts to write a stream's end. The longest allows one more attempt while the process closes.
 _RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 4.0
 # About what a finished stream takes: its objects, a token in its transcript, and an event as objects to one encoded.
@@ -78,7 +78,7 @@ class Streams:
         self._starting: set[str] = set()  # ids of the streams that are being accepted
         # The streams whose tasks run, by group and id, oldest first; some may just have ended.
         self.unfinished: dict[Group, dict[str, Stream]] = {}
-        self._kept: OrderedDict[str, asyncio.Event] = OrderedDict()  # finished streams; setting the event drops one
+        self._kept: OrderedDict[str, asyncio.Event] = OrderedDict()  # finished streams; the event drops a stream
         self._kept_bytes: dict[str, int] = {}
         self._num_kept_bytes = 0
         self._expired: OrderedDict[str, None] = OrderedDict()  # ids and log ids of dropped streams
@@ -88,7 +88,7 @@ class Streams:
     async def start(self, request: GenerateRequest, admission: Admission, places: Places | None = None) -> Stream:
         """Start an answer: the quota, the engine's acceptance, the record, `meta`; then its task runs.
 
-        Beyond its caller's places it waits for one, for as long as its class may. `places`: of several streams that
+        Beyond its caller's places it waits for a place, for as long as its class may. `places`: of several streams that
         begin together. Raises KeyTaken where there is a record of the admission's key, NotFound for an unknown model,
         QuotaExceeded, Overloaded, LogUnavailable, what the store raises, and what the client raises: BadRequest,
         Refused. Then no stream runs.
@@ -184,7 +184,7 @@ class Streams:
         return some_id in self._expired
 
     def all(self) -> list[Stream]:
-        """Return every stream, oldest first, with the finished ones that are kept."""
+        """Return every stream, oldest first, with the finished streams that are kept."""
         return list(self._streams.values())
 
     def memo_of(self, stream_id: str) -> RunMemo | None:
@@ -206,7 +206,7 @@ class Streams:
         self._quota.close_queue()
 
     def shut_down(self) -> None:
-        """Start no more streams, and end those of this process; with a shared log another process can resume them."""
+        """Start no more streams, and end this process's streams; with a shared log another process can resume them."""
         self._is_closing = True
         self._quota.close_queue()
         for stream in self.all():
@@ -378,7 +378,7 @@ class Streams:
             return ""
 
     async def _keep(self, stream: Stream) -> None:
-        """Wait until the finished stream may be dropped: `retention_seconds` are over, or newer ones need the room."""
+        """Wait until the finished stream may be dropped: `retention_seconds` are over, or newer streams need room."""
         self._kept[stream.id] = drop = asyncio.Event()
         self._kept_bytes[stream.id] = self._size_of(stream)
         self._num_kept_bytes += self._kept_bytes[stream.id]
@@ -394,7 +394,7 @@ class Streams:
     def _make_room(self) -> None:
         """Drop the oldest finished streams without readers, if too many are kept or they take too much memory.
 
-        The newest one is not too large for itself.
+        The newest stream is not too large for itself.
         """
         while True:
             is_too_many = len(self._kept) > self.settings.max_finished
@@ -429,7 +429,7 @@ class Streams:
         await self.log.drop(stream.log_id)
 
     def _note_end(self, stream: Stream) -> None:
-        """Take the stream out of the unfinished ones. A restored one of its id may have followed it."""
+        """Take the stream out of the unfinished streams. A restored stream with its id may have followed it."""
         for group in groups_of(stream.admission.place_of):
             others = self.unfinished.get(group, {})
             if others.get(stream.id) is stream:
@@ -444,5 +444,5 @@ class Streams:
 
 
 def _is_replaced(model: ModelDescription) -> bool:
-    """Return whether another engine may accept soon. A draining one may be replaced; "ready" may be out of date."""
+    """Return whether another engine may accept soon. A draining engine may be replaced; "ready" may be out of date."""
     return (model.was_ready and model.state in ("ready", "draining")) or model.stage == "connecting"

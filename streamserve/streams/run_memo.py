@@ -122,7 +122,7 @@ class RunMemo:
                 self._is_lost = True
 
     async def _claimed(self) -> int:
-        """Have the run's log refuse the processes before this one; return its last seq, 0 if there is none."""
+        """Have the run's log refuse earlier processes; return its last seq, 0 if there is no log."""
         try:
             return await append(self._log, self._run_log_id, self._fence, [])
         except KeyError:

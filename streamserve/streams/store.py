@@ -27,7 +27,7 @@ _MAX_KEYS = 10_000  # of a process without a database
 
 
 class KeyTaken(Exception):
-    """Another record has the key of this one's request."""
+    """Another record has the key of this record's request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Record:
     phases: Mapping[str, float] | None = None
     last_seq: int = 0
     text: str = ""
-    refusal: Refused | None = None  # why this process cannot serve `request`, although a newer one can
+    refusal: Refused | None = None  # why this process cannot serve `request`, although a newer release can
 
     @property
     def id(self) -> str:
@@ -85,13 +85,13 @@ ANONYMOUS = Group("anon:", is_prefix=True)  # visitors without a login
 def counted_at(client: str, name: str = "") -> str:
     """Return what a visitor at a client's address is counted as; "": where all visitors may come from, as a proxy.
 
-    Those who have no name of their own yet are one there.
+    Callers without a name of their own yet count as one there.
     """
     return f"{ANONYMOUS.name}@{client}/{name}" if client else f"{ANONYMOUS.name}{name or '*'}"
 
 
 def groups_of(owner: str) -> tuple[Group, ...]:
-    """Return every group with a limit that `owner` is in: a visitor is in that of its address, too."""
+    """Return every group with a limit that `owner` is in: a visitor is in its address's group, too."""
     if owner not in ANONYMOUS:
         return (Group(owner),)
     address, slash, _ = owner.partition("/")

@@ -6,13 +6,13 @@
     Transcript   what the log holds; `Recent`, its newest events                 (transcript.py, recent.py)
     Readers      who reads it here; `ReaderLag`, how far it is ahead of them     (readers.py)
 
-The stream says where it is in its life (`Life`, with the table of all changes, in life.py). Its task (`Stream.run`,
+The stream has one state (`Life`, with the table of all changes, in life.py). Its task (`Stream.run`,
 owned by `Streams`) readmits, claims and ends. Everything else only records what should happen (`stop`, `detach`, a
 timer) and cancels the generation synchronously. Parked means: the engine has forgotten the sequence and the stream
 remembers its tokens. Lives on the event loop; knows no wire, no dialect and no framework.
 
-Where several processes share a log, only the one that holds the stream's `Lease` writes it; the others follow, and one
-of them continues when the lease is released or its process dies (lease/lease.py).
+Where several processes share a log, only the process that holds the stream's `Lease` writes it; the others follow, and
+one of them continues when the lease is released or its process dies (lease/lease.py).
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Stream:
 
     @property
     def terminal(self) -> Done | Error | None:
-        """Its terminal event, once that is committed; of a lost stream one that is in no log."""
+        """Its terminal event, once that is committed; for a lost stream `LOST`, which is in no log."""
         return LOST if self.life is Life.LOST else self.transcript.terminal
 
     @property
@@ -169,7 +169,7 @@ class Stream:
 
     @property
     def has_token_ids(self) -> bool:
-        """Whether its tokens have ids; those of a server elsewhere have none."""
+        """Whether its tokens have ids; tokens of a server elsewhere have no ids."""
         return self.transcript.has_token_ids
 
     @property
@@ -194,7 +194,7 @@ class Stream:
 
     @property
     def can_leave(self) -> bool:
-        """Whether another process can continue it when this one goes down."""
+        """Whether another process can continue it when this process goes down."""
         is_ours_to_end = self.outbox.ending is not None or (self.lease.is_held and self.on_disconnect == "abort")
         return self.lease.is_shared and self.terminal is None and not is_ours_to_end
 
@@ -280,7 +280,7 @@ class Stream:
             self.end_with(_ABANDONED)
 
     def discard(self) -> None:
-        """End a stream that does not begin: nothing of it is in the log."""
+        """End a stream that does not begin: its log does not exist."""
         self._cancel()
         if self.life not in OVER:
             self._change(Cause.BROKE)
@@ -325,7 +325,7 @@ class Stream:
             self.follower.wake()
 
     def release(self) -> None:
-        """Do what `on_disconnect` says, unless an owner's reader is attached. Also for a reader that never came."""
+        """Apply `on_disconnect`, unless an owner's reader is attached. Also for a reader that never came."""
         in_flight = self.outbox.in_flight
         is_ending = self._is_ending or (in_flight is not None and in_flight.is_end)
         if is_ending or self._is_wanted or not self.lease.is_held or self.on_disconnect == JOB:
@@ -555,7 +555,7 @@ class Stream:
             await self.follower.wait()
 
     async def _stay_parked(self) -> None:
-        """Readmit the answer when that is due; release the lease of one that no owner's reader waits for."""
+        """Readmit the answer when that is due; release the lease if no owner's reader waits."""
         seconds = self._seconds_left()
         if seconds == 0:
             await self._readmit()
@@ -571,7 +571,7 @@ class Stream:
                 self._lose_log(Cause.RELEASED)
 
     async def _leave_cut(self) -> None:
-        """Release the lease, so that any process continues; one that shares with none waits for the log itself."""
+        """Release the lease, so that any process continues; a process that shares no log waits for its log itself."""
         if self.lease.is_shared:
             await self.lease.release()
         if not self.lease.is_held:
@@ -698,7 +698,8 @@ class Stream:
             self.end_with(error)
 
     async def _fail(self, error: Error) -> None:
-        """Commit `error` if the stream has no end yet. A log that does not take even that leaves it without one."""
+        """Commit `error` if the stream has no end yet. A log that does not take the error leaves the stream without an
+        end."""
         self._cancel()
         is_ours = self.lease.is_held and self.life not in CLOSING
         if not is_ours or not self._writer.can_commit:
@@ -729,7 +730,7 @@ class Stream:
             self.end_attempt()
             for reader in self.readers.attached:
                 reader.advance()
-            if self.readers.last_transport:  # else the first one, which is on its way, takes them
+            if self.readers.last_transport:  # else the first reader, which is on its way, takes them
                 self.recent.clear()
 
     # What the parts have in common
@@ -765,7 +766,7 @@ class Stream:
             self._note_cached()
 
     def _park(self, park: Park) -> None:
-        """The engine holds nothing of the answer any more."""
+        """The engine holds no part of the answer any more."""
         if self.life is Life.RUNNING:
             self._change(Cause.PARKED)
         self.engine.park(park)

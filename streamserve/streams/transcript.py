@@ -40,7 +40,7 @@ class StreamSummary:
     """The metrics of one stream, for the admin page, the log line and `/metrics`.
 
     `intake`, `ttfb`, `ttft`, `itl_p50`, `itl_p95` are seconds, None before they can be measured. `num_readers` counts
-    the owner's readers; `lead` is the number of tokens that the furthest of them has not received. `park_reason` is one
+    the owner's readers; `lead` is the number of tokens that the furthest reader has not received. `park_reason` is one
     of `clients/engine_run.py`.
     """
 
@@ -121,7 +121,7 @@ class _ChoiceTokens:
 class Transcript:
     """The state of one stream's log. `note` takes every committed event, in order.
 
-    In a stream whose `meta` says that there are no token ids, each token with text counts as one, and the text is kept.
+    In a stream whose `has_token_ids` is False, each `Token` with text counts as one token, and the text is kept.
     """
 
     def __init__(self, accepted: Accepted, n: int, started_at: float, *, shows_prompt: bool = False) -> None:
@@ -151,7 +151,7 @@ class Transcript:
         if not self.may_repeat or not isinstance(event, _OF_A_CHOICE):
             return False
         choice = self._choice(event.choice)
-        if choice.is_finished or self._shown is not None:  # without ids it goes on from the text, and repeats none
+        if choice.is_finished or self._shown is not None:  # without ids it continues the text, and repeats no token
             return choice.is_finished
         if isinstance(event, BlockStart):
             return event.index <= choice.started
@@ -162,7 +162,7 @@ class Transcript:
         return False
 
     def note(self, event: Event, seq: int, *, is_ours: bool = True) -> None:
-        """Count a committed event. One with `is_ours` False was read from the log, so its time is not known."""
+        """Count a committed event. With `is_ours` False it was read from the log, so its time is not known."""
         self.last_seq = seq
         if self.shown_prompt is not None and self.shown_prompt.takes(event):
             return
@@ -266,7 +266,7 @@ class Transcript:
         return tuple(choice.num_delivered(seq) for choice in self._choices)
 
     def num_unread(self, read: Sequence[int]) -> int:
-        """Return the number of tokens after the `read` ones, in the unfinished choice with the most."""
+        """Return the number of tokens after the `read` tokens, in the unfinished choice with the most."""
         pairs = zip(self._choices, read, strict=True)
         return max((len(one.token_ids) - count for one, count in pairs if not one.is_finished), default=0)
 
@@ -303,7 +303,7 @@ class Transcript:
         if self.timings.first_at is None and "ttft" in times:
             times["ttft"] = latency
         num_tokens = done.usage.completion_tokens if len(self._choices) == 1 else max(self.num_output_tokens)
-        if num_tokens > 1 and "decode" in times and "tpot" not in times:  # a run has that of its answers
+        if num_tokens > 1 and "decode" in times and "tpot" not in times:  # a run has its answers' value
             times["tpot"] = times["decode"] / (num_tokens - 1)
         return replace(done, latency=latency, breakdown=times, phases=phases)
 

@@ -2,7 +2,7 @@
 
     mark(stream) ──► take_batch of every marked stream ──► one commit for all ──► on_result of each
 
-Group commit without a timer: what becomes pending during a commit is the next one. One task on the event loop.
+Group commit without a timer: what becomes pending during a commit is the next commit. One task on the event loop.
 
     UP    commit fails ───────────────► DOWN: commit the same batches again, after 0.1 … 2 s, jittered
     DOWN  committed ──────────────────► UP; a batch that was in doubt is found committed (see EventLog.commit)
@@ -27,7 +27,7 @@ from streamserve.streams.log.base import Batch, EventLog, LogUnavailable, Result
 
 logger = logging.getLogger("streamserve.streams")
 
-# Events of one batch: while one is written it is in memory several times over, with all its log-probabilities.
+# Events of one batch: while a batch is written it is in memory several times over, with all its log-probabilities.
 MAX_BATCH_EVENTS = 16
 _FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 2.0
 
@@ -42,7 +42,7 @@ class Source(Protocol):
         """Take the result of a batch; None: `take_batch` raised that."""
 
     def on_outage(self, reason: LogUnavailable) -> bool:
-        """The log does not commit now. Return whether the stream waits; one that has shown nothing is refused."""
+        """The log does not commit now. Return whether the stream waits; a stream that has shown no event is refused."""
 
     def on_recovery(self) -> None:
         """The log commits again."""
@@ -70,7 +70,7 @@ class LogWriter:
         return self.outage is None and not (self._task is not None and self._task.done())
 
     def refuse_if_down(self) -> None:
-        """Raise LogUnavailable or LogFull while the log does not commit: a new answer would wait for it in vain."""
+        """Raise LogUnavailable or LogFull while the log does not commit: a new answer could not begin."""
         if self.outage is not None:
             raise copy.copy(self.outage)
 

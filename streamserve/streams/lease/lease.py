@@ -78,7 +78,7 @@ class Lease:
             return LeaseResult.UNKNOWN
 
     async def release(self) -> None:
-        """Let other processes resume the stream, also one that was claimed and is not held yet.
+        """Let other processes resume the stream, also a stream that was claimed and is not held yet.
 
         The lease stays held if the store fails.
         """
@@ -92,7 +92,7 @@ class Lease:
             self.is_held, self._producer = False, ""
 
     def lose(self) -> bool:
-        """Note that another process has claimed it; return whether this one can continue as a replica."""
+        """Note that another process has claimed it; return whether this process can continue as a replica."""
         self.is_held = not self.is_shared
         self._producer = None
         self._read_at = -_READ_SECONDS

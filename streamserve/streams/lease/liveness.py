@@ -118,7 +118,7 @@ class Liveness:
 logger = logging.getLogger("streamserve.streams")
 
 LIFE_SECONDS = 3.0
-_BEATS = 3  # in that time, so that one may fail
+_BEATS = 3  # in that time, so that one beat may fail
 
 
 class RedisLiveness(Liveness):

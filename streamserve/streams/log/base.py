@@ -1,7 +1,7 @@
-"""`EventLog`: where a stream's events are kept, and the one in memory. Readers see only committed events.
+"""`EventLog`: where a stream's events are kept, and the log in memory. Readers see only committed events.
 
-Three of them: `FileLog` (file_log.py; all processes of a machine), `RedisLog` (redis_log.py; several machines) and
-`MemoryLog` (one process). One test suite holds them to the same laws. asyncio; knows nothing of engines, readers or
+Three logs: `FileLog` (file_log.py; all processes of a machine), `RedisLog` (redis_log.py; several machines) and
+`MemoryLog` (one process). One test suite holds them to the same laws. asyncio; knows no engines, readers or
 wires.
 
     StreamserveError
@@ -41,11 +41,11 @@ class Refusal(Exception):
 
 
 class Fenced(Refusal):
-    """Another producer has claimed the stream; this one must stop writing."""
+    """Another producer has claimed the stream; this producer must stop writing."""
 
 
 class Ended(Refusal):
-    """The log has its terminal event, and nothing may follow one."""
+    """The log has its terminal event, and no event may follow it."""
 
 
 class LogLost(Refusal):
@@ -117,9 +117,9 @@ class EventLog(Protocol):
     """
 
     async def commit(self, batches: Sequence[Batch]) -> list[Result]:
-        """Commit each batch, all or none of its events, and return each one's result, in order.
+        """Commit each batch, all or none of its events, and return each batch's result, in order.
 
-        Idempotent: a batch with a `base_seq` that is committed already, as the last one and under the same fence, has
+        Idempotent: a batch with a `base_seq` that is committed already, as the last batch and under the same fence, has
         its first result again. A batch with `base_seq` 0 makes the log. `LogLost` is the result where the log ends
         before `base_seq`. After LogUnavailable or a cancellation each batch is committed or not.
         """
@@ -148,7 +148,7 @@ class EventLog(Protocol):
     async def purge(self, before: float) -> int:
         """Delete every finished log without an append since `before` (as `time.time()`, to the minute); count them.
 
-        Unfinished ones go once they have had none for `UNFINISHED_SECONDS` more.
+        Unfinished logs go once they have had no append for `UNFINISHED_SECONDS` more.
         """
 
     async def old(self, before: float) -> Sequence[str]:
@@ -194,7 +194,7 @@ class Waiters:
                     del self.by_log[log_id]
 
     def wake(self, log_id: str, last_seq: int | None = None) -> None:
-        """End the waits for an event up to `last_seq`; without one, all waits for that log."""
+        """End the waits for an event up to `last_seq`; without `last_seq`, all waits for that log."""
         for future, after in self.by_log.get(log_id, {}).items():
             if (last_seq is None or last_seq > after) and not future.done():
                 future.set_result(None)

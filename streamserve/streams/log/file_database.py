@@ -1,4 +1,5 @@
-"""The SQLite file of `FileLog`: `open_file` connects to it and makes it first, if needed; `FileLock` excludes others.
+"""The SQLite file of `FileLog`: `open_file` connects to it and makes it first, if needed; `FileLock` excludes other
+processes.
 
 What is in the tables, and why the file is set like this: file_store.py. Synchronous; used by one thread at a time.
 """

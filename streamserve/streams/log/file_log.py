@@ -4,7 +4,7 @@
     read, last_seq ──► a reader thread
     wait ──► ended here at once; one poller for all waits notices what other processes commit
 
-Group commit without a timer: what is submitted during a transaction is in the next one. Lives on one event loop, with
+Group commit without a timer: what is submitted during a transaction is in the next. Lives on one event loop, with
 one writer thread and up to two reader threads; file_store.py holds what they do with the file, and what a power cut
 costs.
 """

@@ -61,7 +61,7 @@ FROM logs WHERE log_id = :log_id
 _CHECKPOINT_APPENDS = 4000
 # The resolution of `touched_at`: most appends then write a page, and no row of `logs`.
 _TOUCH_SECONDS = 60
-# The rows of the largest INSERT. Smaller ones have a power of two, so that few statements are compiled.
+# The rows of the largest INSERT. Smaller INSERTs have a power of two, so that few statements are compiled.
 _MOST_ROWS = 256
 _MOST_HEADS = 10_000
 _FULL_RETRY_SECONDS = 30
@@ -92,7 +92,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purge:
-    """Delete up to `most` logs without an append since `before`; unfinished ones, `UNFINISHED_SECONDS` earlier."""
+    """Delete up to `most` logs without an append since `before`; unfinished logs, `UNFINISHED_SECONDS` earlier."""
 
     before: float
     most: int
@@ -113,7 +113,7 @@ class _Head:
 
 
 class FileStore:
-    """One connection. The first call opens it, and the first one after an error. For one thread at a time."""
+    """One connection. The first call opens it, as does the first call after an error. For one thread at a time."""
 
     def __init__(self, path: Path, *, is_full_sync: bool = False, busy_seconds: float = 5.0) -> None:
         self.path = path
@@ -125,14 +125,14 @@ class FileStore:
         self._heads: dict[str, _Head] = {}
         self._pages: list[tuple[int, int, bytes]] = []  # of the open transaction, not inserted yet
         self._num_appends = 0
-        self.needs_checkpoint = False  # `_CHECKPOINT_APPENDS` were committed since the last one
+        self.needs_checkpoint = False  # `_CHECKPOINT_APPENDS` were committed since the last checkpoint
 
     # Writing
 
     def transact(self, writes: Sequence[Write]) -> list[Result]:
         """Commit all `writes` in one transaction and return the result or refusal of each.
 
-        The result of an append is its log's last seq, that of other writes the number of deleted logs. Raises
+        The result of an append is its log's last seq, the result of other writes the number of deleted logs. Raises
         LogUnavailable, and then nothing is written.
         """
         try:

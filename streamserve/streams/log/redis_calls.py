@@ -76,7 +76,7 @@ def _options(seconds: float) -> dict[str, Any]:
 
 
 class Calls:
-    """Commands to Redis, one batch after the other: calls made during a batch are in the next one.
+    """Commands to Redis, one batch after the other: calls made during a batch are in the next.
 
     A batch is retried until it has results, for `patience_seconds`. Later batches of the same outage are tried once or
     twice. `scripts` maps sha1 to text. The queue is bounded by its callers: each call has a task that waits for it.
@@ -92,7 +92,7 @@ class Calls:
     async def call(self, *commands: Command) -> list[Any]:
         """Send the commands together and return their results, `Rejected` among them.
 
-        Raises LogUnavailable if one of them fails because Redis does not work.
+        Raises LogUnavailable if a call fails because Redis does not work.
         """
         if self._is_closed:
             raise LogUnavailable(_CLOSED)
@@ -107,7 +107,7 @@ class Calls:
         return results
 
     async def aclose(self) -> None:
-        """Finish the calls that were made, and refuse new ones."""
+        """Finish the calls that were made, and refuse new calls."""
         self._is_closed = True
         if self._sender is not None:
             await asyncio.wait([self._sender])

@@ -100,7 +100,7 @@ _IDLE_SECONDS = 5.0
 class RedisLog:
     """See `EventLog`. Connects when first used.
 
-    Redis deletes a log `retention_seconds` after its end. An unfinished one it keeps, as the log of a queued job must
+    Redis deletes a log `retention_seconds` after its end. An unfinished log it keeps, as the log of a queued job must
     outlive a site that is down; `purge` deletes it.
     `patience_seconds`: how long a call waits during an outage of Redis before it raises LogUnavailable.
     """

@@ -23,7 +23,7 @@ def nothing() -> int:
 class Channel:
     """A frame may be written while `is_writable`; `on_writable` is called when that is so again: the frame is sent.
 
-    `pull` says that the frame before is sent, and returns the next one. `num_untaken` returns how many bytes of what
+    `pull` tells that the frame before is sent, and returns the next frame. `num_untaken` returns how many bytes of what
     the transport has accepted the reader's system has not taken.
     """
 
@@ -68,11 +68,11 @@ class Channel:
             self._news.set_result(None)
 
 
-# So many ends of frames are remembered; beyond, every other one is dropped.
+# So many ends of frames are remembered; beyond, every other end is dropped.
 _MAX_ENDS = 1024
-# Transports do not report what is taken, and each poll costs as much as a small event: a few frames wait for one.
+# Transports do not report what is taken, and each poll costs as much as a small event: a few frames wait for one poll.
 _FRAMES_PER_POLL = 16
-# A reader that acknowledges is where it says. After so long without another acknowledgement (a page that is frozen, or
+# A reader that acknowledges is at its last ack. After so long without another acknowledgement (a page that is frozen, or
 # whose acknowledgements reach another web process) what its system has taken counts again.
 _ACK_SECONDS = 5.0
 # What the reader's system has taken is polled this long after a frame; while something is untaken, soon and then rarer.
@@ -80,9 +80,9 @@ _FIRST_POLL_SECONDS, _POLL_SECONDS = 0.005, 0.25
 
 
 def check_sent(seq: int, last_seq: int) -> None:
-    """Raise BadRequest for the acknowledgement of an event after the last one that was sent."""
+    """Raise BadRequest for the acknowledgement of an event after the last event that was sent."""
     if seq > last_seq:
-        message = f"Event {seq} has not been sent; the last one was {last_seq}."
+        message = f"Event {seq} has not been sent; the last event sent was {last_seq}."
         raise BadRequest(message, code="not_sent", param="seq")
 
 

@@ -56,7 +56,7 @@ class Closing:
 
 
 class Delivery(Closing):
-    """`first_bytes`, then the frames of every event after `after`, to the terminal one.
+    """`first_bytes`, then the frames of every event after `after`, to the terminal event.
 
     `pace`: how often the reader wants frames.
     `after` is the last seq the reader has: 0 is from the start; past the stream's last event raises Gone, one reader
@@ -145,7 +145,7 @@ class Delivery(Closing):
         self.close()
 
     def close(self) -> None:
-        """Detach the reader, or give up one that never came. Idempotent and synchronous."""
+        """Detach the reader, or give up a reader that never came. Idempotent and synchronous."""
         self.reader.close()
         if self._channel is not None:
             self._channel.end(None)

@@ -71,7 +71,7 @@ def follow(
     credit: int | None = None,
     pace: Pace = SITES_OWN,
 ) -> Follow:
-    """Return an iterator over the events after `after`, which ends after the terminal one.
+    """Return an iterator over the events after `after`, which ends after the terminal event.
 
     It attaches an owner's reader from the first `__anext__` until `close`: always use it in `async with aclosing(...)`.
     With `credit`, the reader acknowledges (`ack`), and no more events than that are unacknowledged; without, an event

@@ -1,7 +1,7 @@
 """`Pages`: a stream's log, read a page at a time for one reader: what the stream's recent events do not have.
 
 A page is 64 events, or fewer large ones, so a reader far behind costs a page of memory and not an answer. A log that is
-away is asked again for a while. Writes nothing and decides nothing about when a reader reads.
+away is asked again for a while. Writes nothing, and does not decide when a reader reads.
 
 `take_snapshot`: one event in place of those that a reader far behind has missed: the whole answer, once. It folds the
 log from its beginning, page by page: a page and the answer are in memory. asyncio.
@@ -40,7 +40,7 @@ class Pages:
     size: int = PAGE
 
     def note(self, page: list[LoggedEvent]) -> None:
-        """Take the next page's size from how large the events of this one are."""
+        """Take the next page's size from how large the events of this page are."""
         self.size = max(1, PAGE * len(page) // sum(map(_weight, page)))
 
     async def read(self, after: int, limit: int = PAGE) -> list[LoggedEvent]:
@@ -68,14 +68,14 @@ class Pages:
         return await take_snapshot(self.read, after, until)
 
     def last_seq_to_show(self) -> int:
-        """Return how far a snapshot may go: no client can cut one where its user stopped reading."""
+        """Return how far a snapshot may go: no client can cut a snapshot where its user stopped reading."""
         end = self.stream.terminal
         kept_seq = end.kept_seq if isinstance(end, Done) else None
         return self.stream.last_seq if kept_seq is None else kept_seq
 
 
 async def read_page(log: EventLog, stream: Stream, after: int, limit: int = PAGE) -> list[LoggedEvent]:
-    """Return events that follow `after`, which is not the last one, one page at most.
+    """Return at most a page of events that follow `after`, which is not the last event.
 
     Raises Gone where there are none: the log was dropped, or has lost them.
     """
@@ -98,15 +98,15 @@ def _weight(logged: LoggedEvent) -> int:
 
 # The events that a snapshot holds.
 _OF_ANSWER = (Token, BlockStart, BlockStop, ChoiceDone, Citation)
-# (after, limit) -> some of the events that follow `after`, at least one while there are any.
+# (after, limit) -> some of the events that follow `after`, at least one event while there are any.
 ReadPage = Callable[[int, int], Awaitable[list[LoggedEvent]]]
 
 
 async def take_snapshot(read_page: ReadPage, after: int, until: int) -> list[LoggedEvent]:
-    """Return the events for a reader that has those up to `after`, in place of the ones up to `until`.
+    """Return the events for a reader that has the events up to `after`, in place of the events up to `until`.
 
     That is `meta` if it lacks it, a snapshot as of the last event that added to the answer, and the events behind that
-    one: a status that holds, the terminal event. [] if the reader lacks nothing of the answer, or if there are
+    event: a status that holds, the terminal event. [] if the reader has the whole answer so far, or if there are
     logprobs, which no snapshot has.
     """
     answer, head, behind, seq, answer_seq = Answer(), list[LoggedEvent](), list[LoggedEvent](), 0, 0

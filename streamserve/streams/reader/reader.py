@@ -37,14 +37,15 @@ _RETRY_MS = (500, 1500)
 
 
 class BrokenStream(Exception):
-    """The stream is over without a terminal event in its log. The connection breaks: its end must not look like one."""
+    """The stream is over without a terminal event in its log. The connection breaks: its end must not look like a
+    stream's end."""
 
 
 class Reader(Attachment):
     """Used once: `attach`, `start`, then `advance` until `is_over`; `close` at any time.
 
     `encoder` None writes lists of events to the channel, in place of bytes. With `credit` no more events than that are
-    written beyond the last one acknowledged (`ack`). One that acknowledges is where it says (`Received`).
+    written beyond the last one acknowledged (`ack`). A reader that acknowledges is at its last `ack` (`Received`).
     """
 
     has_begun = False  # to read
@@ -168,7 +169,7 @@ class Reader(Attachment):
             self._end(error)
 
     def notify(self, status: Status) -> None:
-        """Show a status that is not in the log, once there is room: it has no id. One not shown yet is taken back."""
+        """Show a status that is not in the log, once there is room: it has no id. A newer one replaces it."""
         if self._channel is not None:
             self._notice = status if self._notice is None else None
             self.advance()
