@@ -57,8 +57,7 @@ class Answer:
 
 
 class Run:
-    """One run of a pipeline. `input` is what the caller sent as such, `messages` the conversation, if it sent a
-    conversation."""
+    """One run of a pipeline. `input` is what the caller sent as such, `messages` the conversation, if any."""
 
     def __init__(
         self,
