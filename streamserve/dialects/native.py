@@ -230,8 +230,7 @@ def trimmed_of(outline: Iterable[Citation | Status]) -> list[dict[str, Any]]:
 
 
 def run_json(answer: Answer, *, stream_id: str, pipeline: str, created: int) -> dict[str, Any]:
-    """Return a whole run: id, text, steps, citations, and the fields of `done`. Raises the error that the run ended
-    in."""
+    """Return a whole run: id, text, steps, citations, the fields of `done`. Raises the error that ended the run."""
     done, trimmed = answer.done, trimmed_of(answer.steps)
     return {
         "id": stream_id,

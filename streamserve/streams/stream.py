@@ -698,8 +698,7 @@ class Stream:
             self.end_with(error)
 
     async def _fail(self, error: Error) -> None:
-        """Commit `error` if the stream has no end yet. A log that does not take the error leaves the stream without an
-        end."""
+        """Commit `error` if the stream has no end yet. A log that does not take the error leaves the stream open."""
         self._cancel()
         is_ours = self.lease.is_held and self.life not in CLOSING
         if not is_ours or not self._writer.can_commit:

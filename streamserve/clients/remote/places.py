@@ -33,8 +33,7 @@ class Places:
         return sum(map(len, self._waiting.values()))
 
     def num_ahead(self, tenant: str) -> int:
-        """Return how many waiting requests get a place before a new request of `tenant`: its own, and as many of each
-        other tenant."""
+        """Return how many waiting requests come before a new one of `tenant`: its own, and so many of each other."""
         num_own = len(self._waiting.get(tenant, ()))
         others = (len(waiting) for name, waiting in self._waiting.items() if name != tenant)
         return num_own + sum(min(number, num_own + 1) for number in others)

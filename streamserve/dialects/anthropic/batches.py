@@ -220,8 +220,7 @@ class _Reader:
 
 
 def batch_json(batch: BatchRecord) -> dict[str, Any]:
-    """Return a batch as that API shows it. Its counts grow while it runs; their sum is always the number of its
-    requests."""
+    """Return a batch as that API shows it. Its counts grow while it runs; their sum is the number of its requests."""
     has_ended = batch.status in ENDED
     num_left = batch.num_rows - batch.num_completed - batch.num_failed
     left_as = {"cancelled": "canceled", "expired": "expired", "failed": "errored"}.get(batch.status, "processing")

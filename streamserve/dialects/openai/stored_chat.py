@@ -45,8 +45,7 @@ class ListQuery:
 
 
 def parse_list(query: Mapping[str, str], limits: Limits) -> ListQuery:
-    """Return the completions that a query asks for, oldest first unless the query sets another order, as in that
-    API."""
+    """Return the completions that a query asks for, oldest first unless it sets another order, as in that API."""
     pairs = {found[1]: value for name, value in query.items() if (found := _FILTER.fullmatch(name))}
     rest = {name: value for name, value in query.items() if _FILTER.fullmatch(name) is None}
     model = _model(rest.pop("model", ""), "model")

@@ -37,8 +37,7 @@ _RETRY_MS = (500, 1500)
 
 
 class BrokenStream(Exception):
-    """The stream is over without a terminal event in its log. The connection breaks: its end must not look like a
-    stream's end."""
+    """The stream is over without a terminal event in its log. The connection breaks: a clean end would mislead."""
 
 
 class Reader(Attachment):
