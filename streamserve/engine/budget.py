@@ -109,7 +109,7 @@ class StepBudget:
         self.add(sequence, len(chunk.token_ids) + num_tokens, is_prefill=True)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove the chunk of a sequence, if it has one."""
+        """Remove the chunk of a sequence, if it has a chunk."""
         chunk = self.chunks.pop(sequence.seq_id, None)
         if chunk is not None:
             num_tokens = len(chunk.token_ids)

@@ -95,12 +95,12 @@ def pool_bytes_on_gpu(free_bytes: int, share: float | None) -> int:
 
 
 def num_blocks_for(budget_bytes: int, block_bytes: int, *, most_useful: int) -> int:
-    """Return how many blocks the budget holds, null block included, never more than `most_useful` plus the null one."""
+    """Return how many blocks the budget holds, with the null block: at most `most_useful` and the null block."""
     return min(budget_bytes // block_bytes, most_useful + NULL_BLOCKS)
 
 
 def most_whole(engine: EngineConfig) -> int:
-    """Return for how many of the longest sequences there is memory at most: those of a step, or as many as may be."""
+    """Return for how many of the longest sequences there is memory at most: for a step's, or for the `max_admitted`."""
     return max(engine.max_num_seqs, engine.max_admitted or 0)
 
 
@@ -157,7 +157,7 @@ def _unlike_layers(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def model_len(model: Mapping[str, Any]) -> int:
-    """Return the longest sequence by config.json, or the default of a load without one."""
+    """Return the longest sequence by config.json, or the default of a load without it."""
     text = text_config(model)
     return text.get("max_position_embeddings") or text.get("n_positions") or DEFAULT_MODEL_LEN
 

@@ -62,7 +62,7 @@ class LatencyClass:
 
 # The class of the rows of batches: computed in what all other classes leave, and first to give blocks back.
 BATCH = "batch"
-# The class of prompts that are only to be cached: computed while there is nothing else to do, and only then. (Its
+# The class of prompts that are only to be cached: computed only while there is nothing else to do. (Its
 # name is in the statistics.)
 PREFILL_ONLY = "warm"
 
@@ -84,17 +84,17 @@ class Policy:
     docs/log.md has what other values gave.
     """
 
-    # While its reader can go on for less than that, a sequence goes before all that are further ahead, and before any
+    # While its reader has tokens for less than that, a sequence goes before all that are further ahead, and before any
     # admission: a reader bridges a long step with it. Infinite: all decode in every step.
     hungry_seconds: float = 1.0
     # A sequence this far ahead of its reader may park where a new one lacks memory. Sooner, more is computed twice;
     # later, fewer are served.
     min_ahead_seconds: float = 45.0
-    # One that is held parks when its reader has not moved for so long: it is gone. One that only looked away finds its
-    # answer in memory.
+    # A held answer parks when its reader has not moved for so long: it is gone. A reader that only looked away finds
+    # its answer in memory.
     stalled_seconds: float = 30.0
     # A tenant that has had so many seconds of work more than its share lets the others go first: until then the order
-    # of arrival is fair enough, and a flood delays the others for no longer.
+    # of arrival is fair enough, and a flood delays other tenants for no longer.
     max_debt_seconds: float = 1.0
     prompt_token_seconds: float = PROMPT_TOKEN_SECONDS
 
@@ -109,12 +109,12 @@ class EngineConfig:
     `num_blocks` None: computed from `kv_cache_bytes`; that None: from `memory_share`, the share of all RAM (CPU) or of
     what is free after weights (GPU); that None: a quarter of RAM up to 4 GiB on CPU, 0.9 of what is free on a GPU.
     `max_model_len` None: the model's own. `itl_target_seconds` bounds how much prefill may join a step that also
-    decodes, by a fitted step-time model; until there is one, `prefill_chunk` tokens may. `max_step_seconds` bounds it
-    in every step: no long prompt keeps the others waiting for longer, unless a block of it does. `max_waiting` bounds
-    the queue of each class in memory; in time its patience does. `max_num_seqs` bounds a step, `max_admitted` the
-    sequences that hold memory (None: memory does). `lead_tokens`: a sequence this far ahead of what its reader has
+    decodes, by a fitted step-time model; until it is fitted, `prefill_chunk` tokens may. `max_step_seconds` bounds it
+    in every step: no long prompt keeps other sequences waiting for longer, unless one block of it does. `max_waiting`
+    bounds the queue of each class in memory; in time its patience does. `max_num_seqs` bounds a step, `max_admitted`
+    the sequences that hold memory (None: memory does). `lead_tokens`: a sequence this far ahead of what its reader has
     received is held until that has read on; it parks where another one lacks memory, or when its reader has stalled.
-    `batch_weight`: what a token of a batch's row counts in its tenant's share. `overlap`: launch a step before the one
+    `batch_weight`: what a token of a batch's row counts in its tenant's share. `overlap`: launch a step before the step
     before it is collected; None: where the runner can. `step_seconds`: a step that takes longer, and longer than eight
     times the step-time model's prediction, counts as hung.
     """
@@ -147,9 +147,9 @@ class ModelConfig:
     """Which model, and in what numeric form. `path` is a folder or a hub id, or "echo" for the engine without weights.
 
     `dtype`: "auto" (the checkpoint's), "float32" or "bfloat16". `device`: "auto" (CUDA if there is one), "cpu", "cuda".
-    `chat_template` names the one to use of a model with several ("": "default"; with tools "tool_use", if it has that).
-    `packed` None: oneDNN-packed linears and lean decoder layers wherever they apply (CPU). `answers`, for "echo" only:
-    what it answers, by words of the question, and else the question itself (clients/factory.py); None: words that
+    `chat_template` names the template to use of a model with several ("": "default"; with tools "tool_use", if it has
+    that). `packed` None: oneDNN-packed linears and lean decoder layers wherever they apply (CPU). `answers`, for "echo"
+    only: what it answers, by words of the question, and else the question itself (clients/factory.py); None: words that
     depend on every token.
     `format` names how the output marks thoughts and tool calls (engine/text/formats/); None: what the tokenizer shows.
     """

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 class EngineCore:
     """One model's engine. `on_plan` and `on_step` are `InFlight`'s; `on_evict` is `BlockPool`'s (tests).
 
-    With overlap a step is launched before the one before it is collected, so that the device never waits for the core.
+    With overlap a step is launched before the previous step is collected, so that the device never waits for the core.
     A sequence may then turn out to be over with one more token in flight: that token is dropped, and never cached.
     """
 
@@ -51,7 +51,7 @@ class EngineCore:
     ) -> None:
         self._config = config
         self._clock = clock
-        self.pool = BlockPool(  # another one after a quarantine
+        self.pool = BlockPool(  # a new pool after a quarantine
             runner.num_blocks,
             runner.block_size,
             revision=revision,
@@ -99,7 +99,7 @@ class EngineCore:
         self._inbox.append(lambda: self._output.reader_at(seq_id, num_tokens, self._clock(), is_away=is_away))
 
     def pause(self) -> None:
-        """Park every sequence, and each new one until `resume`."""
+        """Park every sequence, and each new sequence until `resume`."""
         self._inbox.append(lambda: self._output.pause(self._clock()))
 
     def resume(self) -> None:
@@ -117,7 +117,7 @@ class EngineCore:
         return bool(self._sequences) and not self.has_work
 
     def step(self) -> tuple[SequenceUpdate, ...]:
-        """Launch a step, collect the one that is due, and return the updates, in the plans' order."""
+        """Launch a step, collect the step that is due, and return the updates, in the plans' order."""
         self._is_resting = False
         try:
             self._drain()
@@ -194,7 +194,7 @@ class EngineCore:
             raise IntegrityError(f"running {running} + waiting {waiting} != known {known} sequences")
 
     def _launch(self, chunks: tuple[Chunk, ...]) -> bool:
-        """Launch a step; False if there is nothing to compute or too little memory."""
+        """Launch a step; False if no chunk can be computed: none is due, or memory is short."""
         if not chunks:
             return False
         try:
@@ -209,7 +209,7 @@ class EngineCore:
     def _try_suspect(self, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
         """Run the first suspect of a plan as a step of its own, and return the chunks that are not suspects'.
 
-        One at a time: what was computed beside it before is passed on before the next one is tried.
+        One at a time: what was computed beside it before is passed on before the next suspect is tried.
         """
         suspects = [chunk for chunk in chunks if self._sequences[chunk.seq_id].is_suspect]
         if not suspects:
@@ -226,7 +226,7 @@ class EngineCore:
         return still_ready(tuple(chunk for chunk in chunks if chunk not in suspects), self._sequences)
 
     def _collect(self) -> None:
-        """Wait for the oldest step in flight, if there is one, and process its result."""
+        """Wait for the oldest step in flight, if any, and process its result."""
         if not self._in_flight:
             return
         step = self._in_flight.pop()

@@ -147,7 +147,7 @@ class EchoRunner:
     def _score(self, chunk: Chunk, spec: ScoreSpec) -> tuple[RawLogprobs, ...]:
         """Return log-probabilities of known tokens, by what the slot before each holds of all that precedes it.
 
-        One that is no candidate is less likely than all that are.
+        A token that is no candidate is less likely than all candidates.
         """
         out = []
         for position, token_id in enumerate(spec.token_ids, spec.first):
@@ -181,7 +181,7 @@ class EchoRunner:
         return Sampled(seq_id=chunk.seq_id, token_ids=kept, logprobs=logprobs)
 
     def _draw(self, chunk: Chunk, spec: SampleSpec) -> tuple[int, RawLogprobs | None]:
-        """Return the token after a chunk's last one, and its log-probabilities if they were asked for."""
+        """Return the token after a chunk's last token, and its log-probabilities if they were asked for."""
         state = hashlib.sha256(self._read(chunk)).digest()
         banned = frozenset(spec.banned_token_ids)
         avoided = banned | _bad_ids(chunk, spec)

@@ -24,7 +24,7 @@ PATIENCE_GROWTH = 4
 
 
 class RunnerFailed(Exception):
-    """The runner raised: the engine is dead. Keeps its exception apart from those of our own code."""
+    """The runner raised: the engine is dead. Keeps its exception apart from our own code's exceptions."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -59,7 +59,7 @@ class InFlight:
     """A runner and its uncollected steps. `num_launched` counts all steps so far.
 
     `on_plan` gets each plan before it runs. `on_step` gets a `Flight` before each call of the runner (a watchdog, and
-    a record of what is in flight) and when there is nothing to wait for; `predict` returns how long a step should
+    a record of what is in flight) and when no step is in flight; `predict` returns how long a step should
     take, if that is known.
     """
 
@@ -138,7 +138,7 @@ class InFlight:
                 _take_back(step)
 
     def rest(self) -> None:
-        """Report that no call of the runner is under way. After a failed one, what was in flight stays reported."""
+        """Report that no call of the runner is under way. After a failed call, what was in flight stays reported."""
         if self._on_step is not None:
             streams = self._flight.stream_ids if self._has_failed else self._streams_in_flight()
             self._on_step(replace(self._flight, seconds_allowed=None, stream_ids=streams))
@@ -205,7 +205,7 @@ def halves(chunks: tuple[Chunk, ...], block_size: int) -> tuple[tuple[Chunk, ...
 def still_ready(chunks: tuple[Chunk, ...], sequences: Mapping[int, Sequence]) -> tuple[Chunk, ...]:
     """Return the chunks that can still be computed as planned, with the values of tokens that were pending then.
 
-    No step is in flight. The one with these chunks failed, or was put off for a suspect's: what is counted for their
+    No step is in flight. The step with these chunks failed, or was put off for a suspect's: what is counted for their
     penalties may have changed.
     """
     ready = []

@@ -95,7 +95,7 @@ class OutputProcessor:
             self.emit(sequence, now, park=_PAUSED)
 
     def abort(self, seq_id: int) -> None:
-        """Remove a sequence without an update; its pending updates are dropped. One that ended before is counted."""
+        """Remove a sequence without an update; its pending updates are dropped. An unknown id is counted."""
         sequence = self.sequences.get(seq_id)
         self.num_unknown_ids += sequence is None
         if sequence is not None:
@@ -118,7 +118,7 @@ class OutputProcessor:
             sequence.reader.report(num_tokens, sequence.num_output_tokens, now, is_away=is_away)
 
     def pause(self, now: float) -> None:
-        """Park every sequence, and each new one until `resume`."""
+        """Park every sequence, and each new sequence until `resume`."""
         self.is_paused = True
         for sequence in list(self.sequences.values()):
             self.emit(sequence, now, park=_PAUSED)
@@ -137,7 +137,7 @@ class OutputProcessor:
     def note_places(self, now: float) -> None:
         """Emit the place of each sequence that a step was planned without, and again when it has halved.
 
-        That is at most 1 + log2(place) updates for a sequence, and none for one that the next step holds.
+        That is at most 1 + log2(place) updates for a sequence, and none for a sequence that the next step holds.
         """
         for place, sequence in enumerate(self._scheduler.waiting, 1):
             if sequence.scheduled_at is not None or sequence.num_output_tokens:
@@ -179,7 +179,7 @@ class OutputProcessor:
     def quarantine(self, now: float) -> None:
         """Continue with an empty pool: the sequences that hold blocks of the inconsistent one end with an error.
 
-        The waiting ones stay, unless this is the second quarantine in a row: then one of them may be the cause.
+        Waiting sequences stay, unless this is the second quarantine in a row: then one of them may be the cause.
         """
         self.pool = self.pool.renewed()
         lost = self._scheduler.start_over(self.pool, list(self.sequences.values()))

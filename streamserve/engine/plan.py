@@ -1,4 +1,4 @@
-"""Into and out of a step: `StepPlan`, `StepResult`, and the `Runner` that turns one into the other.
+"""Into and out of a step: `StepPlan`, `StepResult`, and the `Runner` that turns a plan into a result.
 
 Ints in, ints out. The scheduler makes plans and knows no tensors; a runner holds the model and the KV memory and knows
 no requests. Lives on the engine thread. Nothing here changes once it is made; classes of which thousands are made a
@@ -40,7 +40,7 @@ class TokenRules:
         return tuple(word[0] for word in self.bad_words if len(word) == 1)
 
     def bad_endings(self, output_token_ids: Sequence[int], *, is_pending: bool) -> tuple[tuple[int, int], ...]:
-        """Return (the newest token, the next one) of each longer bad word that the tokens before them have begun.
+        """Return (the newest token, the next token) of each longer bad word that the tokens before them have begun.
 
         The newest token is the last of `output_token_ids`, or pending and compared where its value is: in the runner.
         """
@@ -85,7 +85,7 @@ class SampleSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreSpec:
-    """Positions of a prompt whose next token is known and scored: `token_ids[i]` is the one after `first + i`.
+    """Positions of a prompt whose next token is known and scored: `token_ids[i]` is the token after `first + i`.
 
     Each score is its log-probability and the `num_top` likeliest tokens there, as `SamplingParams.logprobs` has them.
     """
@@ -111,9 +111,9 @@ class Chunk:
     slot of position i = block_table[i // block_size] * block_size + i % block_size.
     `samples`: how to choose the token after each of its last rows; none while the chunk ends before the last known
     token. With n of them the last n - 1 tokens are proposals, which no reader has seen: what is chosen after the row
-    before a proposal decides whether it was right. `token_ids` is (PENDING,) where the token is that which the sequence
-    gets from the launched step before this one: only for runners that `can_overlap`. `scores`: which of its positions
-    are scored.
+    before a proposal decides whether it was right. `token_ids` is (PENDING,) where the token is the token that the
+    sequence gets from the launched step before this step: only for runners that `can_overlap`. `scores`: which of its
+    positions are scored.
     """
 
     seq_id: int
@@ -206,9 +206,9 @@ OnStep = Callable[[Flight], None]
 class Runner(Protocol):
     """Runs plans. `launch` may return before the work is done; `collect` waits for it. Engine thread only.
 
-    A failure of one sequence comes back in `Sampled.error`. `StepOutOfMemory` from either call means that nothing of
-    the plan counts; any other exception that the whole runner is broken and the engine is dead. One that `can_overlap`
-    takes a second plan before the first is collected (in order), with PENDING tokens, and gains by it.
+    A failure of one sequence comes back in `Sampled.error`. `StepOutOfMemory` from either call means that no part of
+    the plan counts; any other exception that the whole runner is broken and the engine is dead. A runner that
+    `can_overlap` takes a second plan before the first is collected (in order), with PENDING tokens, and gains by it.
     """
 
     block_size: int

@@ -1,6 +1,6 @@
 """`Scheduler`: which tokens of which sequences the next step computes.
 
-No prefill and no decode phase: every running sequence's computed tokens chase its known ones under one token budget.
+No prefill and no decode phase: every running sequence's computed tokens chase its known tokens under one token budget.
 Knows ints, one order key, and how far readers are; no tensors, no text. Engine thread only; time is an argument.
 (Idea: vLLM V1's scheduler; Andes, arXiv 2404.16283, for the readers; nano-vllm for the size.)
 
@@ -9,7 +9,7 @@ blocks is admitted, and each step chooses among the admitted. Sequences have ran
 batches, in the seats, tokens and memory that answers leave; what is prefilled only for the cache is computed while
 there is nothing else to do. Each rank is ordered, and then packed into what is left of the step:
 
-1. Hungry sequences decode: those whose readers can go on for less than `hungry_seconds`, least ahead first. Without a
+1. Hungry sequences decode: their readers have tokens for less than `hungry_seconds`. Least ahead first. Without a
    reader a sequence is always hungry.
 2. Prompts that have begun continue. The head of the queue is admitted while hungry sequences and prompts together are
    fewer than a step holds, and its blocks fit. So no admission takes a token from a reader that would wait for it.
@@ -22,11 +22,12 @@ The queue is in the order of the key, which never changes: arrival + the class's
 prompt (see `LatencyClass.order_seconds`). What is late goes behind what is in time (see `Patience`). Among tenants
 those further below their share go first (see `TenantShares`).
 
-Bounds. An admitted sequence with a token is passed by hungrier ones only, and their hunger falls with each token that
-they get, while its own grows by a second a second: of n admitted sequences with paces up to p, it gets a token within
-n * (p * d + 2) steps, where d is by how many seconds it was less hungry than the hungriest. Half of a step at least is
-for prompts that have begun. A request that waits for longer than its class's `max_queue_seconds` is refused; among the
-requests of one tenant, none that arrives later than r by more than the TTFT of r's class - the smallest TTFT of any
+Bounds. An admitted sequence with a token is passed by hungrier sequences only, and their hunger falls with each token
+that they get, while its own grows by a second a second: of n admitted sequences with paces up to p, it gets a token
+within n * (p * d + 2) steps, where d is by how many seconds it was less hungry than the hungriest. Half of a step at
+least is for prompts that have begun. A request that waits for longer than its class's `max_queue_seconds` is refused;
+among the requests of one tenant, none that arrives later than r by more than the TTFT of r's class - the smallest TTFT
+of any
 class is admitted before r, until r is late.
 """
 
@@ -123,7 +124,7 @@ class Scheduler:
         self._budget.lower(num_tokens)
 
     def note_length(self, sequence: Sequence) -> None:
-        """Record that an answer has ended: the next ones of its class reserve memory by its length."""
+        """Record that an answer has ended: the next answers of its class reserve memory by its length."""
         self._reserve.note_length(sequence)
 
     def queued_seconds(self) -> float:
@@ -142,7 +143,7 @@ class Scheduler:
         self._pool.release(sequence)
 
     def start_over(self, pool: BlockPool, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """Use a new pool, after an integrity check failed; of all the engine's `sequences`, the waiting ones stay.
+        """Use a new pool, after an integrity check failed; of all the engine's `sequences`, the waiting sequences stay.
 
         Returns the others, finished; their blocks are not freed.
         """
@@ -160,7 +161,7 @@ class Scheduler:
         return touched
 
     def schedule(self, now: float) -> Schedule:
-        """Choose the next step's chunks, and the sequences that park for others. The module's text has why."""
+        """Choose the next step's chunks, and the sequences that park for others. The module's docstring tells why."""
         step = StepBudget(self._budget.num_tokens, self._config, self._pool.block_size, self.step_time)
         self._parked = []
         for rank in self._let_go(step, now):
@@ -228,7 +229,7 @@ class Scheduler:
     ) -> None:
         """Plan the next token of each, and what is proposed after it, until the step holds `most` sequences.
 
-        `spares_peers`: in a step that holds others, none of the same rank loses its blocks for these.
+        `spares_peers`: in a step that holds other sequences, none of the same rank loses its blocks for these.
         """
         for sequence in decodes:
             if len(step.chunks) >= most or step.num_tokens <= 0:
@@ -243,7 +244,7 @@ class Scheduler:
             step.add(sequence, 1, num_rows=self._num_rows(sequence, step) if sequence.proposed_ids else 1)
 
     def _num_rows(self, sequence: Sequence, step: StepBudget) -> int:
-        """Return how many rows of a decode to sample: the proposed tokens cost the others nothing.
+        """Return how many rows of a decode to sample: proposed tokens cost other sequences nothing.
 
         They get no block of their own, no token that a seat may need, and none beyond the lead or the answer's end. A
         runner counts tokens for penalties one by one.
@@ -273,12 +274,12 @@ class Scheduler:
 
         It leaves a block, or half of what there is if that is less, to the prompts with the least left to compute, and
         gets back what they do not take: the oldest prompt always gets most of a step, and no long prompt keeps a short
-        one waiting. Sequences start strictly in order, `num_starts` at most: one that does not fit holds back those
-        behind it.
+        one waiting. Sequences start strictly in order, `num_starts` at most: a sequence that does not fit holds back
+        those behind it.
         """
         prefixes: SharedPrefixes | None = None
         cut: Sequence | None = None
-        share = step.num_tokens  # what the cut prompt, once there is one, leaves to the others
+        share = step.num_tokens  # what the cut prompt, if any, leaves to the other prompts
         while share > 0 and len(step.chunks) < self._config.max_num_seqs:
             begun = [one for one in begun if one.state is State.RUNNING]
             may_start = num_starts > 0 and rank < step.closed_from
@@ -295,7 +296,7 @@ class Scheduler:
             prefixes = prefixes or SharedPrefixes(self._pool, self.running, step.chunks.values())
             turn = prefixes.turn_of(sequence)
             begun = [one for one in begun if one is not sequence and one is not turn]
-            if turn is None:  # it waits for a block that another one is writing
+            if turn is None:  # it waits for a block that another sequence is writing
                 continue
             wanted, most = turn.num_plannable_tokens, max(1, step.num_prefill_tokens(turn.num_launched_tokens))
             if cut is not None:
@@ -329,8 +330,8 @@ class Scheduler:
 
         Later ranks give way, the last first. Then peers park that are far enough ahead of their readers, furthest
         first: those that are held; for a sequence without output also others, `min_ahead_seconds` ahead (for resumed
-        ones all would take turns, and compute twice). Then, for one that runs, the last in order is preempted. For one
-        that waits none leaves unless all of them would be enough; they may share blocks, so it may be in vain.
+        sequences all would take turns, and compute twice). Then, for a running taker, the last in order is preempted.
+        For a waiting taker none leaves unless all of them would be enough; they may share blocks, so that may fail.
         """
         while not self._has_room(taker):
             # Of later ranks, those in the step compute a block that an earlier one waits for.
@@ -364,8 +365,8 @@ class Scheduler:
     def _has_room(self, sequence: Sequence, leaving: Iterable[Sequence] = ()) -> bool:
         """Whether enough blocks are free, or would be without `leaving`.
 
-        For a running sequence: for its next token. For a waiting one: for its known tokens and the growth of those that
-        do not give way to it; and a place among the admitted.
+        For a running sequence: for its next token. For a waiting sequence: for its known tokens and the growth of those
+        that do not give way to it; and a place among the admitted.
         """
         gone = set(leaving)
         num_free = self._pool.num_free + sum(len(one.block_table) for one in gone)
@@ -398,7 +399,7 @@ class Scheduler:
         self._parked.append((sequence, park))
 
     def _preempt(self, sequence: Sequence, step: StepBudget) -> None:
-        """Take its blocks for another one; none like it starts in this step."""
+        """Take its blocks for another sequence; none like it starts in this step."""
         step.remove(sequence)
         step.closed_from = min(step.closed_from, rank_of(sequence))
         self._put_back(sequence)

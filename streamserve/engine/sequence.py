@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from streamserve.engine.grammar.matcher import Matcher
 
 # The most positions that a step scores of one sequence, and tokens it names for that, so that the step stays short for
-# all others: each position costs a row of the vocabulary.
+# all other sequences: each position costs a row of the vocabulary.
 _MOST_SCORED = 256
 _MOST_CANDIDATES = 2_048
 
@@ -36,10 +36,10 @@ class SequenceRequest:
 
     `sampling.seed` and `sampling.max_tokens` are resolved, as is `admission.arrived_at`; ids are never reused.
     The tokens of `resume` count towards max_tokens and min_tokens, so that a resumed sequence ends where the
-    uninterrupted one would. `max_tokens` 0 only fills the prefix cache. The first `num_public_tokens` of the prompt are
-    the server's own, the same for all tenants, and are cached without the salt. `queue_seconds`: how long it may wait
-    for its first step; None: as the scheduler's queue stands. `matcher`: what the answer must match, after the tokens
-    of `resume`; it changes. `bad_word_ids`: the tokens of `sampling.bad_words`.
+    uninterrupted sequence would. `max_tokens` 0 only fills the prefix cache. The first `num_public_tokens` of the
+    prompt are the server's own, the same for all tenants, and are cached without the salt. `queue_seconds`: how long it
+    may wait for its first step; None: as the scheduler's queue stands. `matcher`: what the answer must match, after the
+    tokens of `resume`; it changes. `bad_word_ids`: the tokens of `sampling.bad_words`.
     """
 
     seq_id: int
@@ -106,7 +106,7 @@ class Sequence:
                                            ^num_computed ^num_launched
 
     In flight are the tokens of launched, uncollected steps. While `num_pending` the last of these samples so many rows.
-    One row gives the sequence one more token, which a runner that can overlap knows before the core does; of several
+    One row gives the sequence one token, which a runner that can overlap knows before the core does; of several
     rows it is known only afterwards how many tokens they gave. `proposed_ids`: what the runner expects after the known
     tokens; a chunk may compute them too, and those that prove right are kept.
 
@@ -150,7 +150,7 @@ class Sequence:
     first_token_at: float | None = None
     place: int | None = None  # in the queue, as it was last reported
     seq_id: int = field(init=False)
-    max_tokens: int = field(init=False)  # the most output tokens, shown ones included
+    max_tokens: int = field(init=False)  # the most output tokens, shown tokens included
     has_penalties: bool = field(init=False)
     reader: ReaderPace = field(default_factory=lambda: ReaderPace(None))
     matcher: Matcher | None = field(init=False)  # what the answer must match, after its known tokens
@@ -196,7 +196,7 @@ class Sequence:
 
     @property
     def is_new(self) -> bool:
-        """Whether it was in no step yet, and the answer is not a resumed one."""
+        """Whether it was in no step yet, and the answer is not resumed."""
         return self.scheduled_at is None and self.num_output_tokens == 0
 
     @property
@@ -301,7 +301,7 @@ class Sequence:
         return is_last or len(self.token_ids) + 1 >= (max_model_len or sys.maxsize)
 
     def ahead_seconds(self, now: float) -> float:
-        """Return how long its reader can go on without a new token. See `ReaderPace`."""
+        """Return how long its reader's tokens last without a new token. See `ReaderPace`."""
         return self.reader.ahead_seconds(self.num_output_tokens + self.num_pending, now)
 
     def score_spec(self, start: int, end: int) -> ScoreSpec | None:

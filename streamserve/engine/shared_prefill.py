@@ -1,10 +1,11 @@
 """`SharedPrefixes`: which blocks of the batch are being written, so that a block that prompts share is computed once.
 
-A sequence whose next block another one has begun waits for it, with blocks of its own in reserve, and takes the written
-one over as soon as that is cached (`BlockPool.adopt`). Nothing is promised: this is made anew for each plan from the
-sequences that run, so one that was aborted, parked, preempted or failed is waited for no longer, and the first of those
-that waited writes the block itself. Knows sequences and block hashes, which hold the salt; no order and no budget.
-Engine thread only. (Idea: SGLang's in-batch prefix caching, which holds such requests back in the queue.)
+A sequence whose next block another sequence has begun waits for it, with blocks of its own in reserve, and takes the
+written block over as soon as that is cached (`BlockPool.adopt`). Nothing is promised: this is made anew for each plan
+from the sequences that run, so a sequence that was aborted, parked, preempted or failed is waited for no longer, and
+the first of those that waited writes the block itself. Knows sequences and block hashes, which hold the salt; no order
+and no budget. Engine thread only. (Idea: SGLang's in-batch prefix caching, which holds such requests back in the
+queue.)
 
 Waits never form a circle. A sequence that waits for block i has all blocks before i. The writer of block i has begun
 it, so it can only wait for a later block.
@@ -33,7 +34,7 @@ class SharedPrefixes:
     def turn_of(self, sequence: Sequence) -> Sequence | None:
         """Return whose prompt is computed now that it is this sequence's turn; None: it waits for a block in flight.
 
-        Its own; or that of the sequence that has begun its next block, and would otherwise come later.
+        Its own place; or the place of the sequence that has begun its next block, if that would come later.
         """
         if sequence.seq_id in self._planned:
             return None

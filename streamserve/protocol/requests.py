@@ -346,8 +346,7 @@ START = Resume()
 
 
 def with_system(request: GenerateRequest, system: str) -> GenerateRequest:
-    """Return a chat with the server's own system prompt as its first message, unless the caller sent
-    one."""
+    """Return a chat with the server's own system prompt as its first message, unless the caller sent a prompt."""
     messages = request.messages
     if not system or not messages or any(message.role in SYSTEM_ROLES for message in messages):
         return request

@@ -78,7 +78,7 @@ async def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
         while client.describe().state == "loading":  # noqa: ASYNC110  # loading happens on another thread
             await asyncio.sleep(0.01)
     assert client.describe().message == (
-        f"{tmp_path} has no config.json; it is not a model folder. Name the folder that has one."
+        f"{tmp_path} has no config.json; so it is no model folder. Name the folder that has it."
     )
     await client.aclose()
 

@@ -37,7 +37,7 @@ _INSTALL = 'pip install "streamserve[grammar]"'
 
 
 class GrammarCompiler:
-    """The grammars of one model. Nothing is imported, built or started before the first one comes."""
+    """The grammars of one model. Nothing is imported, built or started before the first grammar."""
 
     def __init__(
         self, tokenizer: Tokenizer, num_ids: int, special_ids: Iterable[int] = (), limits: GrammarLimits | None = None

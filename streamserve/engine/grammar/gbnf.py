@@ -12,7 +12,7 @@ from streamserve.engine.grammar.limits import GrammarLimits, invalid_grammar, re
 from streamserve.protocol.requests import Grammar
 
 _MAX_RULES = 500  # of 500 rules, each of which waits for the next, the converter takes 0.1 s
-# One without an end goes to the end of the text, where the converter fails too.
+# An opaque part without an end goes to the end of the text, where the converter fails too.
 _OPAQUE = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|\[(?:[^\]\\]++|\\.)*+(?:\]|\\?\Z)|#[^\r\n]*', re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
 _HEADER = "%llguidance {}"
@@ -20,7 +20,7 @@ _LAST_CODE_POINT = 0x10FFFF
 
 
 def as_lark(grammar: Grammar, limits: GrammarLimits) -> Grammar:
-    """Return the grammar; one of GBNF as Lark. Raises BadRequest for one that cannot be converted."""
+    """Return the grammar; GBNF as Lark. Raises BadRequest for a grammar that cannot be converted."""
     return Grammar(kind="lark", value=_converted(grammar.value, limits)) if grammar.kind == "gbnf" else grammar
 
 

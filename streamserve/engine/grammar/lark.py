@@ -1,4 +1,4 @@
-"""What a Lark grammar says beyond its syntax: how deep it is nested, its JSON schemas, and which rules never end.
+"""What a Lark grammar holds beyond its syntax: how deep it is nested, its JSON schemas, and which rules never end.
 
 A reader of llguidance's dialect of Lark: rules are expressions of other rules; terminals, texts and regular expressions
 all end. It is run on texts that the compiler has not seen, so anything that it does not know ends the reading, and the
@@ -81,7 +81,7 @@ def _directives(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _directive_at(text: str, place: int) -> tuple[str, int, int]:
-    """Return a directive's name, and where its JSON value begins and ends (at once, for one without)."""
+    """Return a directive's name, and where its JSON value begins and ends (at once, without a value)."""
     match = _TOKEN.match(text, place)
     assert match is not None
     name, start = match[0], match.end()

@@ -1,4 +1,4 @@
-"""The bounds of a grammar, and the errors of one that breaks them or cannot be used. Pure."""
+"""The bounds of a grammar, and the errors of a grammar that breaks them or cannot be used. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streamserve.protocol.errors import BadRequest
 # What requests name the field by; other dialects rename it.
 PARAM = "grammar"
 _CANNOT = "The grammar cannot be used: "
-_MAX_SHOWN_CHARS = 300  # of what the compiler says of a caller's grammar
+_MAX_SHOWN_CHARS = 300  # of the compiler's message about a caller's grammar
 # Lines of the text that was compiled, which is not the caller's own: numbered, or a mark below a place.
 _EXCERPT = re.compile(r"^(?: *\d+ \| .*| *\| .*| *\^+ *)$", re.MULTILINE)
 _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): ")
@@ -46,7 +46,7 @@ def invalid_grammar(message: str) -> BadRequest:
 
 
 def unsupported_grammar(message: str) -> BadRequest:
-    """Return the error for a grammar that is one and that this engine cannot enforce."""
+    """Return the error for a valid grammar that this engine cannot enforce."""
     return refusal("unsupported_grammar", message)
 
 
@@ -61,12 +61,12 @@ def too_complex(message: str) -> BadRequest:
 
 
 def shown(message: str) -> str:
-    """Return what the compiler says, short and in one line, without the text that it quotes."""
+    """Return the compiler's message, short and in one line, without the text that it quotes."""
     first = " ".join(_EXCERPT.sub("", message.partition("<state>")[0]).split())
     return first if len(first) <= _MAX_SHOWN_CHARS else first[:_MAX_SHOWN_CHARS] + "…"
 
 
 def without_place(error: BadRequest) -> BadRequest:
-    """Return the error without the line and column that it begins with: those of a text that is not the caller's."""
+    """Return the error without the line and column that it begins with: their text is not the caller's."""
     said = error.message.removeprefix(_CANNOT)
     return refusal(error.code, _PLACE.sub("", said)) if said != error.message else error

@@ -29,10 +29,10 @@ _END = b"<|streamserve_end|>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTable:
-    """The texts of ids 0, 1, …, those of them that are special, and the end's after the last.
+    """The texts of ids 0, 1, …, the special ids among them, and the end's id after the last.
 
-    llguidance knows one id for each text. Others with the same text (SentencePiece has " " as a word and as a byte)
-    have none here, and `twins` names the one that stands for them.
+    llguidance knows one id for each text. Other ids with the same text (SentencePiece has " " as a word and as a byte)
+    have no entry here, and `twins` names the id that stands for them.
     """
 
     tokens: tuple[bytes, ...]
@@ -62,7 +62,7 @@ def _special_name(text: bytes, token_id: int) -> bytes:
 
 @dataclass(slots=True)
 class _Wrapped:
-    """What `llguidance.TokenizerWrapper` takes. It tokenises no text: each source says that no token is forced."""
+    """What `llguidance.TokenizerWrapper` takes. It tokenises no text: each source states that no token is forced."""
 
     tokens: list[bytes]
     special_token_ids: list[int]
@@ -149,7 +149,7 @@ GRAMMAR_FAILED = "grammar_failed"
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Matcher:
-    """`mask` has one bit for each id that may follow, ends of an answer left out; `may_end`: one of these may, too.
+    """`mask` has a bit for each id that may follow, but for ends of an answer; `may_end`: an end may follow, too.
 
     `is_complete`: nothing but an end may follow. Invariant: unless it is complete or has failed, `mask` is not empty.
     """
@@ -190,7 +190,7 @@ class Matcher:
         return follows
 
     def fail(self, reason: str) -> None:
-        """Record that nothing more can be said of this sequence."""
+        """Record that this sequence can be checked no more."""
         logger.warning("a grammar's matcher failed: %r", reason[:200])
         self.error = GRAMMAR_FAILED
 
@@ -215,7 +215,7 @@ def advance(moves: Iterable[tuple[Matcher, Sequence[int]]]) -> None:
 
 
 def set_masks(matchers: Sequence[Matcher]) -> None:
-    """Make the masks of matchers of one model; if that raises, one by one, so that only the faulty ones fail."""
+    """Make the masks of matchers of one model; if that raises, one by one, so that only the faulty matchers fail."""
     if not matchers:
         return
     try:

@@ -4,12 +4,12 @@
            ◄── frames on stdout ──            "ready", then for each text what was found
 
 What takes too long or too much memory ends there, and nothing else. A worker that does not answer in time is killed,
-and one that ends by itself is gone: the text that it had is refused, and the next one gets a new worker. A worker is
-started when the first text comes, and ends with its parent.
+and a worker that ends by itself is gone: the text that it had is refused, and the next text gets a new worker. A worker
+is started when the first text comes, and ends with its parent.
 
-A frame is its length in four bytes, and JSON. Each text is compiled on a thread with a small stack, so that one which
-overflows it does so there, and not on the engine's larger one; an alarm of the kernel ends a worker whose parent is
-gone in the middle. A worker (`main`) imports nothing but llguidance and our own pure modules.
+A frame is its length in four bytes, and JSON. Each text is compiled on a thread with a small stack, so that a text
+which overflows it does so there, and not on the engine's larger one; an alarm of the kernel ends a worker whose parent
+is gone in the middle. A worker (`main`) imports nothing but llguidance and our own pure modules.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Prover:
 
     @property
     def pid(self) -> int | None:
-        """The worker's process id, while there is one."""
+        """The worker's process id, while there is a worker."""
         return None if self._process is None else self._process.pid
 
     def prove(self, source: str) -> int:

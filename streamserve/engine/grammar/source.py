@@ -1,7 +1,7 @@
 """From a request's `Grammar` to the text that llguidance compiles; refuses what needs no compiler to refuse. Pure.
 
 A JSON schema is read first: its size and depth, its keywords, its closed objects, and whether it can end. An object
-that declares `properties` and says nothing of others has no others (as OpenAI's strict mode asks for), but not where
+that declares `properties` and does not mention others has no others (as OpenAI's strict mode asks for), but not where
 schemas are merged (`allOf`, or keywords beside `anyOf`, `oneOf` and `$ref`): there one part would forbid what the other
 one declares. The rest is llguidance's: the keys come in the order in which they are declared.
 """
@@ -18,12 +18,13 @@ from streamserve.engine.grammar.lark import Unreadable, endless_rules, with_sche
 from streamserve.engine.grammar.limits import GrammarLimits, invalid_grammar, too_complex, unsupported_grammar
 from streamserve.protocol.requests import GRAMMAR_KINDS, Grammar
 
-# No blanks between the parts of a JSON text: they would be tokens that say nothing. In Lark a schema may have its own.
+# No blanks between the parts of a JSON text: they would be tokens without meaning. In Lark a schema may have its own.
 _COMPACT: Mapping[str, Any] = {"whitespace_flexible": False}
 _BLANKS = frozenset({"whitespace_flexible", "item_separator", "key_separator"})
 # Where one text must follow, llguidance allows one way only to write it in tokens: the tokenizer's, which is not given
 # to it (matcher.py). A model that writes '{"' as one token would have to spell each key byte by byte, as it never
-# does, and all that follows would be a guess. This option holds for all grammars once one has it: any tokens may.
+# does, and all that follows would be a guess. This option holds for all grammars once one grammar has it: any tokens
+# may.
 _ANY_TOKENS = {"name": "any_tokens", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: ""'}
 
 
@@ -155,7 +156,7 @@ Schema = dict[str, Any]
 
 
 def read_schema(text: str, limits: GrammarLimits) -> Schema:
-    """Return the schema in a JSON text, with its objects closed; raise BadRequest for one that cannot be enforced."""
+    """Return the schema in a JSON text, with its objects closed; raise BadRequest if it cannot be enforced."""
     try:
         root = json.loads(text)
     except (ValueError, RecursionError):

@@ -73,7 +73,7 @@ class BlockPool:
             self._free.push(block, at_front=False)
 
     def renewed(self) -> BlockPool:
-        """Return an empty pool of the same kind, with this one's query and hit counts."""
+        """Return an empty pool of the same kind, with this pool's query and hit counts."""
         pool = BlockPool(
             len(self._blocks),
             self.block_size,
@@ -86,12 +86,12 @@ class BlockPool:
 
     @property
     def num_usable(self) -> int:
-        """Blocks that sequences can hold; the null block is not one."""
+        """Blocks that sequences can hold; the null block does not count."""
         return len(self._blocks) - 1
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated now, cached ones included."""
+        """Blocks that can be allocated now, cached blocks included."""
         return self._free.num_blocks
 
     def allocate(self, num_blocks: int) -> list[int]:
@@ -171,7 +171,7 @@ class BlockPool:
         self.free(sequence.lose_blocks())
 
     def adopt(self, sequence: Sequence) -> None:
-        """Take over blocks that were cached since the sequence started, in place of own ones that it has not begun.
+        """Take over blocks that were cached since the sequence started, in place of own blocks that it has not begun.
 
         Found before it has computed anything they are hits, as at the start.
         """
@@ -193,7 +193,8 @@ class BlockPool:
     def next_hash(self, sequence: Sequence) -> bytes | None:
         """Return the hash of the block that the next chunk begins; None if it could not be taken over.
 
-        That is: it is begun already, or not full, or holds the last token or one to be scored: those are computed.
+        That is: it is begun already, or not full, or holds the last token or a token to be scored: such tokens are
+        computed.
         """
         index, begun = divmod(sequence.num_launched_tokens, self.block_size)
         end = (index + 1) * self.block_size
@@ -213,7 +214,7 @@ class BlockPool:
         return hash_ in self._by_hash
 
     def cache_blocks(self, sequence: Sequence, num_written: int) -> None:
-        """Cache the blocks that a finished step filled: those of the last `num_written` computed tokens."""
+        """Cache the blocks that a finished step filled: the blocks of the last `num_written` computed tokens."""
         if not self._prefix_caching:
             return
         # Invariant: a block has a hash only while it holds what a successful step wrote.
@@ -348,7 +349,7 @@ class BlockPool:
                     f" and {'a' if block.block_hash else 'no'} hash"
                 )
             if block.block_hash is not None and block.block_hash != sequence.block_hashes[index]:
-                raise IntegrityError(f"block {block_id} has another hash than that of sequence {sequence.seq_id}")
+                raise IntegrityError(f"block {block_id} has another hash than the block of sequence {sequence.seq_id}")
 
 
 def root_hash(revision: str, block_size: int) -> bytes:
@@ -363,7 +364,7 @@ def block_hash(parent: bytes, token_ids: TokenIds[int], salt: str | None) -> byt
 
 
 def extend_hashes(sequence: Sequence, num_blocks: int, block_size: int, root: bytes) -> None:
-    """Extend the sequence's hashes to `num_blocks`; earlier ones are kept, as known tokens never change."""
+    """Extend the sequence's hashes to `num_blocks`; earlier hashes are kept, as known tokens never change."""
     hashes = sequence.block_hashes
     for index in range(len(hashes), num_blocks):
         start, end = index * block_size, (index + 1) * block_size

@@ -26,7 +26,7 @@ NAME = "streamserve_paged"
 _ATTRIBUTE = "streamserve_attention"
 QUERY_SLICE_CPU = 128  # scores of a slice stay in the L2 cache
 QUERY_SLICE_CUDA = 1024  # fewer launches
-SHORT_CONTEXT = 1024  # up to here torch's SDPA is the faster one for a single query in bf16
+SHORT_CONTEXT = 1024  # up to here torch's SDPA is faster for a single query in bf16
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Variant:
 
 
 class PagedAttention:
-    """The step that the attention function works on. One for each loaded model."""
+    """The step that the attention function works on. Each loaded model has one."""
 
     def __init__(self) -> None:
         self.kv: KVCache | None = None

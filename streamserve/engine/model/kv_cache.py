@@ -36,7 +36,7 @@ class LayerShape:
 class Slots:
     """Slots that every layer of a step reads, and their rows in a pool whose heads lie one below the other.
 
-    Whole rows along the first axis are copied by all threads; the slots of each head are copied by one.
+    Whole rows along the first axis are copied by all threads; the slots of each head are copied by one thread.
     """
 
     def __init__(self, slots: torch.Tensor) -> None:

@@ -1,7 +1,7 @@
 """Decoder layers of Llama's shape, computed in fewer and wider operations than Hugging Face's modelling code takes.
 
 A layer is replaced if it has the parts of such a layer, packed, and if both give the same numbers on the model's own
-inputs: parts propose, numbers decide. So a norm that adds one, a scaled residual or rotary pairs that are interleaved
+inputs: parts propose, numbers decide. So a norm that adds 1, a scaled residual or rotary pairs that are interleaved
 keep their own code. Outside of a step (the parity probe's reference) the layer's own code runs. Engine thread.
 
     x -> norm -> [ q | k | v ] -> rotate q and k together -> paged attention -> o_proj, + x = y
@@ -47,7 +47,7 @@ class RMSNorm:
 
 
 class HeadNorm:
-    """The norms of the query heads and of the key heads, as one over both."""
+    """The norms of the query heads and of the key heads, as one norm over both."""
 
     def __init__(self, query_norm: Any, key_norm: Any, num_query_heads: int, num_kv_heads: int) -> None:
         """Each head has the weight (D,) of its kind."""
@@ -185,7 +185,7 @@ def lean_layers(model: Any, paged: PagedAttention, max_model_len: int) -> int:
 
 
 def restore_layers(model: nn.Module) -> int:
-    """Put the layers back that lean ones replaced; return how many."""
+    """Put the layers back that lean layers replaced; return how many."""
     places = [
         (parent, name, child)
         for parent in model.modules()

@@ -18,7 +18,7 @@ from streamserve.engine.model.load.source import available_memory
 
 BATCH_HINT = 32
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # relative to the largest output
-EXTRA_SHARE = 0.1  # what one packed weight takes beyond the plain one it frees, as a share of free memory
+EXTRA_SHARE = 0.1  # what one packed weight takes beyond the plain weight it frees, as a share of free memory
 
 ROUNDINGS = 1.25  # of two numbers half an ulp each, and a little for the sums that they are rounded from
 PLACES_AT_ONCE = 2_048  # logits that are computed again; with 4,096 features: 67 MB
@@ -58,7 +58,7 @@ class FloatHead(nn.Module):  # type: ignore[misc]  # torch is not type-checked h
     bfloat16 has 128 numbers between 8 and 16, so that the likeliest tokens often tie, and which one of them is chosen
     is no choice of the model's. Where the device multiplies with a float32 result, that is the result. Elsewhere the
     layer computes all logits as it does, and those that are the largest but for rounding are computed again, in
-    float32. Invariant: the largest logit of a row is that of the largest in float32.
+    float32. Invariant: the largest logit of a row is the largest in float32, too.
     """
 
     def __init__(self, layer: nn.Module, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -111,9 +111,10 @@ def keep_float_logits(model: Any, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 class FusedLinears:
-    """Layers that modelling code applies to the same input one after another, computed as one when the first is called.
+    """Layers that modelling code applies to the same input one after another, computed as one layer when the first is
+    called.
 
-    One wide matrix streams from memory better than three narrow ones, and two calls are saved.
+    One wide matrix streams from memory better than three narrow matrices, and two calls are saved.
     """
 
     def __init__(self, layers: list[nn.Module], packed_dtype: torch.dtype) -> None:
@@ -126,7 +127,7 @@ class FusedLinears:
         self.outputs: tuple[torch.Tensor, ...] = ()
 
     def part(self, number: int, inputs: torch.Tensor) -> torch.Tensor:
-        """Outputs of layer `number`: a slice (..., its out_features) of the common ones."""
+        """Outputs of layer `number`: a slice (..., its out_features) of the common outputs."""
         if self.inputs is not inputs:
             self.inputs, self.outputs = inputs, self.packed.forward(inputs).split(self.sizes, dim=-1)
         out = self.outputs[number]
@@ -178,7 +179,7 @@ def _packs(dtype: torch.dtype, packed_dtype: torch.dtype) -> bool:
 
 
 def agrees(packed: PackedLinear, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Compare a packed layer with the plain one on one row and on three."""
+    """Compare a packed layer with the plain layer on one row and on three."""
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(3, packed.in_features, generator=generator).to(weight.dtype)
     with torch.no_grad():
@@ -195,7 +196,7 @@ def pack_linears(
     *,
     kept: torch.Tensor | None = None,
 ) -> int:
-    """Replace the model's linear layers by packed ones and free their weights, but for `kept`.
+    """Replace the model's linear layers by packed layers and free their weights, but for `kept`.
 
     Return how many were replaced.
     """

@@ -44,7 +44,7 @@ class Scores:
     def by_sequence(
         arrived: Mapping[str, torch.Tensor], chunks: Sequence[Chunk]
     ) -> dict[int, tuple[RawLogprobs, ...] | None]:
-        """Bring scores to Python numbers, for each chunk with scores; None for one with logits that are not finite."""
+        """Bring scores to Python numbers, for each chunk with scores; None for a chunk whose logits are not finite."""
         if _NAMES[0] not in arrived:
             return {}
         chosen, top, ids, finite = (arrived[name].tolist() for name in _NAMES)

@@ -11,7 +11,7 @@ means waiting, rows are sorted after all.) Nothing here waits for a GPU.
 
 The noise is counter-based: the same number for the same (seed, position, token), on every device, in every batch. A
 sampled token is `argmax(log p + Gumbel)`; equally `argmin(E / p)` with E exponential, which saves a logarithm. The
-constants are those of `splitmix64` and of `lowbias32` (C. Wellons, "Prospecting for hash functions", 2018). The noise
+constants are from `splitmix64` and from `lowbias32` (C. Wellons, "Prospecting for hash functions", 2018). The noise
 is made in 32-bit integers that wrap; shifts keep the sign, which mixes as well and saves an operation on every token.
 """
 

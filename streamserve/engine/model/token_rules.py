@@ -1,9 +1,9 @@
 """What changes a step's logits before its draws, all rows together: `RuleTensors` and `PenaltyCounts`.
 
-Rules are biases, allowed ids and bad words. Those of a sequence are brought to the device once, and live there as long
+Rules are biases, allowed ids and bad words. A sequence's rules are brought to the device once, and live there as long
 as the rules do. A step then costs a few kernels, however many rows have rules and however long these are. Whether a bad
-word is about to be completed is decided on the device, by the newest token: that may be one which the host does not
-know yet, so that no step waits for it.
+word is about to be completed is decided on the device, by the newest token, which the host may not
+know yet: no step waits for it.
 
 Penalties need how often each sequence's tokens have occurred, on the device, in the sequence's penalty slot. A slot is
 begun with tokens from the host, once, and then takes each new token from the step's own input. So nothing waits, and a
@@ -71,7 +71,7 @@ class RuleTensors:
     def _end_words(
         self, flat: torch.Tensor, specs: Sequence[SampleSpec], last_token_ids: torch.Tensor, vocab_size: int
     ) -> None:
-        """Avoid the last token of each bad word whose other tokens are the newest ones."""
+        """Avoid the last token of each bad word whose other tokens are the newest tokens."""
         endings = [(row, *pair) for row, spec in enumerate(specs) for pair in spec.bad_endings]
         if not endings:
             return
@@ -124,7 +124,7 @@ class PenaltyCounts:
             self._add([specs[row].penalty_slot or 0 for row in going_on], new)
 
     def penalise(self, logits: torch.Tensor, specs: Sequence[SampleSpec]) -> None:
-        """Change logits (num_rows, vocab_size): repetition over prompt and output, the others over the output."""
+        """Change logits (num_rows, vocab_size): repetition over prompt and output, other penalties over the output."""
         rows = [row for row, spec in enumerate(specs) if spec.penalty_slot is not None]
         slots = [specs[row].penalty_slot or 0 for row in rows]
         samplings = [specs[row].sampling for row in rows]

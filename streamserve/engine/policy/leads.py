@@ -43,7 +43,7 @@ def is_stalled(sequence: Sequence, config: EngineConfig, now: float) -> bool:
 
 
 def may_park(sequence: Sequence, config: EngineConfig, least_ahead: float, now: float) -> bool:
-    """Whether it may park for another one: it rests, or is `least_ahead` seconds ahead.
+    """Whether it may park for another sequence: it rests, or is `least_ahead` seconds ahead.
 
     In the second case it has given a token since it was admitted: so parking in turns makes progress.
     """

@@ -21,8 +21,8 @@ MIN_PACE = 1.0
 class ReaderPace:
     """How fast the reader of one answer reads, and for how long it can do so without a new token.
 
-    `num_read` None: the engine does not know of a reader. Then one at the class's pace is assumed, never ahead. (Idea:
-    Andes, arXiv 2404.16283, which assumes a pace; here it is measured.)
+    `num_read` None: the engine does not know of a reader. Then a reader at the class's pace is assumed, never ahead.
+    (Idea: Andes, arXiv 2404.16283, which assumes a pace; here it is measured.)
 
     tokens:  [ read, by the last report | read since, by its pace | unread ...... )
                                                                   ahead: the seconds that these last
@@ -62,7 +62,7 @@ class ReaderPace:
         return 0.0 if self._reported_at is None else now - self._reported_at
 
     def ahead_seconds(self, num_tokens: int, now: float) -> float:
-        """Return how long the reader can go on without a new token; negative: for how long it has been waiting."""
+        """Return how long the reader's tokens last without a new token; negative: for how long it has been waiting."""
         if self._reported_at is None:
             return 0.0
         seconds = now - self._reported_at

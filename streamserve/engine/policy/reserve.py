@@ -16,7 +16,7 @@ from streamserve.engine.kv.free_list import Block
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.sequence import Sequence
 
-# Fewer answers say little: until then memory is reserved for a share of what was asked for.
+# Fewer answers tell little: until then memory is reserved for a share of what was asked for.
 NUM_TO_KNOW = 8
 _NEWEST = 1 / 32
 # An answer that is longer than the mean already has this share of the mean left, as far as anything is known.
@@ -61,7 +61,7 @@ class MemoryReserve:
         self._share = _SHARE
 
     def note_length(self, sequence: Sequence) -> None:
-        """Record that an answer has ended: the next ones of its class reserve memory by its length."""
+        """Record that an answer has ended: the next answers of its class reserve memory by its length."""
         self._lengths.note(sequence.request.latency_class, sequence.num_output_tokens)
 
     def note_step(self) -> None:
@@ -96,7 +96,7 @@ class MemoryReserve:
 
 
 def _num_own_blocks(pool: BlockPool, sequence: Sequence) -> int:
-    """Return how many blocks it gives back when it ends; what it found in the cache others may hold."""
+    """Return how many blocks it gives back when it ends; other sequences may hold what it found in the cache."""
     return len(sequence.block_table) - sequence.num_cached_tokens // pool.block_size
 
 

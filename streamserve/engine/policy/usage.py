@@ -45,7 +45,7 @@ class Usage:
         self._states = {one: self._state_of(one, now) for one in running if one.first_token_at is not None}
 
     def readers(self, running: Iterable[Sequence]) -> Counter[str]:
-        """Count the running answers by their readers' states; one that had no token at the last look has none."""
+        """Count the running answers by their readers' states, of answers that had a token at the last look."""
         states = self._states
         return Counter(states[one] for one in running if one in states)
 

@@ -80,19 +80,19 @@ class TenantShares:
             self._total = 0.0
 
 
-# Of a class's `max_late_seconds`: longer than one of its requests with a usual budget is in time.
+# Of a class's `max_late_seconds`: longer than a request of it with a usual budget is in time.
 _STANDING_FACTOR = 4.0
 # Of the shortest `max_late_seconds`: so long after a refusal a queue may be empty because of it.
 _REFUSAL_FACTOR = 3.0
 
 
 class Patience:
-    """Remembers when no request was left waiting that was not late yet, and when one was refused.
+    """Remembers when no request was left waiting that was not late yet, and when a request was refused.
 
     A request that is late, so that its first token can no longer come in time, waits behind all that are not. It costs
     them nothing, and what they leave over is its own: a burst is answered, be it late. Where for four times the class's
-    `max_late_seconds` they have left nothing over, or would have left nothing without refusals, the overload stands.
-    Then a late request would wait for its turn in vain, and is refused. (Idea: CoDel, as in "Fail at Scale", ACM Queue
+    `max_late_seconds` they have left no room, or would have left no room without refusals, the overload stands.
+    Then a late request would not get its turn, and is refused. (Idea: CoDel, as in "Fail at Scale", ACM Queue
     2015: a queue that does not empty is no burst.)
     """
 
@@ -124,7 +124,7 @@ class Patience:
 
 
 class Rank(IntEnum):
-    """Who goes first, in the queue and in each step, whatever the age: answers to readers before all others."""
+    """What goes first, in the queue and in each step, at any age: answers to readers before all others."""
 
     ANSWERS = 0
     ROWS = 1  # of batches: computed in what answers leave
@@ -145,8 +145,8 @@ class WaitingQueue:
     """`sequences` are in order of their keys; `shares` is charged with what steps compute.
 
     The key is arrival + the class's TTFT budget + a little for a long prompt. It is fixed when a sequence is added, so
-    one that comes back has its old place. In each rank those that have begun go first: they were preempted or parked,
-    and their readers wait for them. What is late goes behind what is in time.
+    a sequence that comes back has its old place. In each rank sequences that have begun go first: they were preempted
+    or parked, and their readers wait for them. What is late goes behind what is in time.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -183,7 +183,7 @@ class WaitingQueue:
         self._patience.note(now, has_in_time=has_in_time)
 
     def head(self, rank: int, now: float) -> Sequence | None:
-        """Return the next to start, if it is of this rank: no rank waits behind a later one.
+        """Return the next to start, if it is of this rank: no rank waits behind a later rank.
 
         What has begun goes first, by key alone; then what is in time; of several tenants the first one of whom is
         furthest below its share. Classes that are never late go by their keys alone, too.
@@ -206,7 +206,7 @@ class WaitingQueue:
         )
 
     def expired(self, now: float) -> list[Sequence]:
-        """Return the sequences that waited too long for their first step; resumed ones may wait."""
+        """Return the sequences that waited too long for their first step; resumed sequences may wait."""
         refused = []
         for sequence in self.sequences:
             if sequence.is_new and (sequence.expires_at < now or sequence.late_at < now):
@@ -224,5 +224,5 @@ def _is_in_time(sequence: Sequence, now: float) -> bool:
 
 
 def _is_limited(sequence: Sequence) -> bool:
-    """Whether its class limits the wait: between these and those of other classes keys decide, and not tenants."""
+    """Whether its class limits the wait: between these sequences and other classes' keys decide, and not tenants."""
     return sequence.late_at < math.inf

@@ -83,7 +83,7 @@ class Form:
         return {**call, "function": {**call["function"], "arguments": arguments}}
 
     def lacks(self, message: Message) -> str:
-        """Return what of a message the template does not show by itself: a role, or its calls; "" for nothing."""
+        """Return what of a message the template does not show by itself: a role, or its calls; "" if it shows all."""
         if message.role not in self.roles:
             return f"messages of role {message.role}"
         return "tool calls" if message.extra.get("tool_calls") and not self.arguments else ""
@@ -144,8 +144,8 @@ def _is_deep(value: object, most: int) -> bool:
 def answered(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return the conversation with an id for each call, and with each result's call: its id and the function's name.
 
-    Some clients leave out one of them, and some templates need both. A result without an id answers the first call of
-    its name that has none yet, else the first of all.
+    Some clients leave out the name or the id, and some templates need both. A result without an id answers the first
+    call of its name that has no result yet, else the first of all.
     """
     if not any(message.role in ("tool", "function") or "tool_calls" in message.extra for message in messages):
         return tuple(messages)
@@ -171,14 +171,14 @@ def answered(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(turns)
 
 
-# Other forms of a conversation, for templates that do not show the plain one.
+# Other forms of a conversation, for templates that do not show the plain form.
 
 
 def variants(messages: Sequence[Message]) -> Iterator[tuple[tuple[Message, ...], tuple[int, ...]]]:
     """Yield the conversation as it is, and in other turns; each with the number of every turn's message.
 
     The text beside a call as a turn before it, or in the answer that follows the calls, where turns must alternate;
-    calls of one turn one after the other, each with its result; the system turns at the beginning as one.
+    calls of one turn one after the other, each with its result; the system turns at the beginning as one turn.
     """
     yield tuple(messages), tuple(range(len(messages)))
     plain = [(message, number) for number, message in enumerate(messages)]
@@ -249,7 +249,7 @@ def _joined(numbered: list[tuple[Message, int]]) -> list[tuple[Message, int]]:
 
 
 def _word(number: int) -> str:
-    """Return a word that no template has, and that is no part of another one."""
+    """Return a word that no template has, and that is no part of another word."""
     return f"zq{number}zq"
 
 
@@ -344,7 +344,7 @@ def _with_texts(shown: Shown) -> Form:
 
 
 def _with_role(shown: Shown, form: Form, role: str, conversation: list[Message], words: list[str]) -> Form:
-    """Return the form with a role that is shown: by itself, unlike the turns of others, else as another.
+    """Return the form with a role that is shown: by itself, unlike the turns of other roles, else as another role.
 
     Content is parts where it is not shown as text. A template that takes an unknown role for the user's or the
     assistant's shows it too, if nothing else does; so does one that takes results for the system's.
@@ -523,7 +523,7 @@ class _Generation(Extension):
 
 
 def variables(template: str) -> frozenset[str]:
-    """Return the names that a template reads from outside, apart from jinja's own and those of transformers.
+    """Return the names that a template reads from outside, apart from jinja's own and transformers' names.
 
     A name that the template sets itself is its own, unless it is set only where it is not defined: jinja takes
     `{% if … %}{% set system = … %}{% endif %}` for a name that may come from outside.

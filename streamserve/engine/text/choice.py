@@ -24,7 +24,7 @@ _PROMPT_CANDIDATES = 256  # tokens that one event names for the prompt
 class Choice:
     """One of a request's answers as text. `finish_reason` is set once it is over; `stopped_at` if by a stop string.
 
-    `stopped_at` is the number of output tokens to keep, the one that completed the stop string included; the caller
+    `stopped_at` is the number of output tokens to keep, the token that completed the stop string included; the caller
     stops the core's sequence there.
     """
 
@@ -82,7 +82,8 @@ class Choice:
         if self._writer is not None:
             return self._push_blocks(self._writer, update)
         text, num_kept = self._feed_all(update)
-        # The last token and the end come together: an end without a token repeats one that was shown before a resume.
+        # The last token and the end come together: an end without a token repeats an end that was shown before a
+        # resume.
         if update.finish_reason is not None and update.token_ids and self.stopped_at is None:
             text += self._flush()
         self.finish_reason = update.finish_reason if self.stopped_at is None else "stop"
@@ -125,7 +126,7 @@ class Choice:
     def _feed_block(
         self, writer: BlockWriter, token_id: int, *, is_last: bool = False, is_eos: bool = False, is_cut: bool = False
     ) -> list[Event]:
-        """Return the events of one id; those of the last one end the answer, which `is_cut` or was ended."""
+        """Return the events of one id; the events of the last id end the answer, which `is_cut` or was ended."""
         self.num_tokens += 1
         self._token_ids.append(token_id)
         text = self._end_text(token_id) if is_eos else self._text_of(token_id)
@@ -150,7 +151,7 @@ class Choice:
         return self._detokenizer.flush() + mark  # half a code point before a tag is no text
 
     def _end_again(self, update: SequenceUpdate) -> list[Event]:
-        """Return the events of the end that come after the last token's own: readers were shown that one."""
+        """Return the events of the end that come after the last token's own: readers were shown that token."""
         if not self._token_ids:
             return []
         shown, last = tuple(self._token_ids[:-1]), self._token_ids[-1]
@@ -168,7 +169,7 @@ class Choice:
         return events[places[-1] + 1 :]
 
     def _joined(self, events: list[Event], update: SequenceUpdate) -> list[Event]:
-        """Return the events with neighbouring tokens of one block as one, and the tokens' log-probabilities."""
+        """Return the events with neighbouring tokens of one block as one event, and the tokens' log-probabilities."""
         out: list[Event] = []
         for event in events:
             last = out[-1] if out else None

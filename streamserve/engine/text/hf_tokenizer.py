@@ -1,9 +1,9 @@
 """`HFTokenizer`: the tokenizer and chat template of a model folder or hub id, as transformers would read them.
 
-transformers is imported when one is made. The template runs in transformers' own jinja sandbox, and control tokens
-that a caller wrote into a message are encoded as ordinary text, so that a turn cannot be forged. Chats are rendered one
-at a time and encoded side by side: transformers' wrapper changes settings of its Rust tokenizer on every call, so each
-call has a wrapper to itself. All else uses a copy that never changes.
+transformers is imported when a tokenizer is made. The template runs in transformers' own jinja sandbox, and control
+tokens that a caller wrote into a message are encoded as ordinary text, so that a turn cannot be forged. Chats are
+rendered one at a time and encoded side by side: transformers' wrapper changes settings of its Rust tokenizer on every
+call, so each call has a wrapper to itself. All else uses a copy that never changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 NUM_ENCODERS = 2
 _NOT_FAST = "{path} has no tokenizer.json that transformers can use. Save it again with a current transformers."
 
-# The round-trip at load: what splits code points, has runs of spaces, and starts with or without one.
+# The round-trip at load: what splits code points, has runs of spaces, and starts with or without a space.
 _SAMPLES = (
     "Hello, world!",
     " leading space",
@@ -46,7 +46,7 @@ _METASPACE = "▁"
 class HFTokenizer:
     """See `Tokenizer`. `chat_template`: the name of the template to use, of a model that has several; "": "default".
 
-    A request with tools is rendered by the template named "tool_use", where there is one.
+    A request with tools is rendered by the template named "tool_use", if the model has it.
     """
 
     def __init__(self, path: str, chat_template: str = "") -> None:
@@ -55,7 +55,7 @@ class HFTokenizer:
 
         try:
             self._hf = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        except Exception as error:  # absent or cut; the tokenizers library raises bare ones
+        except Exception as error:  # absent or cut; the tokenizers library raises bare `Exception`s
             cause = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
             raise EngineUnavailable(f"{_NOT_FAST.format(path=path)} ({cause})", code="load_failed") from error
         if not self._hf.is_fast:
@@ -82,7 +82,7 @@ class HFTokenizer:
         decoder = json.loads(self._rust.to_str()).get("decoder") or {}
         self.strips_leading_space = _strips_leading_space(decoder)
         self._bytes = _bytes_of_ids(self._rust, decoder)
-        self.vocab_size = len(self._bytes)  # the highest id and one: there may be holes below it
+        self.vocab_size = len(self._bytes)  # the highest id + 1: there may be holes below it
         self.is_byte_exact = self._is_round_trip_exact()
         if not self.is_byte_exact:
             logger.warning("tokenizer %s is not a map from ids to bytes; its text is decoded by windows", path)
@@ -179,7 +179,7 @@ def template_notes(folder: str, name: str = "") -> tuple[str, ...]:
 
 
 def _choose_template(hf: Any, name: str, path: str) -> None:
-    """Make the named template the default one; raise where there is none of that name, or no default."""
+    """Make the named template the default; raise where no template has that name, or there is no default."""
     templates = hf.chat_template
     if not isinstance(templates, dict):
         if name:
@@ -283,7 +283,7 @@ def _metaspace(piece: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's table: printable bytes are themselves, the others are moved to 256 and up, in order."""
+    """GPT-2's table: printable bytes are themselves, other bytes are moved to 256 and up, in order."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     moved = {chr(256 + index): byte for index, byte in enumerate(others)}
@@ -310,7 +310,7 @@ def _strips_leading_space(decoder: dict[str, Any]) -> bool:
 
 
 def _joined_template(template: Any) -> str:
-    """Return all of a model's chat templates: it may have one for tools."""
+    """Return all of a model's chat templates: it may have a template for tools."""
     if isinstance(template, dict):
         return "\n".join(map(str, template.values()))
     return template or ""

@@ -67,7 +67,7 @@ class Tokenizer(Protocol):
 
 
 def checked_bytes(text: str) -> bytes:
-    """Return the prompt's UTF-8, or refuse one that is not text or too large to tokenise."""
+    """Return the prompt's UTF-8, or refuse a prompt that is not text or too large to tokenise."""
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
@@ -88,7 +88,8 @@ def checked_ids(token_ids: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
     return token_ids
 
 
-# Variables that a client may set whether the template reads them or not: clients set those of several models at once.
+# Variables that a client may set whether the template reads them or not: clients set variables of several models at
+# once.
 TEMPLATE_KWARGS = frozenset(
     {
         "enable_thinking",  # Qwen3, SmolLM3, …
@@ -193,10 +194,11 @@ class WindowDetokenizer:
 
 
 class StopStrings:
-    """Watches text for stop strings; the one that is complete first ends it, and is no part of it unless `is_kept`.
+    """Watches text for stop strings; the stop string that is complete first ends it, and is no part of it unless
+    `is_kept`.
 
-    Holds back only the longest suffix that may still become one. Among those complete at the same character the
-    longest wins, so that as little of any as possible is shown. `found` is the one that has ended the text.
+    Holds back only the longest suffix that may still become a stop string. Among those complete at the same character
+    the longest wins, so that as little of any as possible is shown. `found` is the string that has ended the text.
     """
 
     def __init__(self, stop: Iterable[str], *, is_kept: bool = False) -> None:
@@ -253,18 +255,18 @@ class StopStrings:
         return text
 
 
-# Two turns that begin differently, so that what their renderings have in common holds nothing of a turn.
+# Two turns that begin differently, so that what their renderings have in common holds no part of a turn.
 _PROBES = ("a", "0")
-# Prefixes known at once: a site has one for each model and a few for its pipelines, and others after its settings or
-# its code were changed.
+# Prefixes known at once: a site has a prefix for each model and a few for its pipelines, and new prefixes after its
+# settings or its code were changed.
 _MOST_KNOWN = 64
 
 
 class PublicPrefixes:
     """How many tokens of a prompt are the server's own, so that all tenants may share their blocks. Of one tokenizer.
 
-    Those are the tokens before the caller's first one: what a rendering of the server's own messages
-    (`public_messages`: its system prompt, or what a pipeline says in every run) has in common with this prompt,
+    That is the number of tokens before the caller's first token: what a rendering of the server's own messages
+    (`public_messages`: its system prompt, or a pipeline's messages in every run) has in common with this prompt,
     whatever stands after them. A system prompt that the caller sent is the caller's, even if it is the same: an answer
     to it must not show by its speed that another caller uses it. (Source: vllm PR#37961, a salt on everything ends the
     sharing of the common system prompt; arXiv 2411.18191, CVE-2025-46570, what a shared cache shows of other callers.)

@@ -1,6 +1,6 @@
 """Load a causal language model into memory: find it, check it, read safetensors, pack its linears.
 
-`support_of` says whether this engine runs a model that is on this machine, and why not, without reading its weights
+`support_of` tells whether this engine runs a model that is on this machine, and why not, without reading its weights
 (for `streamserve_models`). What is refused there is refused at a load by the same functions, with the same words.
 
 Knows transformers; not the KV memory, not plans. Runs once, before the engine thread's loop.
@@ -85,7 +85,7 @@ def load_model(model_config: ModelConfig, progress: Progress = no_progress) -> L
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device to run on: "auto" is CUDA where there is one."""
+    """Return the device to run on: "auto" is CUDA where there is a GPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -107,7 +107,7 @@ def read_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     if not (folder / "config.json").exists():
-        raise ModelLoadError(f"{folder} has no config.json; it is not a model folder. Name the folder that has one.")
+        raise ModelLoadError(f"{folder} has no config.json; so it is no model folder. Name the folder that has it.")
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (ValueError, KeyError, OSError) as error:
@@ -160,7 +160,7 @@ def _read_weights(folder: Path, config: Any, dtype: torch.dtype | str, device: t
 
 
 def _refuse_missing(folder: Path, names: Collection[str]) -> None:
-    """Raise for weights that no file has: transformers makes up random ones, and only warns."""
+    """Raise for weights that no file has: transformers makes up random weights, and only warns."""
     if names:
         shown = ", ".join(sorted(names)[:3])
         raise ModelLoadError(
@@ -189,7 +189,7 @@ IS_PROVEN, IS_TRIED, IS_REFUSED, IS_ABSENT = "supported", "tried at load", "refu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Support:
-    """One model. `traits` are what its attention has beside the plain kind; `reason` says why it is refused."""
+    """One model. `traits` are what its attention has beside the plain kind; `reason` tells why it is refused."""
 
     verdict: str
     model_type: str = ""

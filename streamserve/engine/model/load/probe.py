@@ -4,7 +4,7 @@ Structure does not show whether an architecture is correct over an external KV m
 per layer and are still wrong); numbers do. Costs one short forward and a few steps. Runs once, at load.
 
     prompt  [ chunk | chunk | … | chunk | decode | decode | decode ]   in scattered blocks, beside a second sequence
-    compare the logits after each part with those of one plain forward over the whole prompt
+    compare the logits after each part with the logits of one plain forward over the whole prompt
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def probe_tokens(num_tokens: int, vocab_size: int) -> list[int]:
 
 
 def probe_chunks(num_tokens: int, block_size: int) -> list[int]:
-    """Lengths of the parts: some that end inside a block, one that spans several, then single tokens."""
+    """Lengths of the parts: some that end inside a block, a part that spans several, then single tokens."""
     parts: list[int] = []
     sizes = [1, block_size + 3, 7, 2 * block_size]
     remaining = num_tokens - NUM_DECODES

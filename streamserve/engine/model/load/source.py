@@ -1,4 +1,5 @@
-"""What a load starts from: a model's files (a folder, or a hub id downloaded to one), and the memory of the machine.
+"""What a load starts from: a model's files (a folder, or a hub id downloaded to a folder), and the memory of the
+machine.
 
 Reads only safetensors, JSON and text: no remote code, no pickles. No torch: the capacity command uses this too. Why a
 model cannot be loaded; each message names the problem and the way out, for the operator:
@@ -175,7 +176,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return the folder's config.json, unchanged."""
     file = folder / "config.json"
     if not file.exists():
-        raise ModelLoadError(f"{folder} has no config.json; it is not a model folder. Name the folder that has one.")
+        raise ModelLoadError(f"{folder} has no config.json; so it is no model folder. Name the folder that has it.")
     return _parse(file, file.read_bytes())
 
 
@@ -226,7 +227,7 @@ def total_memory(cgroup_limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
 
 
 def available_memory() -> int:
-    """Return the bytes available without swapping: free ones and those of the page cache."""
+    """Return the bytes available without swapping: free bytes and the page cache."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

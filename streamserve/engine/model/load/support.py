@@ -110,14 +110,14 @@ def require_supported(config: Any) -> None:
     layer_types = set(getattr(config.get_text_config(), "layer_types", None) or ())
     if layer_types - WINDOWED:
         names = ", ".join(sorted(layer_types - WINDOWED))
-        raise _refusal(config.model_type, f"it has layers of type {names}, and this engine runs full and sliding ones")
+        raise _refusal(config.model_type, f"it has layers of type {names}, not full or sliding attention")
     if getattr(config, "quantization_config", None):
-        raise _refusal(config.model_type, "its checkpoint is quantised; name one in float32 or bfloat16")
+        raise _refusal(config.model_type, "its checkpoint is quantised; name a checkpoint in float32 or bfloat16")
 
 
 def _refusal(model_type: str, reason: str) -> UnsupportedModel:
     return UnsupportedModel(
-        f"Models of type {model_type} are not supported: {reason}. Choose another model, or serve this one with "
+        f"Models of type {model_type} are not supported: {reason}. Choose another model, or serve this model with "
         "another engine and point streamserve's remote client at it."
     )
 

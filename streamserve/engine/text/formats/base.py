@@ -8,10 +8,10 @@ found in the text.
 `BlockWriter` makes events of the parts and the ids that made them. Each id is one `Token` event, at once, in the block
 that is open when its text is known: a `Token` with "" for markup and for text that is held back. So readers are never
 behind by what the parser waits for. The blocks' own events stand before the id's, and one id carries text of one block
-only; what it says of the next block comes with the next id. So an id that was shown was shown with all its events, and
-those of the id after it differ from new ones in their index: a resumed answer repeats them, and `streams/transcript.py`
-drops them. Only the end has tokens without ids: the text that is left, at most one of each block. A text block at the
-beginning is the implied one, which has no events. Pure: no I/O, no clock, no transformers.
+only; its text for the next block comes with the next id. So an id that was shown was shown with all its events, and
+the events of the id after it differ from new events in their index: a resumed answer repeats them, and
+`streams/transcript.py` drops them. Only the end has tokens without ids: the text that is left, at most one of each
+block. A text block at the beginning is the implied block, which has no events. Pure: no I/O, no clock, no transformers.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class BlockWriter:
         return self._kind is not None and not self._is_closed
 
     def _begin(self, opened: Opened) -> None:
-        """Begin a block, and end the one before. A text block that is the first needs no event."""
+        """Begin a block, and end the previous block. A text block that is the first needs no event."""
         if self._kind is not None:
             if not self._is_implied:
                 self._events.append(BlockStop(choice=self._choice, index=self._index))

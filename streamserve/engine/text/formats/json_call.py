@@ -19,7 +19,7 @@ _STRING = re.compile(r'[^"\\\x00-\x1f]*')
 _WORD = re.compile(r"[-+.0-9A-Za-z]*")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _CONSTANTS = ("true", "false", "null")
-_MAX_WORD = 400  # characters of a number: a longer one is none that a tool could read
+_MAX_WORD = 400  # characters of a number: no tool could read a longer number
 _MAX_DEPTH = 200  # arrays and objects in each other
 _MAX_FRAME = 4_096  # characters of a call before its name is known, and of a key
 
@@ -331,7 +331,7 @@ class CallReader:
         self._pending = ""
 
     def _end_value(self) -> None:
-        """Go on with the frame if the value is whole."""
+        """Continue the frame if the value is whole."""
         self.is_broken = self.is_broken or self._value.is_broken
         if self._value.is_whole and not self.is_broken:
             self._state = _AFTER

@@ -17,7 +17,7 @@ _NAME = r"(?P<name>[^\s\[\]{}<>\uD800-\uDFFF]{1,128})"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMarkup:
-    """One family of models. `is_it(template, has_tag)`: whether a tokenizer is one of its.
+    """One family of models. `is_it(template, has_tag)`: whether a tokenizer belongs to the family.
 
     The rest is how an output that a grammar holds is written. `thought` and `answer` have $text for what they frame,
     `call` has $name, or $bare_name, and $arguments, or $parameters in XML. Calls stand between `calls_begin` and
@@ -49,8 +49,8 @@ QWEN3 = ModelMarkup(
     calls_between="\n",
 )
 
-# The model sometimes leaves out an outer tag. Without the first one only tools of the request are calls; whether the
-# last one is there is decided by what follows.
+# The model sometimes leaves out an outer tag. Without the first tag only tools of the request are calls; whether the
+# last tag is there is decided by the text after it.
 _XML_CALL = Region(
     kind=TOOL_USE,
     opening=rf"(?:(?P<tag>«<tool_call>»)\s*)?<function={_NAME}>",
@@ -181,7 +181,7 @@ DEEPSEEK_R1 = ModelMarkup(
     calls_end="«<｜tool▁calls▁end｜>»",
 )
 
-# In the order in which they are recognised: the more particular ones first.
+# In the order in which they are recognised: the more particular families first.
 KNOWN = (HARMONY, MISTRAL_LIST, MISTRAL, DEEPSEEK_R1, LLAMA3, SMOLLM3, QWEN3_CODER, QWEN3, HERMES, THINK)
 # Other names for the setting.
 ALIASES = {"qwen3.5": "qwen3_coder", "gpt-oss": "harmony", "deepseek-r1": "deepseek_r1", "qwen2": "hermes"}

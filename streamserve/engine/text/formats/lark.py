@@ -28,7 +28,7 @@ _PIECES = re.compile(r"«(.*?)»|\$(\w+)", re.DOTALL)
 
 
 class Thought(Enum):
-    """Whether an output begins within a thought, may begin with one, or has none."""
+    """Whether an output begins within a thought, may begin with a thought, or has no thought."""
 
     BEGUN = auto()
     MAYBE = auto()
@@ -62,7 +62,7 @@ def whole_output(markup: ModelMarkup, tags: Tags, request: GenerateRequest, thou
 
 
 def holds_calls(request: GenerateRequest) -> bool:
-    """Return whether the request asks for a call, for one at most, for some of the tools, or for strict ones."""
+    """Return whether the request asks for a call, for one call at most, for some of the tools, or for strict tools."""
     tools, choice = callable_tools(request), request.tool_choice
     is_bound = choice.mode == "required" or bool(choice.names) or not request.parallel_tool_calls
     return bool(tools) and (is_bound or any(tool.strict for tool in tools))
@@ -129,7 +129,7 @@ class _Rules:
         return self._written(self._markup.answer, {"text": "answer_text"})
 
     def calls(self, tools: tuple[Tool, ...], is_parallel: bool, *, begins: bool = True) -> str:
-        """Return the expression of one call of `tools`, or of one and more. `begins` False: without its first tag."""
+        """Return the expression of one call of `tools`, or of several. `begins` False: without its first tag."""
         markup = self._markup
         self.add("one_call", " | ".join(self._call(number, tool, markup.call) for number, tool in enumerate(tools)))
         first, opening = "one_call", markup.calls_begin

@@ -1,4 +1,4 @@
-"""The formats of a model's output, and `choose_format`: the setting's, else the tokenizer's own, else a known one.
+"""The formats of a model's output, and `choose_format`: the setting's, else the tokenizer's own, else a known format.
 
     PlainFormat       text, with its tags as text: a model without markup
     MarkedFormat      a known family of models (known.py), for one tokenizer
@@ -45,7 +45,7 @@ _TAIL = 64  # tokens of a prompt's end that may open a region
 
 
 class TaggedTokenizer(Tokenizer, Protocol):
-    """A tokenizer that says which texts are one token of their own."""
+    """A tokenizer that tells which texts are one token of their own."""
 
     def tag_id(self, text: str) -> int | None:
         """Return the id of an added token, None for text that is none."""
@@ -65,7 +65,7 @@ def tags_of(markups: Iterable[ModelMarkup]) -> list[str]:
 
 
 def make_tags(texts: Iterable[str], tokenizer: TaggedTokenizer) -> Tags:
-    """Return those of the tags that the tokenizer has as tokens."""
+    """Return the tags that the tokenizer has as tokens."""
     return Tags(texts, tokenizer.tag_id, tokenizer.is_special)
 
 
@@ -130,13 +130,13 @@ class MarkedFormat:
         )
 
     def grammar(self, request: GenerateRequest, prompt: Prompt) -> Grammar | None:
-        """Return the grammar of the whole output, or None if the request asks for nothing."""
+        """Return the grammar of the whole output, or None if the request asks for no grammar."""
         if request.messages is None:
             return request.grammar
         return lark.whole_output(self.markup, self.tags, request, self.thought(request, prompt))
 
     def thought(self, request: GenerateRequest, prompt: Prompt) -> lark.Thought:
-        """Return whether the output begins in a thought, may have one, or has none."""
+        """Return whether the output begins in a thought, may have a thought, or has no thought."""
         region = self._starts_in(request, prompt)
         if region is not None:
             is_thought = self.markup.regions[region].kind == THINKING
@@ -225,7 +225,7 @@ class TemplateFormat:
         )
 
     def grammar(self, request: GenerateRequest, prompt: Prompt) -> Grammar | None:
-        """Return the request's own grammar: a template says how to read calls, not how to write them.
+        """Return the request's own grammar: a template defines how to read calls, not how to write them.
 
         Raises BadRequest for what would need that.
         """
@@ -247,7 +247,7 @@ class TemplateFormat:
         return any(one.region.kind == THINKING for one in self._regions.all)
 
     def _region(self, field: Any) -> Region:
-        """Return a field as a region. The one that needs no opening is the text outside; its closing is markup."""
+        """Return a field as a region. The region that needs no opening is the text outside; its closing is markup."""
         closing = "" if field.close_re is None else field.close_re.pattern
         if field.open_re is None:
             return Region(kind=BETWEEN, opening=closing or r"(?!)", can_grow=field.close_literals is None)
@@ -291,7 +291,7 @@ NAMES = ("text", *(one.name for one in KNOWN), *ALIASES)
 
 
 class TemplatedTokenizer(TaggedTokenizer, Protocol):
-    """A tokenizer with what models say of their markup."""
+    """A tokenizer with its model's description of its markup."""
 
     chat_template: str
     response_template: dict[str, Any] | None
@@ -302,7 +302,7 @@ class TemplatedTokenizer(TaggedTokenizer, Protocol):
 
 
 def choose_format(tokenizer: TemplatedTokenizer, setting: str | None = None) -> OutputFormat:
-    """Return the format. `setting` is a name of NAMES, or the dotted path of a function that makes one.
+    """Return the format. `setting` is a name of NAMES, or the dotted path of a function that makes a format.
 
     Raises EngineUnavailable for a setting that names neither.
     """

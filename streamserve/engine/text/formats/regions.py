@@ -3,7 +3,7 @@
     text ── opening of a region ──► region ── its closing ──► text, without the white space that follows
 
 A region's text is a block's text, or a call. What may still become a tag is held back, and nothing else. A call that
-does not hold together is text, from its opening on; one that breaks after its name was passed on is closed there, so
+does not hold together is text, from its opening on; a call that breaks after its name was passed on is closed there, so
 that its arguments do not parse, and the rest is text. (Idea of partial matches: transformers' ResponseParser.) Pure.
 """
 
@@ -21,7 +21,7 @@ from streamserve.protocol.requests import Tool
 TEXT, THINKING, TOOL_USE = BLOCK_KINDS
 # Regions that are their opening alone: markup between calls, and between blocks of any kind.
 CALLS, BETWEEN = "calls", "between"
-_MAX_OPENING = 1_024  # characters: a longer one is text
+_MAX_OPENING = 1_024  # characters: a longer opening is text
 _MAX_WHOLE = 65_536  # characters of a region whose calls are read as a whole
 _MAX_CLOSING = 256
 _MORE = "\n…more text follows"  # stands for what a cut answer lacks, so that a closing that only waits for it is found
@@ -245,7 +245,7 @@ class RegionParser:
         return False
 
     def _earliest(self) -> tuple[Any, _Patterns | None]:
-        """Return the first opening in the held text, whole or the beginning of one at its end."""
+        """Return the first opening in the held text, whole or the beginning of an opening at its end."""
         best, of = None, None
         if not self._is_first and not self._regions.can_begin(self._held):
             return best, of

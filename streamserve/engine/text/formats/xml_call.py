@@ -1,4 +1,4 @@
-"""Tool calls in XML: each argument stands in a tag of its own, as text, and its type is that of the tool's schema.
+"""Tool calls in XML: each argument stands in a tag of its own, as text, and its type comes from the tool's schema.
 
     <function=get_weather>
     <parameter=city>
@@ -23,7 +23,7 @@ from streamserve.engine.text.formats.json_call import Call, call_of
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import Tool
 
-# An argument may quote the end of one if neither another nor the end of the call follows; another ends it, too.
+# An argument may quote the end of an argument if neither another argument nor the end of the call follows.
 _PARAMETER = re.compile(
     r"\s*<parameter=([^<>]{1,256})>(.*?)(?:</parameter>(?=\s*(?:<parameter=|(?:</function>\s*)?\Z))|(?=<parameter=))",
     re.DOTALL,
@@ -31,7 +31,7 @@ _PARAMETER = re.compile(
 _END = "</function>"  # of an output that ends there
 _TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 _ALIASES = {"float": "number", "int": "integer", "bool": "boolean", "str": "string", "list": "array", "dict": "object"}
-_ANNOTATIONS = {"type", "title", "description", "default", "examples"}  # what says nothing more of a text
+_ANNOTATIONS = {"type", "title", "description", "default", "examples"}  # what adds nothing to a text's type
 
 Schema = Mapping[str, Any]
 
@@ -97,7 +97,7 @@ def _type_of(value: Any) -> set[str]:
 
 
 def types_of(schema: Any, root: Schema) -> frozenset[str]:
-    """Return the JSON types that a schema takes; text where it does not say. Each part of it is looked at once."""
+    """Return the JSON types that a schema takes; text where it names no type. Each part of it is looked at once."""
     types: set[str] = set()
     seen: set[int] = set()
     left = [schema]
@@ -111,7 +111,7 @@ def types_of(schema: Any, root: Schema) -> frozenset[str]:
 
 
 def _own_types(schema: Schema) -> Iterator[str]:
-    """Yield the types that a schema itself names, or those of its values."""
+    """Yield the types that a schema itself names, or the types of its values."""
     if (named := schema.get("type")) is not None:
         for one in named if isinstance(named, list) else [named]:
             known = _ALIASES.get(one, one) if isinstance(one, str) else None
@@ -150,7 +150,7 @@ def _properties(root: Schema) -> Mapping[str, Any]:
 def parameters_of(
     tool: Tool, add: Callable[[str], str], literal: Callable[[str], str], to_json: Callable[[Schema], str]
 ) -> str:
-    """Return the expression of a tool's parameters: those of a strict one in the order of its schema.
+    """Return the expression of a tool's parameters: a strict tool's in the order of its schema.
 
     `add` makes a rule of an expression, `literal` and `to_json` an expression of a text and of a schema. The rule
     `xml_text` is any text with the end of its tag. Raises BadRequest for a strict schema that tags cannot hold.
