@@ -40,7 +40,7 @@ class Failed(Exception):
 
 
 def install(venv: Path, requirements: list[Path]) -> None:
-    """Install what `requirements` pin into `venv`, unless the stamp says that it is there."""
+    """Install what `requirements` pin into `venv`, unless the stamp shows that it is there."""
     if sys.version_info < (3, 11):  # noqa: UP036 - the one file that an older Python may try to run
         raise Failed(
             f"Python 3.11 or newer is needed; this is {sys.version.split()[0]}. Try: make run PYTHON=python3.11"

@@ -84,7 +84,7 @@ def check_port_is_free(host: str, port: int) -> None:
 
 
 def prepare(key: str | None) -> tuple[str, str]:
-    """Check, migrate, make the demo login and key; return (password, key), the same ones on every start."""
+    """Check, migrate, make the demo login and key; return (password, key), the same on every start."""
     from django.core.management import call_command
     from django.core.management.base import SystemCheckError
 
@@ -114,7 +114,7 @@ def _demo_login() -> str:
 
 
 def _demo_key(key: str | None) -> str:
-    """Return the given key, or one that is made once and kept in the state folder; make its row."""
+    """Return the given key, or a key that is made once and kept in the state folder; make its row."""
     from django.conf import settings
     from django.contrib.auth import get_user_model
 

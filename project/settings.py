@@ -98,7 +98,7 @@ def _models() -> dict[str, dict[str, Any]]:
     return {alias: {"PATH": path, "DTYPE": dtype, **words}}
 
 
-# How the assistant answers (project/help/assistant.py). "slots": the model says the passages' own sentences, whose
+# How the assistant answers (project/help/assistant.py). "slots": the model gives the passages' own sentences, whose
 # values are filled in; the demo model cannot copy them. "quotes": the model reads the passages and quotes from them.
 _SMALL = {"helpdesk", "echo"}
 HELP_ANSWERS = "slots" if _SMALL & set(_models()) else "quotes"

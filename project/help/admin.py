@@ -1,4 +1,4 @@
-"""The help pages in the admin: a passage with its sentences, and its values one a line."""
+"""The help pages in the admin: a passage with its sentences, and its values, each on a line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from project.help.models import Passage, Topic
 
 
 class ValuesField(forms.CharField):
-    """A dict of texts, written as `name: value`, one a line."""
+    """A dict of texts, written as `name: value`, each on a line."""
 
     widget = forms.Textarea(attrs={"rows": 4, "cols": 60})
 
@@ -30,7 +30,7 @@ class ValuesField(forms.CharField):
             if not line.strip():
                 continue
             if not colon:
-                raise ValidationError(f'"{line.strip()}" has no colon. Write name: value, one a line.')
+                raise ValidationError(f'"{line.strip()}" has no colon. Write name: value, each on a line.')
             if name in values:
                 raise ValidationError(f"{name} appears twice.")
             values[name] = text
@@ -44,7 +44,7 @@ class ValuesField(forms.CharField):
 class PassageForm(forms.ModelForm):
     """Checks slots against values by `Passage.clean`."""
 
-    values = ValuesField(required=False, help_text="One a line, as month: $15. Each is used by a slot: {month}")
+    values = ValuesField(required=False, help_text="Each on a line, as month: $15. Each is used by a slot: {month}")
 
     class Meta:
         model = Passage
@@ -67,7 +67,7 @@ class PassageAdmin(admin.ModelAdmin):
     search_fields = ("title", "slug", "sentences", "values", "also_asked")
     prepopulated_fields = {"slug": ("title",)}  # noqa: RUF012  (Django's own declaration)
 
-    @admin.display(description="what it says")
+    @admin.display(description="text")
     def said(self, passage: Passage) -> str:
         """Return its filled sentences."""
         return passage.text

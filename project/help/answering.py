@@ -46,7 +46,7 @@ def numbered(passage: Hit, index: int) -> list[str]:
 def allowed_answers(passages: Sequence[Hit], most: int = MAX_SENTENCES) -> list[str]:
     """Return the texts that a model may answer: passages one after the other, each whole if it has room.
 
-    One that alone has more than `most` sentences gives its first ones.
+    A passage that alone has more than `most` sentences gives its first sentences.
     """
     each = [numbered(passage, index)[:most] for index, passage in enumerate(passages)]
 
@@ -63,7 +63,7 @@ def allowed_answers(passages: Sequence[Hit], most: int = MAX_SENTENCES) -> list[
 class SlotFiller:
     """An output filter: fills slots, and cites the passage of each sentence as soon as the text is its alone.
 
-    What is held back is a slot that is not whole. One whose text is cut stays unshown.
+    What is held back is a slot that is not whole. A slot whose text is cut stays unshown.
     """
 
     def __init__(self, passages: Sequence[Hit], citations: Citations) -> None:
@@ -71,7 +71,7 @@ class SlotFiller:
         self._sentences = [
             (sentence, index) for index, passage in enumerate(passages) for sentence in numbered(passage, index)
         ]
-        self._said = ""  # of the sentence that is being said, with its slots
+        self._said = ""  # of the sentence so far, with its slots
         self._slot = ""  # a slot of which the end has not come
 
     def feed(self, text: str) -> str:
@@ -108,7 +108,7 @@ class SlotFiller:
 
 
 class Markers:
-    """An output filter: the `[2]` of a model becomes a citation's number; one that names no passage is left out."""
+    """An output filter: the `[2]` of a model becomes a citation's number; a mark that names no passage is left out."""
 
     _MARKER = re.compile(r" ?\[(\d{1,2})\]")
     _BEGUN = re.compile(r" ?(?:\[\d{0,2})?\Z")  # matches at the end of every text, if only the empty one

@@ -3,7 +3,7 @@
     retrieve ─► rerank and select ─► trim ─► answer, with the slots filled and the passages cited
     └─ meanwhile: the prefix of the prompt is computed
 
-`HELP_ANSWERS` says how: "slots" for a model that cannot copy (the demo's), "quotes" for one that can. Registered by
+`HELP_ANSWERS` chooses how: "slots" for a model that cannot copy (the demo's), "quotes" for one that can. Registered by
 project/pipelines.py.
 """
 
@@ -102,7 +102,7 @@ def _as_text(hit: Hit) -> str:
 
 
 def _earlier(run: Run) -> str:
-    """Return the question that this one may lean on; "" for the first, and for a greeting."""
+    """Return the earlier question that the question may lean on; "" for the first, and for a greeting."""
     asked = [message.content for message in run.messages if message.role == "user"]
     return "" if len(asked) < 2 or is_small_talk(run.question) else asked[-2]
 

@@ -87,7 +87,7 @@ class Index:
         return sum(weight * count / (count + norm) for weight, count in found)
 
     def coverage(self, words: set[str], document: Document) -> float:
-        """Return which share of what the words tell the passage has: 0 to 1."""
+        """Return the share of the words' information that the passage has: 0 to 1."""
         whole = sum(map(self.weight, words))
         return sum(self.weight(word) for word in words if word in document.counts) / whole if whole else 0.0
 

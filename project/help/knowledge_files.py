@@ -20,7 +20,7 @@ def toml_files(paths: Iterable[Path]) -> list[Path]:
     """Return the TOML files among `paths` and in the folders among them. Raises WrongFile if there is none."""
     found = [file for path in paths for file in (sorted(path.glob("*.toml")) if path.is_dir() else [path])]
     if not found:
-        raise WrongFile("There is no .toml file. Its form is that of project/help/knowledge/plans.toml.")
+        raise WrongFile("There is no .toml file. Write it like project/help/knowledge/plans.toml.")
     return found
 
 

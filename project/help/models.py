@@ -1,4 +1,4 @@
-"""Topics and passages: what the help pages say, editable in the admin. Nothing here knows a model or a search."""
+"""Topics and passages: the text of the help pages, editable in the admin. Nothing here knows a model or a search."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Passage(models.Model):
     slug = models.CharField(max_length=60, unique=True, validators=[_SLUG], help_text="The address of its page.")
     topic = models.ForeignKey(Topic, models.PROTECT, related_name="passages")
     title = models.CharField(max_length=160)
-    sentences = models.TextField(help_text="One a line, as answers say them. A name in braces is a slot: {month}")
-    values = models.JSONField(default=dict, blank=True, help_text="One a line: month: $15")
+    sentences = models.TextField(help_text="Each on a line, as answers show them. A name in braces is a slot: {month}")
+    values = models.JSONField(default=dict, blank=True, help_text="Each on a line: month: $15")
     body = models.TextField(blank=True, help_text="More for its page. It may have slots, too.")
-    also_asked = models.TextField(blank=True, help_text="Other ways to ask for it, one a line. The search reads them.")
+    also_asked = models.TextField(blank=True, help_text="Other ways to ask, each on a line. The search reads them.")
     keywords = models.CharField(max_length=300, blank=True, help_text="Further words to search by.")
     changed_at = models.DateTimeField(auto_now=True)
 

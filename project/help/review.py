@@ -1,4 +1,4 @@
-"""`account_review`: a pipeline of four steps that reads an account, works out what could be better, and says it.
+"""`account_review`: a pipeline of four steps that reads an account, works out what could be better, and reports it.
 
     retrieve   the passages whose values the checks need: prices, seats, storage
     plan       which checks concern this account
@@ -56,7 +56,7 @@ class Finding(TypedDict):
 
 
 async def account_review(run: Run) -> None:
-    """Review an account: what it costs, and what could cost less. Input: {"account": {…}}; without one, an example."""
+    """Review an account: what it costs, and what could cost less. Input: {"account": {…}}; without it, an example."""
     account = account_of(run.input)
     if account is SAMPLE:
         await run.say(EXAMPLE)
@@ -79,7 +79,7 @@ def account_of(given: Mapping[str, Any]) -> Account:
         raise _wrong(f"account has no field {name!r}. It has {', '.join(SAMPLE)}.", f"input.account.{name}")
     missing = [name for name in SAMPLE if name not in account]
     if missing:
-        message = f"account needs {', '.join(missing)} too: nothing of it is guessed."
+        message = f"account needs {', '.join(missing)} too: no value is guessed."
         raise BadRequest(message, code="missing_field", param=f"input.account.{missing[0]}")
     if account["plan"] not in PLANS:
         raise _wrong(f"plan is one of {', '.join(PLANS)}.", "input.account.plan")
@@ -128,7 +128,7 @@ def _price_slug(account: Account) -> str:
 
 
 def _needs(check: str, account: Account) -> tuple[str, ...]:
-    """Return the slugs of the passages that a check reads; it rests on the last one."""
+    """Return the slugs of the passages that a check reads; it rests on the last slug."""
     price = _price_slug(account)
     return {
         "price": (price,),
@@ -213,7 +213,7 @@ def _listed(checks: list[str]) -> str:
 
 
 async def synthesise(run: Run, findings: list[Finding], passages: list[Hit]) -> None:
-    """Have the model say the findings, each with the passage that it rests on."""
+    """Have the model write the findings, each with the passage that it rests on."""
     if not findings:
         await run.say("There is nothing to report: the help pages have no prices to compare with.")
         return

@@ -4,7 +4,7 @@
     rerank       BM25 × (0.5 + the share of the question's weight that the passage has), + 4 × cosine with an embedding
     select       what reaches MIN_SCORE and comes close to the best: nothing means "I do not know"
 
-The numbers were chosen on the demo model's forty questions and ten off-topic ones, and on `questions/dev.py`.
+The numbers were chosen on the demo model's forty questions and ten off-topic questions, and on `questions/dev.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MIN_SCORE = 2.4  # of a passage that answers at all
 CLOSE = 0.9  # of the best score: a passage that comes so close may answer, too
 COSINE_WEIGHT = 4.0
 MAX_FOLLOW_UP_WORDS = 8
-# A question that leans on the one before it: "And for how long?", "What does it cost?"
+# A question that leans on the question before it: "And for how long?", "What does it cost?"
 _FOLLOW_UP = re.compile(
     r"\W*(?:(?:and|but|so|or|then|what about|how about)\b|.*\b(?:it|that|this|they|them|those)\b)", re.I
 )
@@ -88,7 +88,7 @@ def select(hits: list[Hit], most: int = MAX_PASSAGES) -> list[Hit]:
 
 
 def choose(found: Candidates, earlier: str = "") -> list[Hit]:
-    """Return the passages that answer. A question that leans on the `earlier` one is searched together with it."""
+    """Return the passages that answer. A question that leans on the `earlier` question is searched together with it."""
     question, own = found["question"], rerank(found)
     if not earlier or len(question.split()) > MAX_FOLLOW_UP_WORDS or not _FOLLOW_UP.match(question):
         return select(own)

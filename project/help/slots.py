@@ -1,6 +1,6 @@
 """Sentences with named slots: `The Team plan costs {month} per seat.` and the values beside them. Pure.
 
-A value is text of one line. What is edited is the value; the sentence around it stays, and so does what a model says.
+A value is text of one line. What is edited is the value; the sentence around it stays, and so does a model's text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_VALUE_CHARS = 200
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
-    """Return the text with each slot replaced by its value. Raises KeyError for a slot without one."""
+    """Return the text with each slot replaced by its value. Raises KeyError for a slot without a value."""
     return SLOT.sub(lambda match: values[match[1]], template)
 
 

@@ -1,4 +1,4 @@
-"""The help pages: one for each passage, which citations link to, one with all, and the way to a person."""
+"""The help pages: a page for each passage, which citations link to, a page with all, and the way to a person."""
 
 from __future__ import annotations
 

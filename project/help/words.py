@@ -9,7 +9,7 @@ import Stemmer
 
 _WORD = re.compile(r"[^\W_]+")
 _POSSESSIVE = re.compile(r"['’](?:s|d|ll|m|re|ve|t)\b")
-# Words of questions that do not say what is asked for. `how` and `where` do: passages of one topic differ by them.
+# Words of questions that do not tell what is asked for. `how` and `where` do: passages of one topic differ by them.
 _STOP_TEXT = """
 a about am an and any anything are as at be been but by can could did do does down everything explain for from get
 give got had has have i if in into is it its just know let may me might must my no not of on one or our out over

@@ -27,8 +27,7 @@ that they get, while its own grows by a second a second: of n admitted sequences
 within n * (p * d + 2) steps, where d is by how many seconds it was less hungry than the hungriest. Half of a step at
 least is for prompts that have begun. A request that waits for longer than its class's `max_queue_seconds` is refused;
 among the requests of one tenant, none that arrives later than r by more than the TTFT of r's class - the smallest TTFT
-of any
-class is admitted before r, until r is late.
+of any class is admitted before r, until r is late.
 """
 
 from __future__ import annotations

@@ -42,14 +42,14 @@ class Migration(migrations.Migration):
                 ("title", models.CharField(max_length=160)),
                 (
                     "sentences",
-                    models.TextField(help_text="One a line, as answers say them. A name in braces is a slot: {month}"),
+                    models.TextField(help_text="Each on a line, as answers show them. A name in braces is a slot: {month}"),
                 ),
-                ("values", models.JSONField(blank=True, default=dict, help_text="One a line: month: $15")),
+                ("values", models.JSONField(blank=True, default=dict, help_text="Each on a line: month: $15")),
                 ("body", models.TextField(blank=True, help_text="More for its page. It may have slots, too.")),
                 (
                     "also_asked",
                     models.TextField(
-                        blank=True, help_text="Other ways to ask for it, one a line. The search reads them."
+                        blank=True, help_text="Other ways to ask, each on a line. The search reads them."
                     ),
                 ),
                 ("keywords", models.CharField(blank=True, help_text="Further words to search by.", max_length=300)),

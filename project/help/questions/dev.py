@@ -1,6 +1,6 @@
 """Questions that the search was tuned on: none of their facts is asked for by `held_out.py`.
 
-They go with the forty questions and ten off-topic ones of `benchmarks/demo_model/questions.py`, held out from the
+They go with the forty questions and ten off-topic questions of `benchmarks/demo_model/questions.py`, held out from the
 model but not from the search.
 """
 

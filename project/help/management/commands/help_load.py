@@ -17,7 +17,7 @@ from project.help.models import Passage, Topic
 class Command(BaseCommand):
     """All or nothing: a file with a mistake changes nothing."""
 
-    help = "Create or replace passages of the help pages from TOML files; without files those of the demo."
+    help = "Create or replace passages of the help pages from TOML files; without files, the demo's passages."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("paths", nargs="*", type=Path, help="TOML files, or folders of them")
