@@ -61,7 +61,7 @@ export class Acks {
     const { reader, seq, isAway } = this;
     this.isSending = true;
     this.acked = { seq, isAway, at: this.now() };
-    let isCounted = true; // what did not arrive is made up for by the next one
+    let isCounted = true; // the next acknowledgement makes up for a lost one
     try {
       isCounted = await this.send({ reader, seq, away: isAway });
     } catch {

@@ -1,6 +1,6 @@
 // One answer as DOM nodes: text, folded thoughts, tool calls, JSON, sources. What the model wrote is set by textContent only.
 //
-// An answer with blocks shows its blocks. One without is a single text, where the tags of thoughts and calls of models
+// An answer with blocks shows its blocks. An answer without blocks is a single text, where the tags of thoughts and calls of models
 // whose format the server does not know are looked for.
 
 import { isCall } from "./blocks.js";

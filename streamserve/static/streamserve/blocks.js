@@ -1,9 +1,9 @@
 // A turn's answer as blocks: text, thoughts and tool calls, in the order they were written. No DOM, no network.
 //
-// Invariant: `turn.text` is the text of the text blocks. `turn.blocks` is [] while there is only the implied one.
+// Invariant: `turn.text` is the text of the text blocks. `turn.blocks` is [] while there is only the implied block.
 // A block is {index, kind, text, isOpen}, a call has `id` and `name`, a result its call's `id`, a thought `startedAt` and `seconds` (browser's time).
 
-/** Add an event to the turn: "token", "block_start", "block_stop", "snapshot" or "citation". Return whether it was one of those. */
+/** Add an event to the turn: "token", "block_start", "block_stop", "snapshot" or "citation". Return whether it was one of these. */
 export function addEvent(turn, type, data, now = Date.now()) {
   if (type === "snapshot") replaceAll(turn, data);
   else if (type === "citation") cite(turn, data);
@@ -69,7 +69,7 @@ export function cutTo(turn, { chars, blocks }) {
   for (const [at, block] of turn.blocks.entries()) block.text = block.text.slice(0, blocks[at]);
 }
 
-/** Whether a block is a call of a tool: the client's, or one that the server answers itself. */
+/** Whether a block is a call of a tool: the client's, or a call that the server answers itself. */
 export function isCall(kind) {
   return kind === "tool_use" || kind === "server_tool_use";
 }

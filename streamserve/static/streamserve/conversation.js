@@ -4,7 +4,7 @@
 //   KEY/left            of one tab: the id of the conversation that "New chat" has left
 //   KEY/ID/TURN         one question and its answer; TURN sorts by time
 //
-// Invariant: a record is written by one tab only, the one that holds the lock of its name (locks.js). So tabs that ask at
+// Invariant: a record is written by one tab only, which holds the lock of its name (locks.js). So tabs that ask at
 // the same time add to one conversation, and none overwrites what another has stored. `revision` counts the writes.
 // Invariant: `text`, `blocks`, `citations` and `lastId` of a turn are written together, so that a resume after `lastId` adds
 // exactly what they lack.
@@ -50,7 +50,7 @@ export class Conversation {
     this.id = this.pointed() ?? newId();
   }
 
-  /** The conversation of this tab; before it has one, the one that another tab has begun last. */
+  /** The conversation of this tab; before it has a conversation, the last that another tab has begun. */
   pointed() {
     return idIn(this.get(this.own, this.key) ?? this.get(this.storage, this.key));
   }
@@ -69,13 +69,13 @@ export class Conversation {
     return `${this.name}/${turn.id}`;
   }
 
-  /** Begin another conversation. The one before can be opened again until it is forgotten. */
+  /** Begin another conversation. The previous conversation can be opened again until it is forgotten. */
   renew() {
     this.set(this.own, `${this.key}/left`, this.id);
     this.open(newId());
   }
 
-  /** The id of the conversation that `renew` has left; null when there is none, or nothing of it. */
+  /** The id of the conversation that `renew` has left; null when there is none, or it is empty. */
   get left() {
     const id = idIn(this.get(this.own, `${this.key}/left`));
     return id !== null && namesIn(this.storage, `${this.nameFor(id)}/`).length > 0 ? id : null;
@@ -143,7 +143,7 @@ export class Conversation {
     const at = this.turns.findIndex((other) => other.id > turn.id);
     this.turns.splice(at === -1 ? this.turns.length : at, 0, turn);
     this.isStored.add(turn);
-    this.set(this.own, this.key, this.id); // from now on this tab's, whatever others begin
+    this.set(this.own, this.key, this.id); // from now on this tab's, whatever other tabs begin
     return turn;
   }
 

@@ -1,6 +1,6 @@
 // Notices within three seconds that the server is gone, and that it is back. Knows an address; no DOM but the tab's visibility.
 //
-// Any answer counts, except a gateway's. A tab asks often only while somebody uses it or waits for an answer, rarely when
+// Any answer counts, except a gateway's. A tab asks often only while a person uses it or waits for an answer, rarely when
 // it is left alone, and never while it is hidden.
 
 import { Sleep } from "./stream.js";

@@ -15,7 +15,7 @@ export function isJson(text) {
   }
 }
 
-/** Whether a text that is still growing looks like one. */
+/** Whether a text that is still growing looks like JSON. */
 export function mayBecomeJson(text) {
   return OBJECT_OR_ARRAY.test(text);
 }

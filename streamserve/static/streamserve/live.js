@@ -9,12 +9,12 @@ const SILENCE_SECONDS = 20; // the server sends an event every second
 const CHART_SIZE = { width: 240, height: 48 };
 const STREAM_COUNTS = {
   Streams: "Answers that have not ended: the rows of this model in the table below",
-  Starting: "Of those, the ones that have no token yet",
-  Running: "The ones that are being made",
-  Parked: "The ones that wait for their reader and hold no memory here",
+  Starting: "Answers that have no token yet",
+  Running: "Answers that are being made",
+  Parked: "Answers that wait for their reader and hold no memory here",
 };
 const ENGINE_COUNTS = {
-  Sequences: "Running and waiting, of all processes: an answer has several (choices, a pipeline's parts), one, or while it is parked none. The engine reports once a second",
+  Sequences: "Running and waiting, of all processes: an answer has several (choices, a pipeline's parts), one sequence, or none while it is parked. The engine reports once a second",
   Running: "In the engine's batch",
   Waiting: "For a place in it",
   Queue: "Seconds of computing ahead of who comes now",
@@ -50,7 +50,7 @@ const DRAIN = ["Drain", "drain"];
 const CONTROLS = { ready: [PAUSE, DRAIN], paused: [RESUME, DRAIN], draining: [RESUME] };
 const CONTROL_HINTS = {
   pause: "Park every answer and take nothing new, until resumed",
-  resume: "Go on",
+  resume: "Continue",
   drain: "Take nothing new, and let the answers that run come to their end",
 };
 
@@ -173,7 +173,7 @@ class ModelCard {
   }
 }
 
-/** The parts of a whole as a bar, with a key; `hints` names the parts in order and says what each is. */
+/** The parts of a whole as a bar, with a key; `hints` names the parts in order and explains each. */
 class Bar {
   constructor(title, hints) {
     this.title = element("b", {}, title);
@@ -241,7 +241,7 @@ class ClassRow {
   }
 }
 
-/** Numbers with a heading, which says when they are of; `hints` names them in order and says what each is. */
+/** Numbers with a heading, which names their time; `hints` names them in order and explains each. */
 class Counts {
   constructor(title, hints) {
     this.title = element("h3", {}, title);

@@ -26,7 +26,7 @@ class WebLocks {
     return this.request(name, { signal });
   }
 
-  /** Hold a name together with other tabs: nobody can `take` it meanwhile. */
+  /** Hold a name together with other tabs: no tab can `take` it meanwhile. */
   share(name) {
     return this.request(name, { mode: "shared" });
   }

@@ -296,7 +296,7 @@ function autoDirection(node) {
   return node;
 }
 
-/** With `isOpen` the text is still growing: an emphasis or link without its end is rendered as if it had one. */
+/** With `isOpen` the text is still growing: an emphasis or link without its end is rendered as if it had its end. */
 function appendInline(parent, text, context) {
   const dead = new Set(); // delimiters without a closer in the rest of the text
   const find = finder(text);

@@ -205,7 +205,7 @@ export class AnswerStream {
     return this.backoff.nextSeconds();
   }
 
-  /** Pass on the response's events until the terminal one, the end of the body, or a lost connection. */
+  /** Pass on the response's events until the terminal event, the end of the body, or a lost connection. */
   async read(response) {
     this.on.connected();
     this.arm();
@@ -223,7 +223,7 @@ export class AnswerStream {
     }
   }
 
-  /** Send an acknowledgement; return whether it counted, or a later one may. */
+  /** Send an acknowledgement; return whether it counted, or a later acknowledgement may. */
   async acknowledge(ack) {
     const response = await fetch(`${this.streamsUrl}/${encodeURIComponent(this.streamId)}/ack`, {
       method: "POST",
