@@ -72,8 +72,8 @@ class Channel:
 _MAX_ENDS = 1024
 # Transports do not report what is taken, and each poll costs as much as a small event: a few frames wait for one poll.
 _FRAMES_PER_POLL = 16
-# A reader that acknowledges is at its last ack. After so long without another acknowledgement (a page that is frozen, or
-# whose acknowledgements reach another web process) what its system has taken counts again.
+# A reader that acknowledges is at its last ack. After so long without another ack (a page that is frozen, or whose acks
+# reach another web process) what its system has taken counts again.
 _ACK_SECONDS = 5.0
 # What the reader's system has taken is polled this long after a frame; while something is untaken, soon and then rarer.
 _FIRST_POLL_SECONDS, _POLL_SECONDS = 0.005, 0.25
