@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import pytest
+from django.conf import settings
+from django.test import override_settings
 
 from streamserve.clients.pipeline.client import PIPELINES, forget
 from streamserve.engine.config import EngineConfig
@@ -30,6 +33,13 @@ class Passage:
 
     def get_absolute_url(self) -> str:
         return f"/help/{self.pk}/"
+
+
+@pytest.fixture(autouse=True)
+def short_answers() -> Iterator[None]:
+    """The page's runs name no `max_tokens`: the echo engine would fill its context, 8,000 tokens a run."""
+    with override_settings(STREAMSERVE={**settings.STREAMSERVE, "ENGINE": {"DEFAULT_MAX_TOKENS": 64}}):
+        yield
 
 
 async def test_the_page_s_pipeline_answers_its_curl_line(
