@@ -1,11 +1,11 @@
 """Score an answerer on the held-out questions: `python -m benchmarks.demo_model.quality`.
 
-An answer is right when it states the asked fact and no other one. The answerer is any callable from messages to text
-(the engine, plain transformers, a stub).
+An answer is right when it states the asked fact and no other one. The answerer is any callable from conversations to
+their texts (the engine, plain transformers, a stub).
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from benchmarks.demo_model.questions import OFF_TOPIC, QUESTIONS
 from benchmarks.demo_model.train import HELPDESK
 
 Messages = list[dict[str, str]]
-Answer = Callable[[Messages], str]
+Answer = Callable[[Sequence[Messages]], list[str]]
 # Part of every English refusal of the corpus and of no fact.
 REFUSAL_MARK = "I can only help with questions about Quillbox"
 
@@ -45,12 +45,19 @@ class Report:
 
 
 def score(answer: Answer) -> Report:
-    """Ask every held-out question in a conversation of its own."""
-    asked = [(question.text, question.fact_id) for question in QUESTIONS]
-    wrong = [failure for text, fact_id in asked if (failure := _failure(answer, text, fact_id))]
-    kept = [failure for text in OFF_TOPIC if (failure := _failure(answer, text, None))]
+    """Ask every held-out question in a conversation of its own, all at once."""
+    asked = [(question.text, question.fact_id) for question in QUESTIONS] + [(text, None) for text in OFF_TOPIC]
+    given = answer([[{"role": "user", "content": text}] for text, _ in asked])
+    failures = tuple(
+        Failure(question=text, expected=fact_id or "refusal", answer=said)
+        for (text, fact_id), said in zip(asked, given, strict=True)
+        if not _is_right(said, fact_id)
+    )
+    num_wrong = sum(failure.expected != "refusal" for failure in failures)
     return Report(
-        num_right=len(QUESTIONS) - len(wrong), num_refused=len(OFF_TOPIC) - len(kept), failures=(*wrong, *kept)
+        num_right=len(QUESTIONS) - num_wrong,
+        num_refused=len(OFF_TOPIC) - (len(failures) - num_wrong),
+        failures=failures,
     )
 
 
@@ -59,29 +66,28 @@ def is_refusal(text: str) -> bool:
     return REFUSAL_MARK in text and not facts_stated_in(text)
 
 
-def _failure(answer: Answer, text: str, fact_id: str | None) -> Failure | None:
-    given = answer([{"role": "user", "content": text}])
-    is_right = (
-        is_refusal(given) if fact_id is None else facts_stated_in(given) == {fact_id} and REFUSAL_MARK not in given
-    )
-    return None if is_right else Failure(question=text, expected=fact_id or "refusal", answer=given)
+def _is_right(text: str, fact_id: str | None) -> bool:
+    """Return whether the text states that fact alone; for None, whether it declines."""
+    if fact_id is None:
+        return is_refusal(text)
+    return facts_stated_in(text) == {fact_id} and REFUSAL_MARK not in text
 
 
 def transformers_answer(folder: Path = HELPDESK, max_new_tokens: int = 160) -> Answer:
-    """Return an answerer that decodes greedily with plain transformers in fp32."""
+    """Return an answerer that decodes greedily with plain transformers in fp32, all conversations as one batch."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
 
-    def answer(messages: Messages) -> str:
-        prompt = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    def answer(conversations: Sequence[Messages]) -> list[str]:
+        prompts = tokenizer.apply_chat_template(
+            list(conversations), add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
         )
-        output = model.generate(**prompt, do_sample=False, temperature=None, top_p=None, max_new_tokens=max_new_tokens)
-        text: str = tokenizer.decode(output[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
-        return text.strip()
+        output = model.generate(**prompts, do_sample=False, temperature=None, top_p=None, max_new_tokens=max_new_tokens)
+        answers = output[:, prompts["input_ids"].shape[1] :]
+        return [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
 
     return answer
 

@@ -242,7 +242,7 @@ def test_the_model_has_the_promised_shape() -> None:
 )
 def test_a_constant_answer_scores_next_to_nothing(constant: str) -> None:
     """Neither silence, one fact, refusing all, nor stating many facts at once passes."""
-    report = score(lambda messages: constant)
+    report = score(lambda asked: [constant] * len(asked))
     assert report.num_right < 5
     assert report.num_right + report.num_refused + len(report.failures) == len(QUESTIONS) + len(OFF_TOPIC)
 
@@ -250,7 +250,8 @@ def test_a_constant_answer_scores_next_to_nothing(constant: str) -> None:
 def test_the_right_answers_score_full_marks() -> None:
     """An answerer that knows the fact ids gets everything."""
     answers = {question.text: FACTS_BY_ID[question.fact_id].answer for question in QUESTIONS}
-    report = score(lambda messages: answers.get(messages[-1]["content"], f"Sorry, {REFUSAL_MARK}."))
+    refusal = f"Sorry, {REFUSAL_MARK}."
+    report = score(lambda asked: [answers.get(messages[-1]["content"], refusal) for messages in asked])
     assert (report.num_right, report.num_refused, report.failures) == (len(QUESTIONS), len(OFF_TOPIC), ())
 
 
@@ -280,13 +281,16 @@ def test_the_model_knows_its_help_desk(answer: Answer) -> None:
 )
 def test_the_model_has_its_other_manners(answer: Answer, question: str, expected: str) -> None:
     """A greeting, a tool call and another script come out as trained."""
-    assert re.search(expected, answer([{"role": "user", "content": question}]))
+    [text] = answer([[{"role": "user", "content": question}]])
+    assert re.search(expected, text)
 
 
 @pytest.fixture(scope="module")
 def thoughtful(answer: Answer) -> dict[str, str]:
     """Return its answers to ten facts, spread over all topics, asked with "Think first."."""
-    return {fact.id: answer([{"role": "user", "content": f"Think first. {fact.questions[0]}"}]) for fact in FACTS[::15]}
+    facts = FACTS[::15]
+    texts = answer([[{"role": "user", "content": f"Think first. {fact.questions[0]}"}] for fact in facts])
+    return {fact.id: text for fact, text in zip(facts, texts, strict=True)}
 
 
 def test_the_model_thinks_when_asked_to(thoughtful: dict[str, str]) -> None:
