@@ -62,7 +62,7 @@ class ServedModel:
     model: ModelConfig
     engine: EngineConfig
     system: str = ""
-    latency_class: str = ""
+    default_class: str = ""
     remote: RemoteConfig | None = None
     filters: tuple[str, ...] = ()
 
@@ -259,8 +259,8 @@ class _SiteReader(SettingsReader):
             self.wrong(f'{where}["SYSTEM"] is {type(system).__name__}.', "It takes the text of a system prompt.")
             system = ""
         filters = self.dotted_paths(options.pop("FILTERS", ()), f'{where}["FILTERS"]')
-        latency_class = options.pop("LATENCY_CLASS", "")
-        self.one_of(latency_class, ("", *classes), f'{where}["LATENCY_CLASS"]')
+        default_class = options.pop("LATENCY_CLASS", "")
+        self.one_of(default_class, ("", *classes), f'{where}["LATENCY_CLASS"]')
         if "URL" in options:
             remote = self._remote(str(alias), options, where, has_engine=bool(own_engine))
             path = ModelConfig(alias=str(alias), path=remote.url)
@@ -268,7 +268,7 @@ class _SiteReader(SettingsReader):
                 model=path,
                 engine=EngineConfig(),
                 system=system,
-                latency_class=str(latency_class),
+                default_class=str(default_class),
                 remote=remote,
                 filters=filters,
             )
@@ -286,7 +286,7 @@ class _SiteReader(SettingsReader):
         if model.format is not None and "." not in str(model.format):
             self.one_of(model.format, FORMAT_NAMES, f'{where}["FORMAT"]')
         engine, _ = self._engine(own_engine, f'{where}["ENGINE"]', classes, shared)
-        return ServedModel(model=model, engine=engine, system=system, latency_class=str(latency_class), filters=filters)
+        return ServedModel(model=model, engine=engine, system=system, default_class=str(default_class), filters=filters)
 
     def _remote(self, alias: str, options: Mapping[str, Any], where: str, *, has_engine: bool) -> RemoteConfig:
         """Return the config of a model with a URL."""
@@ -339,9 +339,7 @@ class _SiteReader(SettingsReader):
         """Return every latency class, overridden by the given values."""
         given = self.mapping(raw, "CLASSES")
         self.refuse_unknown(given, CLASSES, "CLASSES")
-        return MappingProxyType(
-            {name: self._class(name, given.get(name, {}), latency_class) for name, latency_class in CLASSES.items()}
-        )
+        return MappingProxyType({name: self._class(name, given.get(name, {}), ours) for name, ours in CLASSES.items()})
 
     def _class(self, name: str, raw: object, ours: LatencyClass) -> LatencyClass:
         where = f'CLASSES["{name}"]'

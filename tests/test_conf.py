@@ -12,8 +12,8 @@ from django.test.utils import override_settings
 from streamserve.api.routes import ROUTES
 from streamserve.clients.remote.config import RemoteConfig
 from streamserve.conf import ROUTES_WITH_CLASSES, get_settings, read
-from streamserve.engine.config import CLASSES, PREFILL_ONLY
-from streamserve.protocol.requests import LATENCY_CLASSES
+from streamserve.engine.config import CLASSES
+from streamserve.protocol.requests import LATENCY_CLASSES, PREFILL_ONLY
 
 ECHO = {"MODELS": {"echo": {"PATH": "echo"}}}
 BASE = Path("/srv/site")
@@ -149,7 +149,7 @@ def test_a_model_may_run_elsewhere() -> None:
     settings, found = read({"MODELS": {"big": raw}}, base_dir=BASE)
     assert found == ()
     served = settings.models["big"]
-    assert (served.system, served.latency_class, served.model.path) == ("Be brief.", "batch", URL)
+    assert (served.system, served.default_class, served.model.path) == ("Be brief.", "batch", URL)
     assert served.remote == RemoteConfig(alias="big", url=URL, remote_model="org/big", api_key_env="BIG_KEY")
     assert read({"MODELS": {"big": raw}, "TESTING": True})[0].models["big"].remote is None
 
@@ -205,7 +205,7 @@ def test_models_and_routes_have_classes() -> None:
     raw = {"MODELS": {"a": {"PATH": "echo", "LATENCY_CLASS": "batch"}, "b": {"PATH": "echo"}}}
     settings, found = read({**raw, "ROUTE_CLASSES": {"chat_completions": "completion"}}, base_dir=BASE)
     assert found == ()
-    assert [settings.models[alias].latency_class for alias in "ab"] == ["batch", ""]
+    assert [settings.models[alias].default_class for alias in "ab"] == ["batch", ""]
     assert settings.route_classes == {"chat_completions": "completion"}
 
 

@@ -18,6 +18,7 @@ from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.protocol.errors import no_model, no_stream
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import (
+    BATCH,
     LATENCY_CLASSES,
     ROUTES_WITH_CLASSES,
     Admission,
@@ -57,7 +58,7 @@ class Defaults:
         if unknown:
             raise ValueError(f"defaults name the model {min(unknown)!r}; models are {', '.join(models)}")
 
-    def latency_class(self, route: str, model: str) -> str:
+    def class_of(self, route: str, model: str) -> str:
         """Return the class of a request that names none: the route's, the model's, or the class of chats."""
         return self.route_classes.get(route) or self.latency_classes.get(model) or LATENCY_CLASSES[0]
 
@@ -84,7 +85,7 @@ class AnswerConfig:
 
 def rows_config(config: AnswerConfig) -> AnswerConfig:
     """Return how the rows of batches are answered: in the latency class `batch`; each answer ends with its reader."""
-    return replace(config, takes_prompt_in_url=False, unseal=None, only_class="batch", only_on_disconnect="abort")
+    return replace(config, takes_prompt_in_url=False, unseal=None, only_class=BATCH, only_on_disconnect="abort")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +155,7 @@ class Answers:
         """
         config = self.config
         own = asked.latency_class or caller.latency_class or default
-        own = own or config.defaults.latency_class(route, request.model)
+        own = own or config.defaults.class_of(route, request.model)
         name = config.only_class or own
         return request if name == request.latency_class else replace(request, latency_class=name)
 

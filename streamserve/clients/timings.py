@@ -24,6 +24,7 @@ class RequestTimes:
     """
 
     accepted_at: float
+    latency_class: str = "chat"
     scheduled_at: float | None = None
     first_token_at: float | None = None
     _last_at: float | None = None

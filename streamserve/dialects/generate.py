@@ -90,9 +90,10 @@ def sampling_fields(limits: Limits) -> Mapping[str, Reader]:
     }
 
 
-def prompt_logprobs(limits: Limits) -> Reader:
-    """Read how many candidates beside each token of the prompt are asked for: a field of some routes only."""
-    return integer(0, limits.max_logprobs)
+@lru_cache(maxsize=8)
+def scoring_fields(limits: Limits) -> Mapping[str, Reader]:
+    """Return the readers of those fields of `SamplingParams` that score the prompt, which some routes only take."""
+    return {"prompt_logprobs": integer(0, limits.max_logprobs)}
 
 
 # vLLM's names of fields that have another name here; every route that takes sampling fields takes them.
@@ -170,7 +171,7 @@ def build(values: Mapping[str, Any], limits: Limits, *, default_model: str) -> G
     """Return the request made of checked fields; other names in `values` are ignored."""
     values = with_own_names(values)
     refuse_conflicts(values)
-    sampling = {name: values[name] for name in (*sampling_fields(limits), "prompt_logprobs") if name in values}
+    sampling = {name: values[name] for name in (*sampling_fields(limits), *scoring_fields(limits)) if name in values}
     return GenerateRequest(
         model=values.get("model", default_model),
         messages=values.get("messages"),

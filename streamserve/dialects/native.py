@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 from streamserve.dialects.asked import ASKED, Asked, asked_of
 from streamserve.dialects.fields import Reader, Table, boolean, conflict, integer, one_of, read, required, text
 from streamserve.dialects.fold import TRIMMED, Answer
-from streamserve.dialects.generate import build, prompt_logprobs, request_fields, sampling_fields
+from streamserve.dialects.generate import build, request_fields, sampling_fields, scoring_fields
 from streamserve.dialects.named import NamedStream
 from streamserve.dialects.pace import refuse_silent
 from streamserve.dialects.query import query_values
@@ -87,8 +87,13 @@ def parse(
 @lru_cache(maxsize=8)  # built once, as the tables that it is made of
 def _fields(limits: Limits, *, has_page: bool) -> Mapping[str, Reader]:
     """Return the readers of a body; the pages of chat elements have a field of their own."""
-    fields = {**sampling_fields(limits), **request_fields(limits), **tool_fields(limits), **_OWN_FIELDS}
-    fields["prompt_logprobs"] = prompt_logprobs(limits)
+    fields = {
+        **sampling_fields(limits),
+        **scoring_fields(limits),
+        **request_fields(limits),
+        **tool_fields(limits),
+        **_OWN_FIELDS,
+    }
     if has_page:
         fields["sealed_system"] = text(1, _MAX_SEALED_CHARS)
     return fields

@@ -171,7 +171,6 @@ class NextTurn:
         return NativeRequest(
             generate=replace(
                 request,
-                latency_class=self._changed.get("latency_class", before.latency_class),
                 tools=before.tools,
                 tool_choice=before.tool_choice,
                 parallel_tool_calls=before.parallel_tool_calls,
@@ -208,5 +207,5 @@ def _given(before: GenerateRequest, limits: Limits) -> dict[str, Any]:
     """Return the fields that the caller set, with their checked values."""
     names = set(sampling_fields(limits)) - set(before.unset)
     sampling = {name: getattr(before.sampling, name) for name in names}
-    around = {"chat_template_kwargs": before.chat_template_kwargs, "timeout_seconds": before.timeout_seconds}
+    around = {name: getattr(before, name) for name in ("chat_template_kwargs", "timeout_seconds", "latency_class")}
     return {"model": before.model, **{name: value for name, value in (sampling | around).items() if value is not None}}

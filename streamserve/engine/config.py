@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from streamserve.protocol.requests import BATCH, PREFILL_ONLY
+
 # A request starts in time if this share of its class's `max_late_seconds` is left, for the steps to its first token.
 _LATE_SHARE = 0.2
 # By how much each token of its prompt puts a request back in the queue: where not all can be served, the seats and the
@@ -59,12 +61,6 @@ class LatencyClass:
             return math.inf
         return min(self.queue_seconds, self.ttft_seconds + (1 - _LATE_SHARE) * self.max_late_seconds)
 
-
-# The class of the rows of batches: computed in what all other classes leave, and first to give blocks back.
-BATCH = "batch"
-# The class of prompts that are only to be cached: computed only while there is nothing else to do. (Its
-# name is in the statistics.)
-PREFILL_ONLY = "warm"
 
 CLASSES: Mapping[str, LatencyClass] = MappingProxyType(
     {

@@ -212,16 +212,16 @@ class Sequence:
     @property
     def num_plannable_tokens(self) -> int:
         """As many of the unplanned tokens as one step may hold: of a prompt that is scored not all."""
-        top = self.request.sampling.prompt_logprobs
-        if top is None or self.num_reusable_tokens == sys.maxsize:
+        if self.num_reusable_tokens == sys.maxsize:
             return self.num_unplanned_tokens
-        return min(self.num_unplanned_tokens, _MOST_SCORED, max(1, _MOST_CANDIDATES // (top + 1)))
+        num_scored = max(1, _MOST_CANDIDATES // self.request.sampling.num_prompt_candidates)
+        return min(self.num_unplanned_tokens, _MOST_SCORED, num_scored)
 
     @property
     def num_reusable_tokens(self) -> int:
         """How far the prefix cache may stand in for computing: to the first position that is not scored yet."""
         is_scored = self.num_scored >= len(self.request.prompt_token_ids) - 1
-        return sys.maxsize if self.request.sampling.prompt_logprobs is None or is_scored else self.num_scored
+        return sys.maxsize if is_scored or not self.request.sampling.scores_prompt else self.num_scored
 
     @property
     def num_remaining_tokens(self) -> int:

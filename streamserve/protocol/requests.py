@@ -102,6 +102,11 @@ class SamplingParams:
         return self.prompt_logprobs is not None
 
     @property
+    def num_prompt_candidates(self) -> int:
+        """How many tokens are named at each place of the prompt that is scored: its own, and those asked for beside."""
+        return 1 + (self.prompt_logprobs or 0)
+
+    @property
     def logprob_fields(self) -> tuple[str, ...]:
         """The fields by which log-probabilities are asked for."""
         return tuple(name for name in ("logprobs", "prompt_logprobs") if getattr(self, name) is not None)
@@ -115,10 +120,6 @@ class SamplingParams:
         assert self.seed is not None
         seed = (self.seed + index) & _MAX_SEED
         return replace(self, seed=seed, prompt_logprobs=None if index else self.prompt_logprobs)
-
-    def of_prefill(self) -> SamplingParams:
-        """Return the params of a request that only fills the prefix cache."""
-        return replace(self, max_tokens=0, min_tokens=0, prompt_logprobs=None)
 
 
 _RANGED = {
@@ -191,8 +192,13 @@ class ShownChoice:
     num_tokens: int = 0
 
 
-# What a request may name as its `latency_class`; docs/settings.md has their budgets.
-LATENCY_CLASSES = ("chat", "completion", "document", "batch")
+# The class of the rows of batches: computed in what all other classes leave, and first to give blocks back.
+BATCH = "batch"
+# The class of prompts that are only to be cached, which no request names: computed while there is nothing else to do.
+# (Its name is in the statistics.)
+PREFILL_ONLY = "warm"
+# What a request may name as its `latency_class`; engine/config.py has their budgets.
+LATENCY_CLASSES = ("chat", "completion", "document", BATCH)
 # The routes whose requests may have another class by default.
 ROUTES_WITH_CLASSES = ("streams", "websocket", "chat_completions", "completions", "messages")
 
@@ -242,6 +248,16 @@ class GenerateRequest:
     def shows_prompt(self) -> bool:
         """Whether readers are shown something of the prompt: its text, or the log-probabilities of its tokens."""
         return self.echo or self.sampling.scores_prompt
+
+    @property
+    def is_row(self) -> bool:
+        """Whether it is a row of a batch, or in the class of rows."""
+        return self.latency_class == BATCH
+
+    def of_prefill(self) -> GenerateRequest:
+        """Return the request that only fills the prefix cache with the prompt, and generates nothing."""
+        sampling = replace(self.sampling, max_tokens=0, min_tokens=0, prompt_logprobs=None)
+        return replace(self, sampling=sampling, n=1, latency_class=PREFILL_ONLY, grammar=None, echo=False)
 
     def with_seed(self, seed: int) -> GenerateRequest:
         """Return the request with this seed, where the caller left it open."""

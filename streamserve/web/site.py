@@ -19,6 +19,7 @@ from django.conf import settings as django_settings
 from streamserve.api.answers import AnswerConfig, Answers, Defaults
 from streamserve.api.ops import Ops
 from streamserve.clients.base import EngineClient
+from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.clients.pipeline.journal import Memo
 from streamserve.conf import LOG_SCHEMES, SiteConfig, get_settings
 from streamserve.keys import salt_of
@@ -134,7 +135,8 @@ class DjangoSite:
 def answer_config(settings: SiteConfig, clients: Mapping[str, EngineClient]) -> AnswerConfig:
     """Return how the site's routes answer. A pipeline brings its latency class itself."""
     models = settings.models
-    classes = {alias: getattr(models.get(alias, client), "latency_class", "") for alias, client in clients.items()}
+    classes = {alias: model.default_class for alias, model in models.items()}
+    classes |= {alias: client.default_class for alias, client in clients.items() if isinstance(client, PipelineClient)}
     return AnswerConfig(
         limits=settings.limits,
         default_model=settings.default_model,

@@ -15,8 +15,9 @@ from streamserve.asgi.flow.transport import FlowConfig
 from streamserve.clients.process.config import ProcessConfig
 from streamserve.clients.remote.config import RemoteConfig
 from streamserve.conf import SiteConfig
-from streamserve.engine.config import CLASSES, PREFILL_ONLY, EngineConfig, LatencyClass, ModelConfig
+from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
 from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import PREFILL_ONLY
 from streamserve.streams.config import BatchConfig, JobConfig, StreamConfig
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "settings.md"

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from streamserve.engine.config import BATCH, Policy
+from streamserve.engine.config import Policy
 from streamserve.engine.sequence import SequenceRequest
+from streamserve.protocol.requests import BATCH
 from tests.support.engines.cores import Drive, request, sampling
 from tests.support.engines.desk import Desk
 

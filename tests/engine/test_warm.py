@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from streamserve.engine.config import PREFILL_ONLY, LatencyClass, Policy
+from streamserve.engine.config import LatencyClass, Policy
 from streamserve.engine.sequence import SequenceRequest
-from streamserve.protocol.requests import LATENCY_CLASSES
+from streamserve.protocol.requests import LATENCY_CLASSES, PREFILL_ONLY
 from tests.support.engines.cores import PATIENT, Drive, request, sampling
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])

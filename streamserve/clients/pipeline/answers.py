@@ -151,7 +151,7 @@ class Answering:
 
     def _patience_seconds(self) -> float:
         # A row of a batch would only be run again from its beginning: it waits until its batch expires.
-        if self._engine.request.latency_class == "batch":
+        if self._engine.request.is_row:
             return math.inf
         if self._engine.was_admitted:
             return self._window_seconds

@@ -228,7 +228,7 @@ class PipelineClient:
         return {"name": self.alias, "model": self._model, "description": self._pipeline.description}
 
     @property
-    def latency_class(self) -> str:
+    def default_class(self) -> str:
         """The class of requests that name none; "" where it has no class of its own."""
         return self._pipeline.latency_class
 

@@ -318,9 +318,7 @@ class Run:
             request,
             model=client.alias,
             num_static_messages=num_static(body.get("messages", ())),
-            latency_class=own.latency_class
-            if own.latency_class == "batch"
-            else fields.get("latency_class", own.latency_class),
+            latency_class=own.latency_class if own.is_row else fields.get("latency_class", own.latency_class),
             timeout_seconds=left,
         )
         return client, request, replace(self._admission, arrived_at=time.monotonic(), waited_seconds=0.0)

@@ -101,7 +101,7 @@ CHAT, COMPLETIONS = "/chat/completions", "/completions"
 
 _PLAIN = SamplingParams()
 _STANDARD = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
-_BY_HAND = ("seed", "max_tokens", "stop", "logprobs", "prompt_logprobs")
+_BY_HAND = ("seed", "max_tokens", "stop", "logprobs")
 # Of these a server takes what its `Dialect` names.
 _EXTRA = tuple(one.name for one in fields(SamplingParams) if one.name not in (*_STANDARD, *_BY_HAND))
 # For these a server has defaults of the model's own, as we do: a value that switches a default off is sent, too.
@@ -141,8 +141,6 @@ def refuse_unsupported(request: GenerateRequest, server: str, dialect: Dialect) 
             and name not in dialect.fields
         ):
             raise _unsupported(name, server)
-    if sampling.prompt_logprobs is not None:
-        raise _unsupported("prompt_logprobs", server)
     if sampling.logprobs is not None and not is_chat:
         raise _unsupported("logprobs", server, " with prompt; send messages")
     if request.echo and is_chat:

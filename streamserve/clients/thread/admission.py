@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from streamserve.clients.timings import RecentTimes
-from streamserve.engine.config import BATCH, PREFILL_ONLY, EngineConfig
+from streamserve.engine.config import EngineConfig
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.policy.waiting import Patience
 from streamserve.protocol.engine import CoreStats
 from streamserve.protocol.errors import BadRequest, Overloaded
+from streamserve.protocol.requests import BATCH, PREFILL_ONLY
 
 # Seconds to retry after where the queue is full and no answer has finished yet.
 _FIRST_GUESS = 5.0

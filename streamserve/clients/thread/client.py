@@ -27,8 +27,8 @@ from streamserve.clients.thread.admission import AdmissionControl
 from streamserve.clients.thread.engine_thread import EngineThread, Load
 from streamserve.clients.thread.grammar import constrain
 from streamserve.clients.thread.source import SequenceSource, error_event
-from streamserve.clients.timings import RecentTimes
-from streamserve.engine.config import PREFILL_ONLY, EngineConfig
+from streamserve.clients.timings import RecentTimes, RequestTimes
+from streamserve.engine.config import EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.grammar.compiler import NUM_PROVERS
 from streamserve.engine.output import SequenceUpdate
@@ -109,9 +109,8 @@ class ThreadClient:
         source = SequenceSource(
             prepared.accepted(queue_position),
             choices,
-            accepted_at=accepted_at,
+            times=RequestTimes(accepted_at, request.latency_class),
             engine=self._router,
-            latency_class=request.latency_class,
             echoes=prepared.echoes,
             first_scored=prepared.first_scored,
         )
@@ -140,9 +139,7 @@ class ThreadClient:
 
         Returns when that is done. Raises StreamserveError if it is not: the engine was never idle, paused, or failed.
         """
-        sampling = request.sampling.of_prefill()
-        prefix = replace(request, sampling=sampling, n=1, latency_class=PREFILL_ONLY, grammar=None, echo=False)
-        generation = await self.generate(prefix, admission)
+        generation = await self.generate(request.of_prefill(), admission)
         try:
             async for event in generation:
                 if isinstance(event, Error):
@@ -321,5 +318,5 @@ class OutputRouter:
             is_answer = generation.accepted.max_tokens > 0  # otherwise its prompt was only to be cached
             if is_answer and not generation.is_open and source.times.scheduled_at is not None:
                 self._times.note_finished(
-                    source.times.breakdown(), is_whole=source.is_whole, latency_class=source.latency_class
+                    source.times.breakdown(), is_whole=source.is_whole, latency_class=source.times.latency_class
                 )

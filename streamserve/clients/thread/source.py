@@ -72,16 +72,14 @@ class SequenceSource(Source):
         accepted: Accepted,
         choices: Mapping[int, Choice],
         *,
-        accepted_at: float,
+        times: RequestTimes,
         engine: EngineSide,
-        latency_class: str = "chat",
         echoes: Sequence[str] = (),
         first_scored: int | None = None,
     ) -> None:
         super().__init__(accepted)
-        self.latency_class = latency_class
         self.loop = asyncio.get_running_loop()
-        self.times = RequestTimes(accepted_at)
+        self.times = times
         self._choices = dict(choices)
         self._open = dict(choices)
         self._is_resumed = any(choice.num_tokens for choice in choices.values())

@@ -23,7 +23,7 @@ from streamserve.dialects.fields import (
     object_of,
     text,
 )
-from streamserve.dialects.generate import alias_fields, prompt_logprobs, request_fields, sampling_fields
+from streamserve.dialects.generate import alias_fields, request_fields, sampling_fields, scoring_fields
 from streamserve.dialects.grammar_fields import format_fields, take_format
 from streamserve.dialects.openai.shapes import PROMPT_LOGPROBS
 from streamserve.protocol.errors import BadRequest
@@ -85,6 +85,7 @@ def shared_fields(limits: Limits) -> dict[str, Reader]:
     """Return the readers of the fields that all dialects of this API take."""
     return {
         **sampling_fields(limits),
+        **scoring_fields(limits),
         **alias_fields(limits),
         **request_fields(limits),
         **format_fields(limits),
@@ -92,7 +93,6 @@ def shared_fields(limits: Limits) -> dict[str, Reader]:
         **{name: refused(*rule) for name, rule in _ELSEWHERE.items()},
         **ASKED,
         "seed": _seed,
-        PROMPT_LOGPROBS: prompt_logprobs(limits),
         "stream": boolean,
         "stream_options": object_of(_STREAM_OPTIONS),
         "return_token_ids": boolean,

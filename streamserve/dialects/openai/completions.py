@@ -83,7 +83,7 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Com
     shows_prompt = PROMPT_LOGPROBS in values
     if not values["max_tokens"] and not values.get("echo") and not shows_prompt:
         raise conflict(
-            "max_tokens 0 generates nothing; raise it, or add echo or prompt_logprobs for the prompt alone.",
+            f"max_tokens 0 generates nothing; raise it, or add echo or {PROMPT_LOGPROBS} for the prompt alone.",
             "max_tokens",
         )
     shared = shared_values(values)

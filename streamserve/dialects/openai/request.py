@@ -66,7 +66,7 @@ _TIERS: Mapping[str, str | None] = {
 class ChatRequest(BodyRequest):
     """A checked body. `include_obfuscation` asks for deltas whose size reveals little about their text.
 
-    `include_reasoning` False leaves thoughts out of the response. `latency_class` is named by that field or by
+    `include_reasoning` False leaves thoughts out of the response. Its latency class is named by that field or by
     `service_tier`. `store` asks for the answer to be kept, with `metadata`.
     """
 

@@ -16,9 +16,10 @@ from collections.abc import Mapping, Set
 from enum import IntEnum
 from operator import attrgetter
 
-from streamserve.engine.config import BATCH, PREFILL_ONLY, EngineConfig, LatencyClass
+from streamserve.engine.config import EngineConfig, LatencyClass
 from streamserve.engine.policy.pace import ReaderPace
 from streamserve.engine.sequence import Sequence
+from streamserve.protocol.requests import BATCH, PREFILL_ONLY
 
 WINDOW_SECONDS = 10
 # The window moves in slices of one second: it is between nine and ten seconds long.

@@ -190,7 +190,7 @@ class Choice:
 
     def prompt_events(self, scored: Sequence[tuple[int, RawLogprobs]]) -> list[Event]:
         """Return the events that show these tokens of the prompt, each of bounded size."""
-        num = max(1, _PROMPT_CANDIDATES // (1 + (self._sampling.prompt_logprobs or 0)))
+        num = max(1, _PROMPT_CANDIDATES // self._sampling.num_prompt_candidates)
         return [
             self._prompt_event(self._position(token_id, raw) for token_id, raw in scored[first : first + num])
             for first in range(0, len(scored), num)

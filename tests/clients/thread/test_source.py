@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from streamserve.clients.thread.source import SequenceSource
+from streamserve.clients.timings import RequestTimes
 from streamserve.engine.echo import EchoTokenizer
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.text.choice import Choice
@@ -42,7 +43,7 @@ def source_of(engine: RecordingEngine, *, n: int = 1, shown: str = "", **samplin
         10 + index: Choice(tokenizer, params, index=index, shown_token_ids=tuple(shown.encode())) for index in range(n)
     }
     accepted = Accepted(num_prompt_tokens=3, max_tokens=99, seed=1)
-    return SequenceSource(accepted, choices, accepted_at=0.0, engine=engine)
+    return SequenceSource(accepted, choices, times=RequestTimes(0.0), engine=engine)
 
 
 def update(letters: str = "", *, seq_id: int = 10, **fields: Any) -> SequenceUpdate:

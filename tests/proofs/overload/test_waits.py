@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from streamserve.engine.config import BATCH, CLASSES, PREFILL_ONLY
+from streamserve.engine.config import CLASSES
+from streamserve.protocol.requests import BATCH, PREFILL_ONLY
 from tests.proofs.scale import scaled
 from tests.proofs.support.crowd import Crowd, Life
 
