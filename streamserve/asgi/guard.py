@@ -31,6 +31,7 @@ from streamserve.protocol.errors import (
     headers_of,
     to_body,
 )
+from streamserve.protocol.ids import request_id_of
 from streamserve.protocol.json_body import announced_bytes, file_too_large
 
 BODY_BYTES_PER_SECOND = 1024  # of a body that is slow but not too slow
@@ -64,8 +65,8 @@ class Guard:
 
     `max_uploads`: bodies of routes that take a file, where the app stores them before it knows their callers.
     `max_connections`: requests and WebSockets in progress; `max_per_address`: the same for one client address, but not
-    for a loopback address or a unix socket, which are a proxy's. `body_seconds`: a body has so long, and a second more
-    for each KiB. `bound_of(path)` names the bounds of a route, None for other addresses.
+    for a loopback address or a unix socket, which are a proxy's. `body_seconds`: the app waits so long for a body, and
+    a second more for each KiB. `bound_of(path)` names the bounds of a route, None for other addresses.
     """
 
     max_connections: int = 0
@@ -154,7 +155,7 @@ class _Body:
 
     def __init__(self, receive: Receive, bound: RouteBound, seconds: float) -> None:
         self._receive, self._bound, self._seconds = receive, bound, seconds
-        self._started_at = time.monotonic()
+        self._waited_seconds = 0.0  # for the client: what the app does between two pieces does not count
         self._num_bytes = 0
         self._is_whole = False
         self.error: StreamserveError | None = None
@@ -162,13 +163,17 @@ class _Body:
     async def receive(self) -> Message:
         if self._is_whole:
             return await self._receive()
-        left = self._started_at + self._seconds + self._num_bytes / BODY_BYTES_PER_SECOND - time.monotonic()
+        left, asked_at = (
+            self._seconds + self._num_bytes / BODY_BYTES_PER_SECOND - self._waited_seconds,
+            time.monotonic(),
+        )
         try:
             async with asyncio.timeout(left if self._seconds else None):
                 message = await self._receive()
         except TimeoutError:
             self.error = RequestTimeout("The request's body did not arrive in time. Send it again.")
             raise self.error from None
+        self._waited_seconds += time.monotonic() - asked_at
         self._num_bytes += len(message.get("body", b""))
         self._is_whole = not message.get("more_body", False)
         if self._num_bytes > self._bound.body_bytes:
@@ -213,13 +218,16 @@ async def _refuse(
         await send({"type": "websocket.accept"})
         await send({"type": "websocket.close", "code": CloseCode.TRY_LATER, "reason": error.message[:120]})
         return
+    given = next((value for name, value in scope["headers"] if name.lower() == b"x-request-id"), b"")
+    request_id = request_id_of(given.decode("latin-1"))
     error_json = native.error_json if bound is None else bound.error_json
-    body = json.dumps(error_json(to_body(error))).encode()
+    body = json.dumps(error_json(to_body(error, request_id))).encode()
     headers = {
         "content-type": "application/json",
         "cache-control": "no-store",
         "content-length": str(len(body)),
         "connection": "close",
+        "x-request-id": request_id,
         **{name.lower(): value for name, value in headers_of(error).items()},
     }
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]

@@ -186,9 +186,10 @@ class Exchange:
         send = self._send_watched if self._stall_seconds else self._send_frame
         running = asyncio.create_task(delivery.run(send, untaken_of(self._scope, self._send)), name="delivery")
         self._receiver.on_left(delivery.close)  # the engine is freed before anything else runs
-        last_frame: bytes | None = None
+        watching, last_frame = self._receiver.watching(), None
         try:
-            is_stalled = await self._wait_first({running, self._receiver.watching()})
+            is_stalled = await self._wait_first({running, watching})
+            unread = watching.exception() if watching.done() and not running.done() else None
         except asyncio.CancelledError:  # uvicorn, for example, when its time to shut down is over
             last_frame = None if self._receiver.has_left else delivery.cut_off()
             raise
@@ -202,6 +203,9 @@ class Exchange:
         if is_stalled:
             logger.info("stream %s: a reader took nothing for %g s", delivery.stream.id, self._stall_seconds)
             raise DeliveryFailed(delivery.stream.id)
+        if unread is not None:
+            logger.info("stream %s: its request cannot be read any more: %s", delivery.stream.id, unread)
+            raise DeliveryFailed(delivery.stream.id) from unread
         if isinstance(result, OSError):
             raise result
         if isinstance(result, StreamserveError):

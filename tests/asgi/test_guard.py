@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -185,6 +186,35 @@ async def test_a_body_that_does_not_arrive_is_408() -> None:
     whole = Exchange(app, b"1")
     await whole.task
     assert whole.status == 200
+
+
+async def test_a_body_waits_for_its_app() -> None:
+    """What the app does between two pieces of a body is not its client's time."""
+    is_asking = asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await asyncio.sleep(1.1)
+        is_asking.set()
+        await receive()
+        await send(OK)
+        await send(END)
+
+    one = Exchange(GuardedApp(slow, Guard(body_seconds=1.0, bound_of=bound_of)), b"1", is_whole=False)
+    await is_asking.wait()
+    one.incoming.put_nowait({"type": "http.request", "body": b"2", "more_body": False})
+    await one.task
+    assert one.status == 200
+
+
+@pytest.mark.parametrize(("given", "shown"), [(b"mine-7", "mine-7"), (b"not sane", "[0-9a-f]{32}")])
+async def test_a_refusal_has_the_requests_id(given: bytes, shown: str) -> None:
+    """As every response of the API: the client's own id, or a new one."""
+    app = GuardedApp(Inner(), Guard(bound_of=bound_of))
+    one = Exchange(app, b"x" * 11, headers=[(b"content-length", b"11"), (b"X-Request-Id", given)])
+    await one.task
+    assert one.status == 413
+    assert re.fullmatch(shown, dict(one.sent[0]["headers"])[b"x-request-id"].decode())
 
 
 async def test_an_error_of_the_app_is_not_ours() -> None:

@@ -106,6 +106,31 @@ async def test_a_disconnect_cancels_in_the_same_iteration(site: Site, scripted: 
     assert [task for task in asyncio.all_tasks() if "delivery" in task.get_name()] == []
 
 
+async def test_a_request_that_cannot_be_read_on_has_no_whole_answer(site: Site, scripted: ScriptedClient) -> None:
+    """A body that breaks off, or breaks a bound, while its answer streams: the engine is free, and no end is faked."""
+    has_failed = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        messages = [{**await receive(), "more_body": True}]
+
+        async def broken() -> Message:
+            if messages:
+                return messages.pop()
+            await has_failed.wait()
+            raise RuntimeError("the body is broken")
+
+        await site.app(scope, broken, send)
+
+    client = Client(app)
+    await until(lambda: len(client.messages) >= 3, "meta is sent")
+    has_failed.set()
+    with pytest.raises(DeliveryFailed) as raised:
+        await client.task
+    assert str(raised.value.__cause__) == "the body is broken"
+    assert not client.is_complete
+    assert scripted.last.is_cancelled
+
+
 @pytest.mark.parametrize("moment", ["before the start", "after the start"])
 async def test_a_disconnect_while_the_inner_app_works(site: Site, scripted: ScriptedClient, moment: str) -> None:
     """The inner app may consume the disconnect; the delivery is given up all the same, and nothing is sent."""
