@@ -20,7 +20,8 @@ from streamserve.protocol.metrics import percentile
 class RequestTimes:
     """The times of one request, in seconds of its client's clock, and what is computed from them.
 
-    `scheduled_at`: its first step began, or it was sent to the server elsewhere. Gaps are between tokens of one choice.
+    `scheduled_at`: its first step began, or it was sent to the server elsewhere. Gaps are between tokens of one choice;
+    of tokens that came together each has the same part of the time since the token before them.
     """
 
     accepted_at: float
@@ -28,11 +29,12 @@ class RequestTimes:
     scheduled_at: float | None = None
     first_token_at: float | None = None
     _last_at: float | None = None
+    _first_decode: float = 0.0
     _gaps: list[float] = field(default_factory=list)
     _last_token_at: dict[int, float] = field(default_factory=dict)
 
     def note(self, at: float, num_tokens: int, *, choice: int = 0, scheduled_at: float | None = None) -> None:
-        """Count `num_tokens` of a choice that came together at that time; there is no gap between them."""
+        """Count `num_tokens` of a choice that came together at that time."""
         self._last_at = at
         if self.scheduled_at is None:
             self.scheduled_at = scheduled_at
@@ -42,8 +44,8 @@ class RequestTimes:
             self.first_token_at = at
         before = self._last_token_at.get(choice)
         if before is not None:
-            self._gaps.append(at - before)
-        self._gaps += [0.0] * (num_tokens - 1)
+            self._first_decode = self._first_decode if self._gaps else at - before
+            self._gaps += [(at - before) / num_tokens] * num_tokens
         self._last_token_at[choice] = at
 
     @property
@@ -63,7 +65,7 @@ class RequestTimes:
             "queue": max(0.0, scheduled - self.accepted_at),
             "prefill": max(0.0, first - scheduled),
             "decode": max(0.0, last - first),
-            "first_decode": self._gaps[0] if self._gaps else 0.0,
+            "first_decode": self._first_decode,
             "ttft": max(0.0, first - self.accepted_at),
             "itl_p50": percentile(self._gaps, 0.50) or 0.0,
             "itl_p95": percentile(self._gaps, 0.95) or 0.0,

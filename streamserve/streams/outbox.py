@@ -120,8 +120,11 @@ class Outbox:
         return failure
 
     def clear(self) -> None:
-        """Drop what is in flight and the own events: another process writes from now on. The ending stays."""
-        self.in_flight = None
+        """Drop what is in flight, its failure and the own events: another process may write from now on.
+
+        The ending stays.
+        """
+        self.in_flight = self.failure = None
         self._own.clear()
 
     def drop_own(self) -> None:

@@ -112,7 +112,7 @@ class Streams:
             try:
                 await make_room()
             except BaseException:
-                stream.discard()
+                self._discard(stream)
                 raise
             stream.transcript.timings.started_at = admission.received_at or asked_at
             begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -309,7 +309,7 @@ class Streams:
             if not begun.done():
                 begun.set_result(None)
             return True
-        stream.discard()
+        self._discard(stream)
         self._remove(stream)
         if not begun.done():
             begun.set_exception(failure)
@@ -410,6 +410,13 @@ class Streams:
         in_log = 0 if self.store.is_shared else _OBJECT_FACTOR * stream.outbox.num_bytes
         num_bytes = _STREAM_BYTES + size_of(stream.request) + stream.recent.num_bytes
         return num_bytes + _TOKEN_BYTES * stream.transcript.num_tokens + in_log
+
+    def _discard(self, stream: Stream) -> None:
+        """End a stream that does not begin, and drop what its run has kept already."""
+        stream.discard()
+        dropping = asyncio.get_running_loop().create_task(self._drop_run(stream), name="drop run", context=Context())
+        self._tasks.add(dropping)
+        dropping.add_done_callback(self._tasks.discard)
 
     async def _drop_run(self, stream: Stream) -> None:
         """Drop what the run of a stream has kept: it is over."""

@@ -157,9 +157,14 @@ class Stream:
 
     @property
     def state(self) -> str:
-        """What operators are shown: running, parked (also while it waits to be admitted again) or finished."""
+        """What operators are shown: running, parked (also while it waits to be admitted again) or finished.
+
+        One whose end is decided runs until that is committed: nothing waits for it to be continued.
+        """
         if self.life in OVER:
             return "finished"
+        if self.life in (Life.ENDING, Life.CLAIMING):
+            return "running"
         return "parked" if self.engine.generation is None and not self.lease.is_elsewhere else "running"
 
     @property
@@ -744,6 +749,7 @@ class Stream:
 
     def _lose_log(self, cause: Cause) -> None:
         """This process does not write the log from now on. An ending is claimed for, if it is decided."""
+        self.outbox.clear()  # also of a refusal that comes late: the next lease has nothing to do with it
         if self.life in CLOSING:
             return
         self._change(cause)
@@ -753,7 +759,6 @@ class Stream:
     def _stop_producing(self, cause: Cause) -> None:
         """Another process writes from now on, or none: keep nothing that only the producer needs."""
         self._cancel()
-        self.outbox.clear()
         self._timers.disarm_all()
         self.end_attempt()
         self._lose_log(cause)

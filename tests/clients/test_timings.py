@@ -61,9 +61,12 @@ def test_times_add_up() -> None:
     assert (figures["first_decode"], figures["itl_p50"], figures["itl_p95"]) == (2.0, 2.0, 2.0)
 
 
-def test_tokens_that_come_together_have_no_gap() -> None:
-    """Three tokens of one read after one token are a gap and two of no length."""
+def test_tokens_that_come_together_share_their_gap() -> None:
+    """Of a step or a read with three tokens, each has a third of the time; two first tokens have no gap."""
     times = RequestTimes(accepted_at=0.0)
-    times.note(1.0, 1)
-    times.note(3.0, 3)
-    assert (times.breakdown()["first_decode"], times.breakdown()["itl_p50"]) == (2.0, 0.0)
+    times.note(1.0, 2)
+    assert times.breakdown()["itl_p95"] == 0.0
+    times.note(4.0, 3)
+    times.note(6.0, 1)
+    figures = times.breakdown()
+    assert (figures["first_decode"], figures["itl_p50"], figures["itl_p95"]) == (3.0, 1.0, pytest.approx(1.85))

@@ -15,13 +15,16 @@ import pytest
 from streamserve.clients.pipeline.client import Pipeline, PipelineClient
 from streamserve.clients.pipeline.run import Run
 from streamserve.clients.thread.client import ThreadClient
+from streamserve.protocol.errors import DatabaseUnavailable
 from streamserve.protocol.events import Citation, Done, Error, Event, Status, Token
 from streamserve.protocol.grammar import check_events
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
+from streamserve.rows.store import RowStore
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import EventLog
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.run_memo import run_log
+from streamserve.streams.store import Record
 from streamserve.streams.stream import Stream
 from tests.support.sites.rows import in_row
 from tests.support.sites.two_workers import Worker
@@ -166,6 +169,33 @@ async def test_nothing_is_kept_after_the_end(
     await reading
     with pytest.raises(KeyError):
         await until_gone(workers[0].log, run_log(stream.id))
+
+
+class Late(RowStore):
+    """A store that takes no row: the database goes away once the run has finished a step."""
+
+    def __init__(self, worker: Worker, author: Author) -> None:
+        super().__init__(worker.workers)
+        self.stream_id = ""
+        self._log, self._author = worker.log, author
+
+    async def insert(self, record: Record) -> None:
+        await until(lambda: self._author.calls["search"] == 1, "its first step is kept")
+        self.stream_id = record.id
+        assert await self._log.last_seq(run_log(record.id)) >= 1
+        raise DatabaseUnavailable("The database is away.")
+
+
+async def test_nothing_is_kept_of_a_run_that_does_not_begin(
+    transactional_db: Any, workers: list[Worker], author: Author
+) -> None:
+    """What a run had kept goes with the refusal, and does not wait for the purge."""
+    worker = workers[0]
+    worker.streams.store = store = Late(worker, author)
+    with pytest.raises(DatabaseUnavailable):
+        await begun(worker)
+    with pytest.raises(KeyError):
+        await until_gone(worker.log, run_log(store.stream_id))
 
 
 async def until_gone(log: EventLog, log_id: str) -> None:

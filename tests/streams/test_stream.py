@@ -29,6 +29,23 @@ async def test_events_are_meta_then_the_engines_then_one_end(streams: Streams, s
     assert [untimed(event) for event in rest] == [tok("a"), DONE]
 
 
+async def test_an_end_that_is_being_committed_is_no_park(scripted: ScriptedClient) -> None:
+    """The engine has nothing of the stream any more, and nothing waits for it to be continued."""
+    log = StallingLog()
+    streams = Streams({"scripted": scripted}, log)
+    stream = await start(streams, on_disconnect="abort")
+    reader = Attachment()
+    stream.attach(reader)
+    log.go.clear()
+    stream.detach(reader)
+    assert scripted.last.is_cancelled
+    assert (stream.state, stream.summary().park_reason) == ("running", None)
+    log.go.set()
+    await stream.ended.wait()
+    assert (stream.state, stream.summary().finish_reason) == ("finished", "abandoned")
+    await streams.aclose()
+
+
 @pytest.mark.parametrize("given", [{}, {"seed": 5}, {"max_tokens": 9}, {"seed": 0, "max_tokens": 9}])
 async def test_accepted_values_are_kept_apart_from_given_ones(streams: Streams, given: dict[str, int]) -> None:
     """The repeated request holds acceptance's values; the next turn of the conversation only the caller's."""

@@ -67,6 +67,7 @@ class Shown:
             elif isinstance(event, Token | BlockStart | BlockStop):
                 spoken.append(event)
         self._spoken = deque(joined(spoken))
+        self._num_chars = self._num_ids = 0  # of the first of them, if that is a token, which have come again
 
     @property
     def is_over(self) -> bool:
@@ -91,16 +92,15 @@ class Shown:
         first = self._spoken[0]
         if not isinstance(first, Token) or first.index != event.index:
             raise NotRepeatable("a longer text")
-        num_chars = min(len(first.text), len(event.text))
-        if first.text[:num_chars] != event.text[:num_chars]:
+        num_chars = min(len(first.text) - self._num_chars, len(event.text))
+        if not first.text.startswith(event.text[:num_chars], self._num_chars):
             raise NotRepeatable("another text")
-        num_ids = min(len(first.token_ids), len(event.token_ids))
-        left = replace(first, text=first.text[num_chars:], token_ids=first.token_ids[num_ids:])
+        num_ids = min(len(first.token_ids) - self._num_ids, len(event.token_ids))
         rest = replace(event, text=event.text[num_chars:], token_ids=event.token_ids[num_ids:])
-        if left.text or left.token_ids:
-            self._spoken[0] = left
-        else:
+        self._num_chars, self._num_ids = self._num_chars + num_chars, self._num_ids + num_ids
+        if self._num_chars == len(first.text) and self._num_ids == len(first.token_ids):
             self._spoken.popleft()
+            self._num_chars = self._num_ids = 0
         if rest.text and len(self._spoken) > 1:
             raise NotRepeatable("a longer text")
         return rest if rest.text or rest.token_ids else None
@@ -110,7 +110,9 @@ class Shown:
         spoken = [one for one in self._spoken if not (isinstance(one, BlockStart) and one.kind == TEXT)]
         if len(spoken) != 1 or not isinstance(spoken[0], Token) or not spoken[0].token_ids:
             return None
-        return spoken[0]
+        return replace(
+            spoken[0], text=spoken[0].text[self._num_chars :], token_ids=spoken[0].token_ids[self._num_ids :]
+        )
 
     def check_over(self) -> None:
         """Raise NotRepeatable if the run ends and has not come to all that was shown before."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from contextvars import Context
 from typing import Any
@@ -193,7 +194,8 @@ class HTTPSource(Source):
         if num_tokens:
             if self._was_queued and self._times.first_token_at is None:
                 events.insert(0, Status(status="generating"))
-            self._times.note(now, num_tokens)
+            for choice, count in Counter(event.choice for event in events if isinstance(event, Token)).items():
+                self._times.note(now, count, choice=choice)
             self._server.metrics.note_tokens(now, num_tokens)
         if self.answer.usage is not None:
             self.generation.num_cached_tokens = self.answer.usage.cached_tokens

@@ -15,6 +15,7 @@ from streamserve.protocol.events import Done, Error, Event, Status, Token
 from streamserve.protocol.requests import Admission, GenerateRequest
 from tests.support.engines.clients import collect, text
 from tests.support.servers.upstreams import (
+    DONE,
     LAST_CHUNK,
     PLAIN,
     STREAM_HEAD,
@@ -31,6 +32,7 @@ from tests.support.servers.upstreams import (
     remote,
     turns,
     until,
+    usage,
 )
 
 
@@ -113,6 +115,24 @@ async def test_a_reader_behind_holds_the_server() -> None:
         rest = await collect(generation)  # type: ignore[arg-type]
     assert len(text(rest)) == 40 - held
     assert isinstance(rest[-1], Done)
+
+
+async def test_each_choice_has_gaps_of_its_own() -> None:
+    """The first token of a second choice is no gap of the first choice."""
+    has_first = asyncio.Event()
+
+    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunk(delta(0, content="a")))
+        await has_first.wait()
+        writer.write(chunk(delta(1, content="b") + delta(0, "stop") + delta(1, "stop") + usage() + DONE) + LAST_CHUNK)
+
+    async with remote(Upstream(answer)) as client:
+        generation = await client.generate(*chatting(n=2))
+        await anext(generation)
+        has_first.set()
+        done = (await collect(generation))[-1]  # type: ignore[arg-type]
+    assert isinstance(done, Done)
+    assert (done.breakdown["first_decode"], done.breakdown["itl_p95"]) == (0.0, 0.0)
 
 
 async def test_a_reader_that_stays_behind_parks_the_answer() -> None:
