@@ -43,23 +43,27 @@ class ProcessClient:
         self, request: GenerateRequest, admission: Admission = NO_CALLER, resume: Resume = START
     ) -> Generation:
         """Accept the request or raise: BadRequest (never fits, bad template), Refused (not now)."""
-        answer = await self._link.require().ask(Open, request, admission, resume, stream_id=admission.stream_id)
+        answer = await self._link.require().ask(
+            lambda new_id: Open(new_id, request, admission, resume), stream_id=admission.stream_id
+        )
         assert isinstance(answer, Generation)
         return answer
 
     async def tokenize(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> tuple[int, ...]:
         """Return the prompt's token ids as `generate` would see them."""
-        answer = await self._link.require().ask(Tokenize, request, admission, stream_id=admission.stream_id)
+        answer = await self._link.require().ask(
+            lambda new_id: Tokenize(new_id, request, admission), stream_id=admission.stream_id
+        )
         assert isinstance(answer, tuple)
         return answer
 
     async def warm(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> None:
         """Prefill the prompt into the prefix cache and generate nothing; returns when that is done."""
-        await self._link.require().ask(Warm, request, admission, stream_id=admission.stream_id)
+        await self._link.require().ask(lambda new_id: Warm(new_id, request, admission), stream_id=admission.stream_id)
 
     async def control(self, action: str) -> None:
         """Pause, resume or drain for all processes; "stop" drains and then ends the process."""
-        await self._link.require().ask(Control, action)
+        await self._link.require().ask(lambda new_id: Control(new_id, action))
 
     def start(self) -> None:
         """Start looking for the engine, once; returns at once. On the event loop."""

@@ -10,7 +10,6 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from streamserve.clients.base import Generation, Source
 from streamserve.clients.process.frame_socket import Connection
@@ -110,9 +109,9 @@ class ClientSession:
         self._stream_ids: dict[int, str] = {}  # of the questions
 
     async def ask(
-        self, kind: type[Open] | type[Warm] | type[Tokenize] | type[Control], *content: Any, stream_id: str = ""
+        self, message: Callable[[int], Open | Warm | Tokenize | Control], *, stream_id: str = ""
     ) -> Generation | tuple[int, ...]:
-        """Send a message with a new id and wait for its answer; raises what the engine refuses it with.
+        """Send the message made with a new id and wait for its answer; raises what the engine refuses it with.
 
         `stream_id`: of the stream that asks, as the engine reports it of its steps.
         """
@@ -121,7 +120,7 @@ class ClientSession:
         self._questions[request_id] = question
         self._stream_ids[request_id] = stream_id
         try:
-            self.connection.send(encode(kind(request_id, *content)))
+            self.connection.send(encode(message(request_id)))
             return await question
         except FrameError as error:
             raise BadRequest("the request is too large, or holds a number beyond 64 bits.") from error

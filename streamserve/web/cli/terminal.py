@@ -11,7 +11,7 @@ import contextlib
 import http.client
 import json
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -20,9 +20,10 @@ from urllib.parse import urlsplit
 from streamserve.api.logs import get_logger
 from streamserve.conf import SiteConfig
 from streamserve.dialects import native
+from streamserve.dialects.fold import BlockBegun, Delta, Fold
 from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.errors import EngineUnavailable, StreamserveError, error_for
-from streamserve.protocol.events import TEXT, BlockStart, Error, Token
+from streamserve.protocol.events import TEXT, BlockStart, Error, Event, Token
 from streamserve.protocol.requests import Admission
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import follow
@@ -48,31 +49,31 @@ class Piece(NamedTuple):
 
 
 class _Pieces:
-    """A fold: the pieces of the first choice's blocks, and the answer's text."""
+    """What there is to print of an answer's events: of its first choice, as `Fold` sees it. `text` is the answer's."""
 
     def __init__(self) -> None:
-        self._kinds: dict[int, tuple[str, str]] = {}
+        self._fold = Fold()
         self._texts: list[str] = []
 
     @property
     def text(self) -> str:
         return "".join(self._texts)
 
-    def start(self, choice: int, index: int, kind: str, name: str | None) -> Piece | None:
-        """Take a block that begins; return the piece that names a tool call."""
-        if choice != 0:
-            return None
-        self._kinds[index] = kind, name or ""
-        return Piece("", kind, name) if name else None
-
-    def add(self, choice: int, index: int, text: str) -> Piece | None:
-        """Take a token; return what there is to show of it."""
-        if choice != 0 or not text:
-            return None
-        kind, name = self._kinds.get(index, (TEXT, ""))
-        if kind == TEXT:
-            self._texts.append(text)
-        return Piece(text, kind, name)
+    def feed(self, event: Event) -> Iterator[Piece]:
+        """Yield what an event adds. Raises the error that ends the answer."""
+        if isinstance(event, Error):
+            raise error_for(event.code, event.message, retryable=event.retryable)
+        for piece in self._fold.feed(event):
+            if not isinstance(piece, BlockBegun | Delta) or piece.block.choice:
+                continue
+            kind, name = piece.block.kind, piece.block.name or ""
+            if isinstance(piece, BlockBegun):
+                if name:
+                    yield Piece("", kind, name)
+            elif piece.token.text:
+                if kind == TEXT:
+                    self._texts.append(piece.token.text)
+                yield Piece(piece.token.text, kind, name)
 
 
 class AnswerText:
@@ -141,14 +142,7 @@ class LocalChat:
         try:
             async with aclosing(follow(self._streams, await self._start(question), transport="terminal")) as events:
                 async for logged in events:
-                    event, piece = logged.event, None
-                    if isinstance(event, BlockStart):
-                        piece = pieces.start(event.choice, event.index, event.kind, event.name)
-                    elif isinstance(event, Token):
-                        piece = pieces.add(event.choice, event.index, event.text)
-                    elif isinstance(event, Error):
-                        raise error_for(event.code, event.message, retryable=event.retryable)
-                    if piece is not None:
+                    for piece in pieces.feed(logged.event):
                         yield piece
         finally:
             self.messages.append({"role": "assistant", "content": pieces.text})
@@ -288,23 +282,27 @@ def _read(response: http.client.HTTPResponse, put: Callable[[str | None], None])
 
 async def _read_pieces(lines: AsyncIterator[str], pieces: _Pieces) -> AsyncIterator[Piece]:
     """Yield the pieces of the events. Raises for an `error` event and for an end without a terminal event."""
-    event = ""
+    name = ""
     async for line in lines:
         if line.startswith("event: "):
-            event = line[7:]
+            name = line[7:]
         elif line.startswith("data: "):
-            data, piece = json.loads(line[6:]), None
-            if event == "block_start":
-                piece = pieces.start(data["choice"], data["index"], data["kind"], data.get("name"))
-            elif event == "token":
-                piece = pieces.add(data["choice"], data["index"], data["text"])
-            elif event == "error":
-                raise StreamserveError(data["message"], code=data["code"])
-            elif event == "done":
+            if name == "done":
                 return
-            if piece is not None:
-                yield piece
+            event = _event_of(name, json.loads(line[6:]))
+            if event is not None:
+                for piece in pieces.feed(event):
+                    yield piece
     raise StreamserveError("The connection ended before the answer did. Ask again.")
+
+
+def _event_of(name: str, data: Mapping[str, Any]) -> Event | None:
+    """Return an event of the native API that adds to what is printed, or that ends it; None for all others."""
+    if name == "block_start":
+        return BlockStart(choice=data["choice"], index=data["index"], kind=data["kind"], name=data.get("name"))
+    if name == "token":
+        return Token(choice=data["choice"], index=data["index"], text=data["text"], token_ids=())
+    return Error(code=data["code"], message=data["message"]) if name == "error" else None
 
 
 def _refusal(response: http.client.HTTPResponse) -> StreamserveError:
