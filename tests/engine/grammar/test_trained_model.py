@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from asyncio import gather
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -72,31 +73,34 @@ async def test_what_a_model_answers_rightly_it_answers_under_a_grammar(
     client: ThreadClient, num_questions: int, num_right: int
 ) -> None:
     """Strict tools, a forced call, a named one: each id of the free answer is allowed, and is the answer."""
-    seen = 0
-    for question, names, name, call in questions()[:num_questions]:
-        free = await answer(client, question, names)
-        if calls_of(free) != [(name, call)]:
-            continue
-        seen += 1
+    asked = questions()[:num_questions]
+    free = await gather(*(answer(client, question, names) for question, names, _, _ in asked))
+    right = [(one, ids(events)) for one, events in zip(asked, free, strict=True) if calls_of(events) == [one[2:]]]
+    assert len(right) >= num_right
+
+    async def check(question: str, names: list[str], name: str, call: str, free: tuple[int, ...]) -> None:
         named = ToolChoice(mode="required", names=(name,))
-        for fields in ({"strict": True}, {"tool_choice": REQUIRED}, {"tool_choice": named, "strict": True}):
-            assert ids(await answer(client, question, names, **fields)) == ids(free), (question, fields)
-        one = await answer(client, question, names, tool_choice=REQUIRED, parallel_tool_calls=False)
+        ways = ({"strict": True}, {"tool_choice": REQUIRED}, {"tool_choice": named, "strict": True})
+        single = {"tool_choice": REQUIRED, "parallel_tool_calls": False}
+        *held, one = await gather(*(answer(client, question, names, **fields) for fields in (*ways, single)))
+        for fields, events in zip(ways, held, strict=True):
+            assert ids(events) == free, (question, fields)
         assert calls_of(one) == [(name, call)]
-        assert ids(free)[: len(ids(one))] == ids(one)  # complete: it needs no end
-    assert seen >= num_right
+        assert free[: len(ids(one))] == ids(one)  # complete: it needs no end
+
+    await gather(*(check(*one, free=token_ids) for one, token_ids in right))
 
 
 async def test_calls_side_by_side_are_the_same_when_held(client: ThreadClient) -> None:
     """Two calls, strict or forced; and the first of them alone where only one may come."""
     question = "Tell me the weather in Paris, and turn the lamp red."
     names = ("set_light", "get_weather", "put_record")
-    free = await answer(client, question, names)
+    ways: list[dict[str, Any]] = [{}, {"strict": True}, {"tool_choice": REQUIRED}, {"parallel_tool_calls": False}]
+    free, *held, one = await gather(*(answer(client, question, names, **fields) for fields in ways))
     weather, light = ("get_weather", '{"city":"Paris"}'), ("set_light", '{"color":"red"}')
     assert calls_of(free) == [weather, light]
-    for fields in ({"strict": True}, {"tool_choice": REQUIRED}):
-        assert ids(await answer(client, question, names, **fields)) == ids(free)
-    assert calls_of(await answer(client, question, names, parallel_tool_calls=False)) == [weather]
+    assert [ids(events) for events in held] == [ids(free)] * 2
+    assert calls_of(one) == [weather]
 
 
 @pytest.mark.parametrize("strict", [False, True])
