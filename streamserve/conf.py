@@ -45,7 +45,7 @@ LOGS = ("file", "memory")  # the first is the default; or the address of a Redis
 # the engine would wait for a reader that has read all it was sent.
 MIN_LEAD_TOKENS = 96
 LOG_SCHEMES = ("redis://", "rediss://", "unix://")
-# A new request waits while an engine drains, and so much longer for the next one.
+# A new request waits while an engine drains, and so much longer for the next engine.
 _ENGINE_START_SECONDS = 10.0
 _SECRET_PREFIX, _MIN_SECRET_BYTES = "whsec_", 24  # Standard Webhooks: 24 to 64 random bytes
 _MAX_WEBHOOK_NAME_CHARS = 64
@@ -82,7 +82,7 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteConfig:
-    """`STREAMSERVE`, checked. Field names are the keys in lower case; docs/settings.md explains each one."""
+    """`STREAMSERVE`, checked. Field names are the keys in lower case; docs/settings.md explains each field."""
 
     models: Mapping[str, ServedModel] = field(default_factory=dict)
     default_model: str = ""
@@ -292,7 +292,7 @@ class _SiteReader(SettingsReader):
         """Return the config of a model with a URL."""
         if "PATH" in options or has_engine:
             key = "PATH" if "PATH" in options else "ENGINE"
-            self.wrong(f"{where} has URL and {key}.", "A model with a URL runs on a server elsewhere. Take one out.")
+            self.wrong(f"{where} has URL and {key}.", "A model with a URL runs on a server elsewhere. Remove one key.")
         given = {key: value for key, value in options.items() if key != "PATH"}
         url = given.get("URL")
         if not isinstance(url, str) or not is_base_url(url):
@@ -374,7 +374,7 @@ class _SiteReader(SettingsReader):
             elif secret is None:
                 self.wrong(
                     f'{where}["SECRET"] is no secret.',
-                    "It is 'whsec_' and at least 24 random bytes in base64. To make one: python -c "
+                    "It is 'whsec_' and at least 24 random bytes in base64. Make a secret: python -c "
                     "\"import base64, os; print('whsec_' + base64.b64encode(os.urandom(32)).decode())\"",
                 )
             elif seconds == 0:
@@ -419,7 +419,7 @@ class _SiteReader(SettingsReader):
         return self._debug if given.get("ENGINE_AUTOSTART") is None else self.boolean(given, "ENGINE_AUTOSTART")
 
     def _state_dir(self, raw: object, *, is_needed: bool) -> str:
-        """Return the folder's full path: web processes and engine must use the same one."""
+        """Return the folder's full path: web processes and engine must use the same folder."""
         if raw is None and self._base_dir is not None:
             raw = Path(self._base_dir) / "state"
         if isinstance(raw, str | Path) and str(raw):

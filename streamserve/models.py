@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 SCOPES = ("chat", "ops", "watch")
-LAST_USED_EVERY = timedelta(minutes=1)  # one write a minute and key, not one a request
+LAST_USED_EVERY = timedelta(minutes=1)  # one write a minute and key, not at each request
 _DIGEST_CHARS = 24
 
 keys_revoked = Signal()  # an UPDATE sends no post_save

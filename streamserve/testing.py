@@ -107,7 +107,7 @@ class StreamClient:
             self._client.force_login(user)
 
     def ask(self, question: str, **fields: Any) -> Asked:
-        """POST a chat message to /streams and read the answer to its end. `fields` are further ones of the body."""
+        """POST a chat message to /streams and read the answer to its end. `fields` are further fields of the body."""
         from streamserve.web.calls import background
 
         return background.run(lambda: self.aask(question, **fields), "await aask()")

@@ -30,7 +30,7 @@ class NameConverter(StringConverter):
 
 
 class FileIdConverter(StringConverter):
-    """The id of a file or a batch, or what looks like one: its endpoint knows."""
+    """The id of a file or a batch, or what looks like an id: its endpoint decides."""
 
     regex = CONVERTERS["file_id"]
 

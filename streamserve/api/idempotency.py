@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: a POST that is sent again gets the answer that the first one has started.
+"""`Idempotency-Key`: a POST that is sent again gets the answer that the first POST has started.
 
 A key is a caller's: two callers may use the same key. The stream's record has its digest in a unique column, so of two
 processes that get the same request at once, one starts the answer and the other shows it. A key is kept as long as the

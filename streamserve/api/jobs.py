@@ -1,6 +1,6 @@
 """`/jobs`: runs of pipelines that a worker makes, with or without a reader. asyncio; framework-free.
 
-A job's events are those of its stream: `GET /jobs/{id}/events` resumes like `GET /streams/{id}/events`.
+A job's events are its stream's events: `GET /jobs/{id}/events` resumes like `GET /streams/{id}/events`.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ async def livez(call: Call) -> Reply:
 async def readyz(call: Call, ops: Ops) -> Reply:
     """GET /readyz: 200 while every model is ready and the database can be written, else 503 with the reason.
 
-    Callers that may chat, and everyone with DEBUG, get the models with their progress, and start loading; others get
-    neither: a probe loads nothing that the server has not begun to load.
+    Callers that may chat, and every caller with DEBUG, get the models with their progress, and start loading; other
+    callers get neither: a probe loads nothing that the server has not begun to load.
     """
     is_debug = ops.is_debug()
     is_known = is_debug or call.caller is not ANONYMOUS

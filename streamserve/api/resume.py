@@ -97,7 +97,7 @@ def _message(stream: Stream, shown: _Shown) -> Encoder:
     return message.encoder_for(stream, shows_thinking=shown.show_thinking, last_id=shown.last_id)
 
 
-# By the `format` of a resume; those of new native streams (FORMATS) are the first three.
+# By the `format` of a resume; the first three are for new native streams (FORMATS).
 _ENCODERS: Mapping[str, Callable[[Stream, _Shown], Encoder]] = {
     "native": lambda stream, shown: NativeEncoder(stream.log_id, stream),
     "tokens": lambda stream, shown: TokensEncoder(stream.log_id),

@@ -37,7 +37,7 @@ CHAT_CALLERS = ("session", "key", "anonymous")
 OPS_CALLERS = ("session", "key")
 ANYONE = ("anyone",)
 
-# What an endpoint may take beside its call, by the names of its parameters. One with a default may be missing.
+# What an endpoint may take beside its call, by the names of its parameters. A service with a default may be missing.
 SERVICES = ("answers", "chats", "watches", "ops", "jobs", "files", "batches")
 Endpoint = Callable[..., Awaitable[Reply]]
 

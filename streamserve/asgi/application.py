@@ -70,7 +70,7 @@ def _route_of(path: str) -> tuple[Route, dict[str, str]]:
 
 
 def anyone(scope: Scope) -> Caller:
-    """Return one visitor for every request. All callers share their streams: an id is enough to read one.
+    """Return one visitor for every request. All callers share their streams: an id is enough to read a stream.
 
     Limits and shares of the engine are counted per client address.
     """

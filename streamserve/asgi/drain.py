@@ -124,7 +124,7 @@ class Drain:
 def on_sigterm(on_drain: list[Hook], on_going_away: list[Hook], drain_seconds: float) -> None:
     """Call `on_drain` at SIGTERM, and `on_going_away` after `drain_seconds` more, beside the server's own handler.
 
-    Call it on the running loop, at startup. Does nothing where no one handles the signal, which ends the process then,
+    Call it on the running loop, at startup. Does nothing where the signal has no handler, which ends the process then,
     and outside of the main thread, which alone may handle signals.
     """
     previous, loop = signal.getsignal(signal.SIGTERM), asyncio.get_running_loop()
@@ -154,7 +154,7 @@ def _call(hooks: list[Hook]) -> None:
 def before_exit(callback: Callable[[], None]) -> None:
     """Call `callback` when the main thread ends, while executors still take work: for `atexit` they do not.
 
-    concurrent.futures uses the same hook; the last one registered is called first.
+    concurrent.futures uses the same hook; the hook registered last is called first.
     """
     import concurrent.futures.thread  # noqa: F401  (registers its own)
 

@@ -106,7 +106,7 @@ class Exchange:
     """One HTTP request: what the inner app sees of it, what it hands over, and the stream that follows.
 
     Runs in the server's task for the request. A stream takes two child tasks, which are ended with it: one runs the
-    delivery, one, the `Receiver`'s, waits for `http.disconnect`.
+    delivery, the other, the `Receiver`'s, waits for `http.disconnect`.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, stall_seconds: float = 0.0) -> None:

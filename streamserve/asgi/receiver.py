@@ -6,7 +6,7 @@ a part of the body for `receive`; all who wait for the disconnect wait for that 
 stops waiting cancels nothing at the server. Some servers do not forgive that: gunicorn 27 answers the next call with a
 disconnect although the client is there.
 
-Event loop only; plain ASGI. `Exchange` makes one for each request, and puts it into the scope.
+Event loop only; plain ASGI. `Exchange` makes a `Receiver` for each request, and puts it into the scope.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Receiver:
         self._turn = asyncio.Lock()  # at the server: ASGI forbids two calls at a time
         self._watching: asyncio.Task[None] | None = None
         self._ahead: deque[Message] = deque()
-        self._changed = asyncio.Event()  # there is a message ahead, or room for one, or the client has left
+        self._changed = asyncio.Event()  # a message is ahead, or there is room for a message, or the client has left
         self._is_whole = False  # the body
         self._is_dropped = False  # what is left of it
         self._on_left: list[Callable[[], None]] = []

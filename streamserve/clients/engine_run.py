@@ -1,4 +1,5 @@
-"""`EngineRun`: one answer in its engine, across parks and refusals. Streams and pipelines' answers hold one.
+"""`EngineRun`: one answer in its engine, across parks and refusals. Streams and pipelines' answers each hold an
+`EngineRun`.
 
     WAITING ── ask, take ──► RUNNING ── the engine has ended it early, and all that it gave is taken ──► DRAINED
        ▲                        │                                                                          │
@@ -42,7 +43,7 @@ _UNLOADED = Park(reason="loading")
 
 # Of parks that their readers notice, by the reason.
 MESSAGES = {
-    "paused": "Answers are paused for a while. This one continues by itself.",
+    "paused": "Answers are paused for a while. This answer continues by itself.",
     "lost": "The engine is being restarted. The answer continues in a moment.",
 }
 # Of refusals, by their code; any other has its own message.

@@ -86,7 +86,7 @@ class FrameIds:
 class PieceEncoder:
     """An `Encoder` of a dialect that shows pieces: the dialect's method `show` makes each piece's frames.
 
-    Invariant: `show` gives the same frames before a `Delta`'s last one however tokens are joined; see `FrameIds`.
+    Invariant: `show` gives the same frames before a `Delta`'s last frame however tokens are joined; see `FrameIds`.
     """
 
     content_type = CONTENT_TYPE

@@ -30,7 +30,7 @@ def read(body: Mapping[str, Any], table: Table, *, prefix: str = "") -> dict[str
 
 
 def refuse_unknown(body: Mapping[str, Any], table: Table, *, prefix: str = "") -> None:
-    """Raise `BadRequest` for the first name that is not in `table`; the message has one like it, or all of few."""
+    """Raise `BadRequest` for the first name that is not in `table`; the message has a similar name, or all."""
     for name in body:
         if name not in table:
             shown = shorten(name)

@@ -129,7 +129,7 @@ class Failed(NamedTuple):
 Piece = Meta | Status | PromptScored | BlockBegun | Delta | BlockEnded | Cited | ChoiceEnded | Succeeded | Failed
 
 # `cancelled` and `abandoned` are finish reasons that only the native dialect has. They fail the answer, with these
-# messages: a client that took them for success would keep half an answer as a whole one.
+# messages: a client that took them for success would keep half an answer as a whole answer.
 _FAILED_MESSAGES = {
     "cancelled": "The stream was stopped before the answer was complete.",
     "abandoned": "The stream ended because it had no reader for too long.",

@@ -48,7 +48,7 @@ class StepBudget:
     """The tokens one step may still compute, and its chunks so far, by sequence. Decodes are added first.
 
     `is_short`: the step may take `itl_target_seconds` only, because readers wait for it, or a request that comes would.
-    `closed_from`: no sequence of this rank or a later one starts: one of it has just lost its blocks.
+    `closed_from`: no sequence of this rank or a later one starts: a sequence of it has just lost its blocks.
     """
 
     def __init__(self, num_tokens: int, config: EngineConfig, block_size: int, step_time: StepTime) -> None:
@@ -66,7 +66,7 @@ class StepBudget:
     def num_prefill_tokens(self, start: int) -> int:
         """Return how much of a prompt from position `start` may still join: 0 once the step is full.
 
-        What keeps the step within `max_step_seconds`, a short one within `itl_target_seconds`. Until the step-time
+        What keeps the step within `max_step_seconds`, a short step within `itl_target_seconds`. Until the step-time
         model is fitted: what is left of the budget, in a short step `prefill_chunk`. In each case at least a block, so
         that every step advances the prompt.
         """

@@ -83,14 +83,14 @@ class Policy:
     # While its reader has tokens for less than that, a sequence goes before all that are further ahead, and before any
     # admission: a reader bridges a long step with it. Infinite: all decode in every step.
     hungry_seconds: float = 1.0
-    # A sequence this far ahead of its reader may park where a new one lacks memory. Sooner, more is computed twice;
-    # later, fewer are served.
+    # A sequence this far ahead of its reader may park where a new sequence lacks memory. Sooner, more is computed
+    # twice; later, fewer are served.
     min_ahead_seconds: float = 45.0
     # A held answer parks when its reader has not moved for so long: it is gone. A reader that only looked away finds
     # its answer in memory.
     stalled_seconds: float = 30.0
-    # A tenant that has had so many seconds of work more than its share lets the others go first: until then the order
-    # of arrival is fair enough, and a flood delays other tenants for no longer.
+    # A tenant that has had so many seconds of work more than its share lets other tenants go first: until then the
+    # order of arrival is fair enough, and a flood delays other tenants for no longer.
     max_debt_seconds: float = 1.0
     prompt_token_seconds: float = PROMPT_TOKEN_SECONDS
 
@@ -109,7 +109,7 @@ class EngineConfig:
     in every step: no long prompt keeps other sequences waiting for longer, unless one block of it does. `max_waiting`
     bounds the queue of each class in memory; in time its patience does. `max_num_seqs` bounds a step, `max_admitted`
     the sequences that hold memory (None: memory does). `lead_tokens`: a sequence this far ahead of what its reader has
-    received is held until that has read on; it parks where another one lacks memory, or when its reader has stalled.
+    received is held until that has read on; it parks where another answer lacks memory, or when its reader has stalled.
     `batch_weight`: what a token of a batch's row counts in its tenant's share. `overlap`: launch a step before the step
     before it is collected; None: where the runner can. `step_seconds`: a step that takes longer, and longer than eight
     times the step-time model's prediction, counts as hung.
@@ -142,9 +142,9 @@ class EngineConfig:
 class ModelConfig:
     """Which model, and in what numeric form. `path` is a folder or a hub id, or "echo" for the engine without weights.
 
-    `dtype`: "auto" (the checkpoint's), "float32" or "bfloat16". `device`: "auto" (CUDA if there is one), "cpu", "cuda".
-    `chat_template` names the template to use of a model with several ("": "default"; with tools "tool_use", if it has
-    that). `packed` None: oneDNN-packed linears and lean decoder layers wherever they apply (CPU). `answers`, for "echo"
+    `dtype`: "auto" (the checkpoint's), "float32" or "bfloat16". `device`: "auto" (CUDA if there is a GPU), "cpu",
+    "cuda". `chat_template` names one of a model's templates ("": "default"; with tools "tool_use", if the model has
+    it). `packed` None: oneDNN-packed linears and lean decoder layers wherever they apply (CPU). `answers`, for "echo"
     only: what it answers, by words of the question, and else the question itself (clients/factory.py); None: words that
     depend on every token.
     `format` names how the output marks thoughts and tool calls (engine/text/formats/); None: what the tokenizer shows.

@@ -35,7 +35,7 @@ class EngineCore:
     """One model's engine. `on_plan` and `on_step` are `InFlight`'s; `on_evict` is `BlockPool`'s (tests).
 
     With overlap a step is launched before the previous step is collected, so that the device never waits for the core.
-    A sequence may then turn out to be over with one more token in flight: that token is dropped, and never cached.
+    A sequence may then turn out to be over with a token in flight: that token is dropped, and never cached.
     """
 
     def __init__(

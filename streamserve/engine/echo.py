@@ -227,7 +227,7 @@ def _allowed_scores(state: bytes, spec: SampleSpec, avoided: frozenset[int]) -> 
 
 
 def is_allowed(token_id: int, spec: SampleSpec) -> bool:
-    """Whether a grammar allows a token; without one everything is."""
+    """Whether a grammar allows a token; without a grammar every token is allowed."""
     if spec.mask is None or token_id in spec.mask_end_ids:
         return True
     return bool(spec.mask[token_id // 8] >> token_id % 8 & 1)

@@ -177,7 +177,7 @@ class OutputProcessor:
         self.emit(sequence, now, error=error)
 
     def quarantine(self, now: float) -> None:
-        """Continue with an empty pool: the sequences that hold blocks of the inconsistent one end with an error.
+        """Continue with an empty pool: the sequences that hold blocks of the inconsistent pool end with an error.
 
         Waiting sequences stay, unless this is the second quarantine in a row: then one of them may be the cause.
         """
@@ -203,7 +203,7 @@ class OutputProcessor:
         num_prefilled: int | None = None,
         scored: tuple[tuple[int, RawLogprobs], ...] = (),
     ) -> None:
-        """Queue an update; the last one removes the sequence, after it is queued, in case the removal fails."""
+        """Queue an update; the last update removes the sequence, after it is queued, in case the removal fails."""
         update = SequenceUpdate(
             seq_id=sequence.seq_id,
             at=now,

@@ -52,7 +52,7 @@ from streamserve.engine.shared_prefill import SharedPrefixes
 from streamserve.engine.step_time import StepTime
 from streamserve.protocol.engine import Park
 
-# Order of the prompts that share what another one left of a step.
+# Order of the prompts that share what another prompt left of a step.
 _shortest_first = attrgetter("num_unplanned_tokens", "order_key")
 
 
@@ -333,7 +333,7 @@ class Scheduler:
         For a waiting taker none leaves unless all of them would be enough; they may share blocks, so that may fail.
         """
         while not self._has_room(taker):
-            # Of later ranks, those in the step compute a block that an earlier one waits for.
+            # Of later ranks, those in the step compute a block that a sequence of an earlier rank waits for.
             later = [one for one in self.running if rank_of(one) > rank_of(taker) and one.seq_id not in step.chunks]
             parking = [one for one in self.running if self._may_park_for(one, taker, now)]
             leaving = [*later, *parking]

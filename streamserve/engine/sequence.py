@@ -206,7 +206,7 @@ class Sequence:
 
     @property
     def num_unplanned_tokens(self) -> int:
-        """Tokens, the pending one included, that no step has been launched for; 1 means the sequence decodes."""
+        """Tokens, pending tokens included, that no step has been launched for; 1 means the sequence decodes."""
         return len(self.token_ids) + self.num_pending - self.num_launched_tokens
 
     @property

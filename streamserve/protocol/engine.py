@@ -119,7 +119,7 @@ class CoreStats:
 
     `blocks_used` are held by running sequences; `blocks_cached` are reclaimable and hold reusable prefixes.
     `queued_tokens` are those that waiting sequences still have to compute, `queued_seconds` the time for them by the
-    step-time model (0 until there is one). `parks` counts sequences that the engine itself parked, `out_of_memory` and
+    step-time model (0 until it is fitted). `parks` counts sequences that the engine itself parked, `out_of_memory` and
     `quarantines` steps that ended so; `token_budget` is what a step may compute now. `grammar_waits` counts how often a
     sequence with a grammar was left out of an overlapped step, of the answers that have ended.
 
@@ -167,7 +167,7 @@ class EngineStats(CoreStats):
 
     `lost_engines`: how many died, hung or did not start since this process began. `refused` counts requests that were
     refused at once, because they would have waited too long. `classes` has for each latency class its budgets
-    (`ttft_budget`, and `total_budget` where it has one) and what the last answers took: `num_answers`, `ttft_p50`,
+    (`ttft_budget`, and `total_budget`, where it is set) and what the last answers took: `num_answers`, `ttft_p50`,
     `ttft_p95`, `total_p50`, `total_p95` in seconds, and `in_time`, the share within both budgets; `refused` counts its
     requests that were refused at once or had waited too long. `upstream` has the counts of a remote model's client, by
     the names of its metrics (clients/remote/metrics.py).

@@ -128,7 +128,7 @@ def encode_event(event: Event) -> bytes:
 
 
 def _without_defaults(value: Any) -> dict[str, Any]:
-    """Return the fields of `value`, without the added ones that have their default."""
+    """Return the fields of `value`, without the added fields that have their default."""
     out: dict[str, Any] = {}
     for one in fields(value):
         item = getattr(value, one.name)

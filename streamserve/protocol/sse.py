@@ -16,7 +16,7 @@ from typing import Any
 _EVENT = re.compile(r"[a-z_]{1,32}")
 _ID = re.compile(r"[0-9A-Za-z:_-]{1,64}")
 _BOM = b"\xef\xbb\xbf"
-_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))  # `dumps` makes one per call
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))  # `dumps` makes its own
 
 _quote = json.encoder.encode_basestring
 

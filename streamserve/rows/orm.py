@@ -7,7 +7,7 @@ behind writes. Writes that wait together are one transaction; if one write fails
     a job ──► its lane ──► done
                 │  ▲
       "locked"  └──┘  tried again, among those that came meanwhile, until its deadline
-      lost connection: once more on a new one, where nothing can have been committed
+      lost connection: once more on a new connection, where nothing can have been committed
       "away", or its deadline is over ──► DatabaseUnavailable, for the whole group
       hangs in spite of that ──► DatabaseUnavailable, and another thread takes the lane
 
@@ -61,7 +61,7 @@ IDLE_SECONDS = 10.0
 # Writes that are kept while the database is away. A write is some hundred bytes.
 MAX_POSTED = 10_000
 INSIST_SECONDS = 300.0  # how long durable work waits for a database that is away
-MAX_HUNG = 4  # threads of a lane that hang; beyond them every job is refused until one returns
+MAX_HUNG = 4  # threads of a lane that hang; beyond them every job is refused until a thread returns
 SITE_THREADS, BULK_THREADS = 32, 4
 _TRUSTED_SECONDS = 1.0  # without a query: a connection that rested longer is checked before it is used
 _CLOSE_SECONDS = 5.0  # a query that hangs does not hold up a server that stops
@@ -486,7 +486,7 @@ _door = Door()  # of the process, as its connections are
 
 
 def _before_fork() -> None:
-    """Finish what waits: a child must not inherit an open connection, least of all one inside a transaction."""
+    """Finish what waits: a child must not inherit an open connection, least of all inside a transaction."""
     close()
 
 

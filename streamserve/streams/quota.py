@@ -285,7 +285,7 @@ class StreamQuota:
             stream.abandon()
 
     async def _evict_released(self, stream_id: str) -> None:
-        """End a stream that no process runs, unless one resumed it meanwhile."""
+        """End a stream that no process runs, unless a process resumed it meanwhile."""
         try:
             record = await self._streams.store.find(stream_id=stream_id)
             if record is not None and not record.producer:
@@ -429,7 +429,7 @@ class StreamQuota:
         )
 
     def _seconds_until(self, bound: _Bound, number: int) -> float:
-        """Return when so many places have come free: each when its answer has run for as long as recent ones did.
+        """Return when so many places have come free: each when its answer has run for as long as recent answers did.
 
         An answer that has run for longer is taken to need a quarter of its time again.
         """

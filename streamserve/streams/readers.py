@@ -102,7 +102,7 @@ class Readers:
     def check_place(self, after: int, last_seq: int, max_readers: int, *, is_watcher: bool) -> None:
         """Raise unless there is a place for another reader, after event `after` of `last_seq` events.
 
-        BadRequest or Gone where there is no such event, QuotaExceeded where one more reader is too many. Watchers are
+        BadRequest or Gone where there is no such event, QuotaExceeded where another reader is too many. Watchers are
         counted apart: they keep no owner out.
         """
         if after < 0:

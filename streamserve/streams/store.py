@@ -103,12 +103,12 @@ class StreamStore(Protocol):
     """The records of all processes. Every call may raise a database error."""
 
     own_id: str  # this process, as `Record.producer` names it; "" where streams are not shared
-    is_shared: bool  # whether other processes read and resume the streams of this one
+    is_shared: bool  # whether other processes read and resume the streams of this process
     has_records: bool  # whether `find` knows every stream; else only this process knows its streams
     keeps_text: bool  # whether `finish` wants the answer
 
     async def insert(self, record: Record) -> None:
-        """Insert the record of a new stream. Raises KeyTaken if there is one with the same key."""
+        """Insert the record of a new stream. Raises KeyTaken if another record has its key."""
 
     async def find(self, *, stream_id: str = "", log_id: str = "", request_key: str = "") -> Record | None:
         """Return the record with that stream id, log id or key of a request."""

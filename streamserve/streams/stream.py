@@ -68,7 +68,7 @@ _LOG_BACK = Status(status="resumed")
 
 
 class Stream:
-    """One answer as readers see it. Made by `Streams`: with an accepted generation, or restored without one."""
+    """One answer as readers see it. Made by `Streams`: with an accepted generation, or restored from its log."""
 
     def __init__(
         self,
@@ -464,7 +464,7 @@ class Stream:
         return not self.transcript.is_repeated(event)
 
     def _as_kept(self, event: Done | Error) -> Done | Error:
-        """Return a terminal event as it is kept: a `done` has the metrics of all runs, or of the one cut short."""
+        """Return a terminal event as it is kept: a `done` has the metrics of all runs, or of the run cut short."""
         if not isinstance(event, Done):
             return event
         if event is self.outbox.ending:

@@ -8,7 +8,7 @@ from contextvars import Context
 
 
 class Timers(dict[str, asyncio.TimerHandle]):
-    """Named one-shot timers that are armed. Arming one again changes nothing."""
+    """Named one-shot timers that are armed. Arming an armed timer changes nothing."""
 
     def arm(self, name: str, seconds: float, action: Callable[[], None]) -> None:
         """Call `action` once after `seconds`, unless disarmed."""

@@ -146,7 +146,7 @@ class Transcript:
         """Return whether a resumed generation repeats an event that the log has.
 
         That is every event of a choice that had finished, and those that a block writer gives with an id that was not
-        shown yet, or after the last one (engine/text/formats/base.py).
+        shown yet, or after the last id (engine/text/formats/base.py).
         """
         if not self.may_repeat or not isinstance(event, _OF_A_CHOICE):
             return False
@@ -294,7 +294,7 @@ class Transcript:
     def of_one_run(self, done: Done) -> Done:
         """Return the engine's `done` of an answer without a park, with the times that count from the arrival.
 
-        The last tokens may be committed together with it: the first one too, if the answer is short.
+        The last tokens may be committed together with it: the first token too, if the answer is short.
         """
         now = time.monotonic()
         latency = now - self.timings.started_at

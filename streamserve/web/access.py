@@ -186,7 +186,7 @@ def _origin_of(url: str) -> str:
 
 
 def headers_of(scope: Mapping[str, Any]) -> dict[str, str]:
-    """Return the handshake's headers by lower-case name. One sent twice is joined, so that it matches no value."""
+    """Return the handshake's headers by lower-case name. A header sent twice is joined, so that it matches no value."""
     out: dict[str, str] = {}
     for raw_name, raw_value in scope["headers"]:
         name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")

@@ -11,7 +11,7 @@ Each picture is one snapshot, whose numbers add up:
     blocks    = used + cached + free; capacity = useful + recomputed + idle
 
 An engine process reports once a second; the rows are read at that moment. A stream has several sequences (choices, a
-pipeline's answers), one, or while it is parked none.
+pipeline's answers), one sequence, or none while it is parked.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ LOG_FILE, WORKERS_FOLDER = "streams.sqlite3", "workers"  # in STATE_DIR
 
 
 def client_for(settings: SiteConfig, alias: str) -> EngineClient:
-    """Return a new client of the model's engine, which CLIENT puts into its own process or into this one.
+    """Return a new client of the model's engine, which CLIENT puts into its own process or into this process.
 
     The engine of a model with a URL is a server elsewhere.
     """

@@ -88,7 +88,7 @@ class Batches:
         if file is None:
             raise no_file(row.input_file_id, "input_file_id")
         if file.purpose != PURPOSE:
-            message = f"{file.pk} is a file of the purpose {file.purpose}. Upload one with purpose={PURPOSE}."
+            message = f"{file.pk} is a file of the purpose {file.purpose}. Upload a file with purpose={PURPOSE}."
             raise BadRequest(message, code="invalid_value", param="input_file_id")
         most = self._settings.limits.max_batches
         if Batch.objects.of(row.tenant).unfinished().count() >= most:

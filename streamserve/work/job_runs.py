@@ -1,7 +1,8 @@
 """`JobRuns`: jobs as a kind of work: a run of a pipeline that this worker makes, on the stream that the job was given.
 
     claim ──► the stream, from its log ──► produced here ──► its terminal event ──► the job's end in its row
-                                                  └─ the attempt fails: queued again, the next one continues the stream
+                                                  └─ the attempt fails: queued again, the next attempt continues the
+                                                  stream
 
 The stream's log decides how a job ended: an end that is there is only written down.
 

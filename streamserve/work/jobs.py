@@ -164,7 +164,7 @@ class Jobs:
             own = unfinished.filter(stream_id__in=streams.values("pk"))
         if own.count() >= most:
             message = (
-                f"You have {most} jobs that have not ended, which is the limit. Cancel one, or wait until one ends."
+                f"You have {most} jobs that have not ended, which is the limit. Cancel a job, or wait until one ends."
             )
             raise QuotaExceeded(message, code="too_many_jobs", retry_after=_RETRY_AFTER)
         of_all = unfinished.filter(owner__startswith=ANONYMOUS.name)

@@ -165,7 +165,7 @@ class Kind(Generic[RowT]):
     ) -> int:
         """Queue again what dead workers hold, and what `worker_id` holds but does not run; return how many.
 
-        `alive_of` returns those of the given workers that live; it is called on the thread of writes. `running` are the
+        `alive_of` returns the living among the given workers; it is called on the thread of writes. `running` are the
         ids of this worker's claims.
         """
 

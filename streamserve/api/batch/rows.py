@@ -1,7 +1,7 @@
 """`ENDPOINTS`: what the rows of a batch may ask, and `answer_line`, which asks it. asyncio; framework-free.
 
 A row goes to the endpoint function of its route, so it is parsed, accepted and encoded as a request to that route is.
-Another endpoint is one more entry in `ENDPOINTS`: its function of `Call` and `Answers`, and the JSON of its errors.
+Another endpoint is another entry in `ENDPOINTS`: its function of `Call` and `Answers`, and the JSON of its errors.
 """
 
 from __future__ import annotations

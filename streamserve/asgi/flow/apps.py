@@ -160,7 +160,7 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
             await control.wait()
 
     async def _write_body(self, protocol: Any, control: FlowControl, message: Message) -> None:
-        """Write a body message in pieces: Twisted would buffer a large one whole. Cancelled, write the rest at once."""
+        """Write a body message in pieces: Twisted would buffer it whole. Cancelled, write the rest at once."""
         rest, size = memoryview(message.get("body", b"")), self._piece_bytes
         async with control.write_lock:
             try:

@@ -50,8 +50,8 @@ class NotRepeatable(StreamserveError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"The run was begun again and did something else than before ({reason}), so it cannot go on. Put what may "
-            "change (times, random choices, searches) into steps: their results are kept."
+            f"The run was begun again and did something else than before ({reason}), so it cannot continue. Put what "
+            "may change (times, random choices, searches) into steps: their results are kept."
         )
 
 

@@ -354,8 +354,8 @@ def estimate(text: str) -> int:
     """Return about how many tokens a text has at most.
 
     A token for two bytes of a word, for each digit, for each byte of another character, and for each break of a line;
-    a space is a part of the word after it. Prose has fewer in every vocabulary from 3,000 words on, half as many in one
-    of 100,000.
+    a space is a part of the word after it. Prose has fewer in every vocabulary from 3,000 words on, half as many in a
+    vocabulary of 100,000.
     """
     num = _NUM_AROUND
     for piece in _PIECE.finditer(text):

@@ -312,7 +312,7 @@ def _check_ids(request: GenerateRequest, resume: Resume, prompt: Prompt, vocab_s
 
 
 def ids_of_bad_words(tokenizer: Tokenizer, sampling: SamplingParams, vocab_size: int) -> tuple[tuple[int, ...], ...]:
-    """Return the tokens of each bad word, as they stand at the beginning of a word and within one.
+    """Return the tokens of each bad word, as they stand at the beginning of a word and within a word.
 
     A tokenizer may have ids that its model lacks: words with these never come.
     """

@@ -230,14 +230,14 @@ class AdmissionControl:
     def _seconds_for(self, num_waiting: int, num_tokens: float, stats: CoreStats, *, of_batch: bool = False) -> float:
         """Return how long it takes until a request behind these begins: prompts to compute, or seats to come free.
 
-        The prompts that are being computed do not count: each step has room for a new one beside them. 0 while nothing
-        is known of either.
+        The prompts that are being computed do not count: each step has room for a new prompt beside them. 0 while
+        nothing is known of either.
         """
         prefill = num_tokens * self._seconds_per_token * self._cold_share
         return max(prefill, self._seconds_to_seat(num_waiting + 1, stats, of_batch))
 
     def _seconds_to_seat(self, number: int, stats: CoreStats, of_batch: bool) -> float:
-        """Return when so many seats have come free: each when its answer has run for as long as recent ones did.
+        """Return when so many seats have come free: each when its answer has run for as long as recent answers did.
 
         There are more seats than a step has, where readers are slower than the engine.
         """
@@ -257,7 +257,7 @@ class AdmissionControl:
     def _key_lag(self, now: float, tenant: str) -> float:
         """Return by how much the first of the queue in time is behind its key: the next request will be behind as much.
 
-        A tenant with more requests in the queue than this one keeps it from nothing.
+        A tenant with more requests in the queue than this tenant takes no place from it.
         """
         in_time = [one for one in self._others(of_batch=False) if one.late_at >= now]
         numbers = Counter(one.tenant for one in in_time)

@@ -218,7 +218,7 @@ class MessageEncoder(PieceEncoder):
         return [self._delta(one) for one in held]
 
     def _end(self, signature: str = "") -> list[dict[str, Any]]:
-        """Close the open block, if there is one."""
+        """Close the open block, if any."""
         if self._open is None:
             return []
         is_thinking, self._open = self._open.kind == THINKING, None

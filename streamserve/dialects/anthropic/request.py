@@ -309,7 +309,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _unsupported(way_out: str, *allowed: Any, code: str = "unsupported_parameter") -> Reader:
-    """Refuse every value but the `allowed` values, which ask for nothing."""
+    """Refuse every value but the `allowed` values, which have no effect."""
 
     def reader(value: Any, param: str) -> None:
         if value not in allowed:

@@ -138,7 +138,7 @@ def refused(allows: Callable[[Any, str], bool], way_out: str = "") -> Reader:
 
 
 def is_empty_list(value: Any, param: str) -> bool:
-    """Return whether a list asks for nothing."""
+    """Return whether a list is empty."""
     return not any_list(value, param)
 
 
@@ -153,7 +153,7 @@ def only(*values: Any) -> Callable[[Any, str], bool]:
 
 ONE, ZERO, TRUE, FALSE = only(1, 1.0), only(0, 0.0), only(True), only(False)
 
-# Fields that other servers take on every route: which of their values ask for nothing that this server lacks, and
+# Fields that other servers take on every route: which of their values this server accepts, and
 # perhaps what to send instead.
 _ELSEWHERE: Mapping[str, tuple[Any, ...]] = {
     "dry_multiplier": (ZERO,),

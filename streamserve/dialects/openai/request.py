@@ -161,7 +161,7 @@ def _never(value: Any, param: str) -> bool:
     return False
 
 
-# Each field, which of its values ask for nothing that this server lacks, and perhaps what to send instead.
+# Each field, which of its values this server accepts, and perhaps what to send instead.
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "functions": (is_empty_list, "It is the old form of tools; send tools."),
     "function_call": (_is_no_choice, "It is the old form of tool_choice; send tool_choice."),

@@ -52,12 +52,12 @@ class GrammarCompiler:
         self._lock = threading.Lock()  # guards what follows
         self._vocabulary: Vocabulary | None = None
         self._provers: list[Prover] = []
-        self._free: LifoQueue[Prover] = LifoQueue()  # the one used last is taken first: often the second never starts
+        self._free: LifoQueue[Prover] = LifoQueue()  # the last used is taken first: often the second never starts
         self._num_waiting = 0
         self._is_closed = False
 
     def matchers(self, grammar: Grammar, shown: Sequence[Sequence[int]]) -> tuple[Matcher, ...]:
-        """Return a matcher for each choice, after the tokens that were shown of it (the end of one left out).
+        """Return a matcher for each choice, after the tokens that were shown of it (an end left out).
 
         Raises BadRequest for a grammar that cannot be used, Overloaded if too many wait to be proved.
         """
@@ -163,7 +163,7 @@ class Proved:
 
 
 class ProvedSources:
-    """The texts that were proved, the one used last at the end; at most `max_bytes` of them. Any thread."""
+    """The texts that were proved, the text used last at the end; at most `max_bytes` of them. Any thread."""
 
     def __init__(self, max_bytes: int) -> None:
         self.num_bytes = 0
@@ -172,7 +172,7 @@ class ProvedSources:
         self._found: OrderedDict[bytes, Proved] = OrderedDict()
 
     def get(self, key: bytes) -> Proved | None:
-        """Return a text, which is the last one used then."""
+        """Return a text, and move it to the end."""
         with self._lock:
             if key in self._found:
                 self._found.move_to_end(key)

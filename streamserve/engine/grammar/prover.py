@@ -8,8 +8,8 @@ and a worker that ends by itself is gone: the text that it had is refused, and t
 is started when the first text comes, and ends with its parent.
 
 A frame is its length in four bytes, and JSON. Each text is compiled on a thread with a small stack, so that a text
-which overflows it does so there, and not on the engine's larger one; an alarm of the kernel ends a worker whose parent
-is gone in the middle. A worker (`main`) imports nothing but llguidance and our own pure modules.
+which overflows it does so there, and not on the engine's larger stack; an alarm of the kernel ends a worker whose
+parent is gone in the middle. A worker (`main`) imports nothing but llguidance and our own pure modules.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _NoAnswer(Exception):
 
 
 class Prover:
-    """Proves texts in a worker. `prove` may be called from any thread; calls wait for one another."""
+    """Proves texts in a worker. `prove` may be called from any thread; calls wait for each other."""
 
     def __init__(self, table: TokenTable, limits: GrammarLimits) -> None:
         self._table = table

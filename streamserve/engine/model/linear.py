@@ -55,7 +55,7 @@ class PackedLinear(nn.Module):  # type: ignore[misc]  # torch is not type-checke
 class FloatHead(nn.Module):  # type: ignore[misc]  # torch is not type-checked here
     """The output layer of a model in half precision, with float32 logits.
 
-    bfloat16 has 128 numbers between 8 and 16, so that the likeliest tokens often tie, and which one of them is chosen
+    bfloat16 has 128 numbers between 8 and 16, so that the likeliest tokens often tie, and which of them is chosen
     is no choice of the model's. Where the device multiplies with a float32 result, that is the result. Elsewhere the
     layer computes all logits as it does, and those that are the largest but for rounding are computed again, in
     float32. Invariant: the largest logit of a row is the largest in float32, too.

@@ -9,7 +9,7 @@ Penalties need how often each sequence's tokens have occurred, on the device, in
 begun with tokens from the host, once, and then takes each new token from the step's own input. So nothing waits, and a
 step costs the same for the first token and for the thousandth. (Idea: vLLM V1's output bin counts.)
 
-    seen     [ the prompt's tokens, each once | output tokens as they come | the first one again, up to the end )
+    seen     [ the prompt's tokens, each once | output tokens as they come | the first again, up to the end )
     counts   (vocab_size,) how often each token is in the output
 
 Only the tokens in `seen` can be changed by a penalty: a few hundred of a vocabulary of a hundred thousand. A token that

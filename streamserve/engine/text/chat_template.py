@@ -347,7 +347,7 @@ def _with_role(shown: Shown, form: Form, role: str, conversation: list[Message],
     """Return the form with a role that is shown: by itself, unlike the turns of other roles, else as another role.
 
     Content is parts where it is not shown as text. A template that takes an unknown role for the user's or the
-    assistant's shows it too, if nothing else does; so does one that takes results for the system's.
+    assistant's shows it too, if nothing else does; so does a template that takes results for the system's.
     """
     found, others = [], ("user", "assistant", *(("system",) if role in ("tool", "function") else ()))
     for as_role in _STAND_INS.get(role, (role,)):

@@ -300,7 +300,7 @@ def _kinds(decoder: dict[str, Any]) -> set[str]:
 
 
 def _strips_leading_space(decoder: dict[str, Any]) -> bool:
-    """SentencePiece puts a space before the first word; its decoders take one away again."""
+    """SentencePiece puts a space before the first word; its decoders take a space away again."""
     parts = decoder.get("decoders", [decoder])
     strips = any(part.get("type") == "Strip" and part.get("start", 0) > 0 for part in parts)
     metaspace = any(

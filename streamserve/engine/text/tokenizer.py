@@ -129,7 +129,7 @@ class Detokenizer(Protocol):
 
 
 def make_detokenizer(tokenizer: Tokenizer, *, strip_leading_space: bool) -> Detokenizer:
-    """Return the exact detokenizer if the tokenizer's bytes are the text, else the one that compares decodes."""
+    """Return the exact detokenizer if the tokenizer's bytes are the text, else a detokenizer that compares."""
     if tokenizer.is_byte_exact:
         return ByteDetokenizer(tokenizer, strip_leading_space=strip_leading_space)
     return WindowDetokenizer(tokenizer)

@@ -1,6 +1,6 @@
 """`manage.py streamserve_batch IN OUT`: run the requests of a JSONL file, in this process, by the site's engine.
 
-The files are those of the batch API (docs/batches.md); no row of the database and no worker is needed. Run again, it
+The files are the batch API's (docs/batches.md); no row of the database and no worker is needed. Run again, it
 asks only what the output lacks. Progress goes to stderr. It ends with 1 where rows failed.
 
 `BatchFile` runs the rows. Lines are appended to the output as rows end, in that order; a kill leaves a torn line at

@@ -78,7 +78,7 @@ class Command(BaseCommand):
         return LocalChat(settings, alias, fields, messages)
 
     def _ask(self) -> str | None:
-        """Read one question that is not empty; None when there are no more."""
+        """Read one question that is not empty; None at the end."""
         try:
             while not (line := input("\n> " if sys.stdin.isatty() else "").strip()):
                 pass

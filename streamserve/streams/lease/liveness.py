@@ -157,7 +157,7 @@ class RedisLiveness(Liveness):
         return True
 
     def tidy(self) -> None:
-        """Stop watching the dead processes. A later `is_alive` of one returns False again after a few seconds."""
+        """Stop watching the dead processes. A later `is_alive` is False again after a few seconds."""
         super().tidy()
         with self._lock:
             for process_id in self._dead:

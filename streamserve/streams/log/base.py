@@ -53,7 +53,7 @@ class LogLost(Refusal):
 
 
 class Rejected(Refusal):
-    """The log works and refuses this batch: the same one again would be refused again."""
+    """The log works and refuses this batch: the same batch again would be refused again."""
 
 
 class LogUnavailable(Refused):
@@ -181,7 +181,7 @@ class Waiters:
         self.by_log: dict[str, dict[asyncio.Future[None], int]] = {}
 
     async def wait(self, log_id: str, after: int) -> None:
-        """Return when the log is woken without a seq, or with one above `after`."""
+        """Return when the log is woken without a seq, or with a seq above `after`."""
         future = asyncio.get_running_loop().create_future()
         self.by_log.setdefault(log_id, {})[future] = after
         try:

@@ -188,7 +188,7 @@ _Job = tuple[list[Write], "asyncio.Future[list[Result]]"]
 
 
 class _Writer:
-    """The thread that commits; started by the first commit. A daemon: dying in the middle of one costs nothing.
+    """The thread that commits; started by the first commit. A daemon: dying in the middle of a commit costs nothing.
 
     The queue holds one job for each task that waits for its own: `LogWriter`'s, and claims.
     """

@@ -114,7 +114,7 @@ class Received:
         self._ends.append((self._num_sent, seq))
         num_ends = len(self._ends)
         if num_ends > _MAX_ENDS:
-            self._ends = deque(list(self._ends)[::2])  # of an odd number: the last one stays
+            self._ends = deque(list(self._ends)[::2])  # of an odd number: the last end stays
         if num_ends % _FRAMES_PER_POLL == 0 or self._num_untaken is nothing:
             self._poll_seconds = _FIRST_POLL_SECONDS
             return True

@@ -1,7 +1,7 @@
 """`Pages`: a stream's log, read a page at a time for one reader: what the stream's recent events do not have.
 
-A page is 64 events, or fewer large ones, so a reader far behind costs a page of memory and not an answer. A log that is
-away is asked again for a while. Writes nothing, and does not decide when a reader reads.
+A page is 64 events, or fewer large events, so a reader far behind costs a page of memory and not an answer. A log that
+is away is asked again for a while. Writes nothing, and does not decide when a reader reads.
 
 `take_snapshot`: one event in place of those that a reader far behind has missed: the whole answer, once. It folds the
 log from its beginning, page by page: a page and the answer are in memory. asyncio.

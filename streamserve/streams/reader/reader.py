@@ -7,8 +7,8 @@ again, by an acknowledgement, and by a page that was read.
     the stream's last batch ──► held ──► joined, encoded ──► channel
     older events: a task reads pages of the log, one at a time, so a slow reader costs a page of memory, not an answer
 
-When held events leave, and how tokens are joined, is `Held` (held.py). A reader that takes snapshots is sent one when
-it is more than `snapshot_events` behind. Event loop only.
+When held events leave, and how tokens are joined, is `Held` (held.py). A reader that takes snapshots is sent a snapshot
+when it is more than `snapshot_events` behind. Event loop only.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Reader(Attachment):
     """Used once: `attach`, `start`, then `advance` until `is_over`; `close` at any time.
 
     `encoder` None writes lists of events to the channel, in place of bytes. With `credit` no more events than that are
-    written beyond the last one acknowledged (`ack`). A reader that acknowledges is at its last `ack` (`Received`).
+    written beyond the last event acknowledged (`ack`). A reader that acknowledges is at its last `ack` (`Received`).
     """
 
     has_begun = False  # to read

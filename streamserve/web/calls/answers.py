@@ -97,7 +97,7 @@ class LazyAnswer:
     ) -> None:
         given = [name for name, value in (("request", request), ("user", user), ("tenant", tenant)) if value]
         if len(given) > 1:
-            raise BadRequest(f"An answer belongs to one: give {' or '.join(given)}.", code="invalid_request")
+            raise BadRequest(f"An answer belongs to one owner: give {' or '.join(given)}.", code="invalid_request")
         if len(tenant) > _MAX_TENANT_CHARS:
             raise BadRequest(f"A tenant's name has at most {_MAX_TENANT_CHARS} characters.", param="tenant")
         self._request, self._user, self._tenant = request, user, tenant

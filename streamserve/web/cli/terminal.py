@@ -160,7 +160,7 @@ class LocalChat:
             except StreamserveError as error:
                 if error.code != "no_chat_template" or fields is asked[-1]:
                     raise
-        raise AssertionError("the last one returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
     async def aclose(self) -> None:
         await self._streams.aclose()
@@ -176,7 +176,7 @@ class RemoteChat:
         self.messages = messages
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise StreamserveError(f"{url!r} is no address of a site. Give one like http://127.0.0.1:8000.")
+            raise StreamserveError(f"{url!r} is no address of a site. Give an address like http://127.0.0.1:8000.")
         self._is_https = parts.scheme == "https"
         self._host, self._port = parts.hostname, parts.port
         self._path = parts.path.rstrip("/")

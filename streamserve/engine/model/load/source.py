@@ -116,7 +116,7 @@ def _bar(on_bytes: Callable[[int, int], None]) -> type[Any]:
 
     class Bar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **fields: Any) -> None:
-            # Of its bars for bytes one counts what came over the network: less, where the hub knows parts already.
+            # One of its bars for bytes counts what came over the network: less, where the hub knows parts already.
             self.is_counted = fields.get("unit") == "B" and not str(fields.get("desc", "")).startswith("Downloading")
             super().__init__(*args, **{**fields, "disable": True})
 

@@ -1,6 +1,6 @@
 """Which architectures this engine runs, by their config, before any weight is read.
 
-Two nets. This one refuses by name what is known to come out wrong without an exception; the parity probe refuses by
+Two nets. This module refuses by name what is known to come out wrong without an exception; the parity probe refuses by
 numbers whatever slips through. (Both are needed: research/engine.md 3.2.)
 """
 

@@ -27,7 +27,7 @@ from streamserve.protocol.events import TEXT, BlockStart, BlockStop, Event, Toke
 from streamserve.protocol.ids import tool_call_id
 from streamserve.protocol.requests import GenerateRequest, Grammar
 
-# UTF-8 has no surrogates, so no decoded text holds one.
+# UTF-8 has no surrogates, so no decoded text holds a surrogate.
 _FIRST_MARK = 0xD800
 _MARKS = re.compile("[\ud800-\udfff]")
 _QUOTED = re.compile("«(.*?)»", re.DOTALL)

@@ -91,7 +91,7 @@ class PlainParser:
 
 
 class PlainFormat:
-    """See `OutputFormat`. For models without a known markup: no tag of any known one disappears from the text."""
+    """See `OutputFormat`. For models without a known markup: no tag of any known markup disappears from the text."""
 
     name = "text"
 
