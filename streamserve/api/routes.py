@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
-from streamserve.api import anthropic, jobs, native, openai, ops, pipelines
+from streamserve.api import anthropic, jobs, native, ops, pipelines
 from streamserve.api.batch import batches, files
 from streamserve.api.call import Call, Reply, json_reply
+from streamserve.api.openai import chats, completions, models, plain_tokens
 from streamserve.dialects import native as native_dialect
 from streamserve.dialects.anthropic import message as anthropic_message
 from streamserve.dialects.openai import shapes
@@ -209,7 +210,7 @@ async def unknown(head: str, call: Call) -> Reply:
     if head == _SOCKET:
         raise NotFound(f"{shown} is the address of a WebSocket, and this was no handshake.", code="unknown_url")
     if head.startswith("v1"):
-        raise openai.unknown_url(shown)
+        raise models.unknown_url(shown)
     raise NotFound(f"There is nothing at {shown}. See docs/api.md for the routes.", code="unknown_url")
 
 
@@ -242,11 +243,13 @@ ROUTES = (
     _native("job_events", f"{_JOB}/events", _CHAT, jobs.job_events),
     _native("cancel_job", f"{_JOB}/cancel", _CHAT, post=jobs.cancel_job),
     unknown_route("jobs/<rest:path>"),
-    _openai("chat_completions", _CHATS, _CHAT, openai.list_chats, post=openai.create_chat),
-    _openai("chat_completion", _CHATCMPL, _CHAT, openai.chat, post=openai.annotate_chat, delete=openai.delete_chat),
-    _openai("chat_completion_messages", f"{_CHATCMPL}/messages", _CHAT, openai.chat_messages),
-    _openai("completions", "v1/completions", _CHAT, post=openai.completions),
-    _openai("completions_stream", "v1/completions/stream", _CHAT, openai.get_tokens, post=openai.post_tokens),
+    _openai("chat_completions", _CHATS, _CHAT, chats.list_chats, post=chats.create_chat),
+    _openai("chat_completion", _CHATCMPL, _CHAT, chats.chat, post=chats.annotate_chat, delete=chats.delete_chat),
+    _openai("chat_completion_messages", f"{_CHATCMPL}/messages", _CHAT, chats.chat_messages),
+    _openai("completions", "v1/completions", _CHAT, post=completions.completions),
+    _openai(
+        "completions_stream", "v1/completions/stream", _CHAT, plain_tokens.get_tokens, post=plain_tokens.post_tokens
+    ),
     _anthropic("messages", "v1/messages", _CHAT, post=anthropic.messages),
     _anthropic("count_tokens", "v1/messages/count_tokens", _CHAT, post=anthropic.count_tokens),
     _anthropic(
@@ -266,9 +269,9 @@ ROUTES = (
     ),
     _anthropic("cancel_message_batch", f"{_MESSAGE_BATCHES}/{_BATCH}/cancel", _KNOWN, post=batches.cancel_messages),
     _anthropic("message_batch_results", f"{_MESSAGE_BATCHES}/{_BATCH}/results", _KNOWN, batches.message_results),
-    _openai("chat_stream_events", f"v1/streams/{_ID}/events", _CHAT, openai.stream_events),
-    _openai("models", "v1/models", _CHAT, openai.models),
-    _openai("model", "v1/models/<path:model>", _CHAT, openai.model),
+    _openai("chat_stream_events", f"v1/streams/{_ID}/events", _CHAT, models.stream_events),
+    _openai("models", "v1/models", _CHAT, models.models),
+    _openai("model", "v1/models/<path:model>", _CHAT, models.model),
     _openai("files", "v1/files", _KNOWN, files.list_files, post=files.upload, takes_file=True),
     _openai("file", _FILE, _KNOWN, files.file, delete=files.delete),
     _openai("file_content", f"{_FILE}/content", _KNOWN, files.content),

@@ -1,4 +1,4 @@
-"""`CompletionRows`: chat completions that their callers asked to store. See `StoredChats` in api/openai.py.
+"""`CompletionRows`: chat completions that their callers asked to store. See `StoredChats` in api/openai/chats.py.
 
     keep ──► the row, with the request's messages ──► fill, at the stream's end ──► the whole answer too
 

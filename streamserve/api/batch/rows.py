@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from streamserve.api import anthropic, openai, pipelines
+from streamserve.api import anthropic, pipelines
 from streamserve.api.answers import Answers
 from streamserve.api.call import Call, Caller, Reply
 from streamserve.api.logs import get_logger
+from streamserve.api.openai import chats, completions
 from streamserve.dialects import native
 from streamserve.dialects.anthropic import message as anthropic_message
 from streamserve.dialects.batches import Line, RowResult
@@ -43,8 +44,8 @@ class Endpoint:
 
 # By the `url` of a row, which is the `endpoint` of its batch.
 ENDPOINTS: Mapping[str, Endpoint] = {
-    "/v1/chat/completions": Endpoint(answer=openai.create_chat, error_json=shapes.error_json),
-    "/v1/completions": Endpoint(answer=openai.completions, error_json=shapes.error_json),
+    "/v1/chat/completions": Endpoint(answer=chats.create_chat, error_json=shapes.error_json),
+    "/v1/completions": Endpoint(answer=completions.completions, error_json=shapes.error_json),
     "/v1/messages": Endpoint(answer=anthropic.messages, error_json=anthropic_message.error_json),
 }
 _RUN = Endpoint(answer=pipelines.post_run, error_json=native.error_json)
