@@ -1,4 +1,8 @@
-"""The native endpoints: start, state, events, stop, watch. asyncio; framework-free."""
+"""The native endpoints: start, state, events, stop, watch. Each takes a `Call` and services, and returns a `Reply`.
+
+They parse with the native dialect and find streams by `Answers`. asyncio; they know no framework and no database, and
+keep no state.
+"""
 
 from __future__ import annotations
 

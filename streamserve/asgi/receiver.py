@@ -2,9 +2,9 @@
 
 A request's messages are its body's, then one `http.disconnect`. The body goes to the caller of `receive`. When it is
 whole, or a task watches for the disconnect before, one task awaits the server for the rest of the request, and keeps
-a part of the body for `receive`; all who wait for the disconnect wait for that task: a framework or a view that
-stops waiting cancels nothing at the server. Some servers do not forgive that: gunicorn 27 answers the next call with a
-disconnect although the client is there.
+a part of the body for `receive`. Every wait for the disconnect waits for that task: a framework or a view that stops
+waiting cancels nothing at the server. Some servers do not forgive a cancelled `receive`: gunicorn 27 answers the next
+call with a disconnect although the client is there.
 
 Event loop only; plain ASGI. `Exchange` makes a `Receiver` for each request, and puts it into the scope.
 """

@@ -1,5 +1,4 @@
-"""`EngineRun`: one answer in its engine, across parks and refusals. Streams and pipelines' answers each hold an
-`EngineRun`.
+"""`EngineRun`: one answer in its engine, across parks and refusals. Streams and pipelines' answers hold it.
 
     WAITING ── ask, take ──► RUNNING ── the engine has ended it early, and all that it gave is taken ──► DRAINED
        ▲                        │                                                                          │

@@ -102,7 +102,7 @@ class UnknownCount:
             self.num_fields += num_fields
 
 
-# Of the whole process: events are decoded by logs, replicas and engine clients alike, and /metrics shows one number.
+# Of the whole process: events are decoded by logs, followers and engine clients alike, and /metrics shows one number.
 UNKNOWN_COUNT = UnknownCount()
 
 _KINDS = (Meta, Status, Citation, BlockStart, Token, BlockStop, ChoiceDone, Error, Done)

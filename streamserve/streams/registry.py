@@ -327,7 +327,7 @@ class Streams:
             self._note_end(stream)
             self._quota.note_end(stream)
             is_ended = stream.terminal is not None and not stream.lease.is_elsewhere
-            # The end of a replica is recorded by the process that wrote it, if that is alive.
+            # The end of a follower is recorded by the process that wrote it, if that is alive.
             if (stream.lease.is_held or is_ended) and not is_recorded:
                 self._measure(stream)
                 await self._write_end(stream.summary(), stream.last_seq, await self._text_of(stream))

@@ -6,10 +6,10 @@
     Transcript   what the log holds; `Recent`, its newest events                 (transcript.py, recent.py)
     Readers      who reads it here; `ReaderLag`, how far it is ahead of them     (readers.py)
 
-The stream has one state (`Life`, with the table of all changes, in life.py). Its task (`Stream.run`,
-owned by `Streams`) readmits, claims and ends. Everything else only records what should happen (`stop`, `detach`, a
-timer) and cancels the generation synchronously. Parked means: the engine has forgotten the sequence and the stream
-remembers its tokens. Lives on the event loop; knows no wire, no dialect and no framework.
+The stream has one state (`Life`, with the table of all changes, in life.py). Its task (`Stream.run`, owned by
+`Streams`) readmits, claims and ends. Everything else only records what should happen (`stop`, `detach`, a timer) and
+cancels the generation synchronously. Parked means: the engine has forgotten the sequence and the stream remembers its
+tokens. Lives on the event loop; knows no wire, no dialect and no framework.
 
 Where several processes share a log, only the process that holds the stream's `Lease` writes it; the others follow, and
 one of them continues when the lease is released or its process dies (lease/lease.py).

@@ -1,8 +1,8 @@
 """`DjangoSite`: what Django's views and WebSockets serve with: engines, log and streams of this process, and services.
 
-The only module with state. The site belongs to one event loop and is made on first use, because daphne sends no
-lifespan events and `AppConfig.ready()` also runs for migrate. Tests run one loop after another; the newest loop
-replaces the site.
+The site is this module's state, one for the process. It belongs to one event loop and is made on first use, because
+daphne sends no lifespan events and `AppConfig.ready()` also runs for migrate. Tests run one loop after another; the
+newest loop replaces the site.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """`ServerSession`: the requests of one client, on the engine's side. Event loop of the engine process.
 
+Holds the client's open generations and sends their events as frames. Knows the engine by its `ThreadClient`, no stream.
+
 It lives as long as its connection; when that is lost, everything the client has open here is cancelled at once.
 """
 

@@ -1,6 +1,6 @@
 """`Lease`: whether this process writes a stream's log. At most one process does; a fence that only grows decides.
 
-    held ───── the log has a later fence, or this process has no owner's reader left ─────► not held: a replica
+    held ───── the log has a later fence, or this process has no owner's reader left ─────► not held: a follower
       ▲                                                                                           │
       └── the stream has no producer, its producer has died, or its user stops it here ───────────┘
           `take`, then an empty commit with the new fence, then a read of all events
@@ -73,7 +73,7 @@ class Lease:
         try:
             return await self._take(self._store, by_force, only_as_last)
         except Exception:
-            # During an outage of the database the stream stays a replica, and tries again.
+            # During an outage of the database the stream stays a follower, and tries again.
             logger.exception("stream %s: its record cannot be read or claimed", self._stream_id)
             return LeaseResult.UNKNOWN
 
@@ -92,7 +92,7 @@ class Lease:
             self.is_held, self._producer = False, ""
 
     def lose(self) -> bool:
-        """Note that another process has claimed it; return whether this process can continue as a replica."""
+        """Note that another process has claimed it; return whether this process can continue as a follower."""
         self.is_held = not self.is_shared
         self._producer = None
         self._read_at = -_READ_SECONDS

@@ -1,6 +1,6 @@
 """`record_of` and `restore`: a stream as its record, and the stream rebuilt from record and log in another process.
 
-A restored stream begins as a replica, which follows the log; when an owner's reader attaches it takes the lease
+A restored stream begins as a follower of the log; when an owner's reader attaches it takes the lease
 (lease.py) and resumes. asyncio.
 """
 
