@@ -1,5 +1,5 @@
-"""`BlockPool`: the blocks of KV memory. Reference counts, LRU free list, prefix cache; all O(1). And the penalty slots of
-running sequences.
+"""`BlockPool`: the blocks of KV memory. Reference counts, LRU free list, prefix cache; all O(1). And the penalty slots
+of running sequences.
 
 Knows ids and hashes; no tensors and no scheduling. Engine thread only. Block 0 is the null block: never allocated, so
 that padding may point at it. A freed block keeps its hash and content until it is allocated again: "cached" blocks are
