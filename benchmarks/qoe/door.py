@@ -45,7 +45,7 @@ class Door(Simulation):
         if is_new and self._has_door:
             try:
                 self._admission.check_wait(
-                    visit.latency_class, self.core.stats, tenant=visit.tenant, num_tokens=visit.prompt_len
+                    self.core, visit.latency_class, tenant=visit.tenant, num_tokens=visit.prompt_len
                 )
             except Overloaded as refused:
                 self.num_refused += 1
@@ -53,8 +53,6 @@ class Door(Simulation):
                 self._unbegun.append(self._refused[-1])
                 return
         super()._ask(stream)
-        num_tokens = len(stream.prompt) + len(stream.token_ids)
-        self._admission.add(stream.seq_id, num_tokens, visit.latency_class, visit.tenant)
 
     def _let_in(self) -> None:
         super()._let_in()
@@ -65,7 +63,7 @@ class Door(Simulation):
 
     def _accepts(self, visit: Visit) -> bool:
         seconds, most = self._admission.predict(
-            visit.latency_class, self.core.stats, tenant=visit.tenant, num_tokens=visit.prompt_len
+            self.core.backlog, visit.latency_class, tenant=visit.tenant, num_tokens=visit.prompt_len
         )
         return seconds <= most
 
@@ -78,13 +76,11 @@ class Door(Simulation):
         self._unbegun = [one for one in self._unbegun if one not in judged]
 
     def _take(self, update: SequenceUpdate) -> None:
-        self._admission.note(update)
         stream = self._running[update.seq_id]
         if update.token_ids and not stream.token_ids:
             self._note_begun(stream.visit)
         if update.is_last:
             self.num_expired += update.error is not None
-            self._admission.remove(update.seq_id)
             if update.scheduled_at is not None:
                 first = update.first_token_at or update.at
                 times = {"prefill": first - update.scheduled_at, "decode": update.at - first}

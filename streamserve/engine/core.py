@@ -22,6 +22,7 @@ from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.output import OutputProcessor, SequenceUpdate
 from streamserve.engine.plan import Chunk, OnStep, Runner, StepOutOfMemory, StepPlan, StepResult
+from streamserve.engine.policy.backlog import Backlog, Patience, Ticket
 from streamserve.engine.policy.leads import is_held
 from streamserve.engine.policy.usage import Usage
 from streamserve.engine.scheduler import Scheduler
@@ -77,18 +78,32 @@ class EngineCore:
         self._is_resting = False
         self._num_out_of_memory = 0
         self._num_quarantines = 0
+        self._seconds_per_token = 0.0  # of what waits, when it was known last
+        self._seen = Patience(config.classes)  # at the door, since the last step
+        # Sequences added or ended (None) since the backlog was made, by id; and of these the ones that the inbox has
+        # given to the engine thread, which the next backlog counts. Bounded like the inbox.
+        self._changes: dict[int, Ticket | None] = {}
+        self._counted: list[tuple[int, Ticket | None]] = []
         self.stats = self._count()  # after the last step
+        self._backlog = self._make_backlog()  # the same
 
     def add(self, request: SequenceRequest) -> None:
         """Queue a sequence. The caller has checked that it can fit (`max_servable_tokens`)."""
+        now = self._clock()
+        ticket = self.scheduler.queue.ticket(request, now)
+        if ticket.is_new:
+            self._seen = self.backlog.patience_at(now)  # the queue may be empty until this request
+        self._change(request.seq_id, ticket)
         self._inbox.append(lambda: self._output.add(request, self._clock()))
 
     def abort(self, seq_id: int) -> None:
         """End a sequence without an update: no plan made after this call holds it. Unknown ids are counted."""
+        self._change(seq_id, None)
         self._inbox.append(partial(self._output.abort, seq_id))
 
     def stop(self, seq_id: int, at: int) -> None:
         """End a sequence after `at` output tokens (a stop string, found late): later tokens are dropped, not cached."""
+        self._change(seq_id, None)
         self._inbox.append(lambda: self._output.truncate(seq_id, at, self._clock()))
 
     def reader_at(self, seq_id: int, num_tokens: int | None, is_away: bool = False) -> None:
@@ -105,6 +120,20 @@ class EngineCore:
     def resume(self) -> None:
         """Accept sequences again."""
         self._inbox.append(self._output.resume)
+
+    def note_refusal(self) -> None:
+        """Record that a request was refused at the door: without that the queue would be longer."""
+        now = self._clock()
+        self._seen = self.backlog.patience_at(now).refused(now)
+
+    @property
+    def backlog(self) -> Backlog:
+        """What the engine has taken on: after the last step, with what was added and ended since. For any thread."""
+        changes, backlog = self._changes.copy(), self._backlog
+        patience = backlog.patience.merged(self._seen)
+        if not changes and patience is backlog.patience:
+            return backlog
+        return backlog.changed(changes, patience)
 
     @property
     def has_work(self) -> bool:
@@ -134,9 +163,25 @@ class EngineCore:
         if self._config.check_integrity:
             self.pool.check_integrity(self._sequences.values())
         self.stats = self._count()
+        self._publish()
         return self._output.take_updates()
 
+    def _change(self, seq_id: int, ticket: Ticket | None) -> None:
+        """Note that a sequence was added or, without a ticket, ended; before the inbox takes the same."""
+        self._changes[seq_id] = ticket
+        self._inbox.append(partial(self._counted.append, (seq_id, ticket)))
+
+    def _publish(self) -> None:
+        """Replace the backlog, and then forget the changes that it counts."""
+        self._backlog = self._make_backlog()
+        for seq_id, ticket in self._counted:
+            if self._changes.get(seq_id) is ticket:  # otherwise it has ended since
+                self._changes.pop(seq_id, None)
+        self._counted.clear()
+
     def _drain(self) -> None:
+        queue = self.scheduler.queue
+        queue.patience = queue.patience.merged(self._seen)
         while self._inbox:
             self._inbox.popleft()()
 
@@ -283,6 +328,21 @@ class EngineCore:
         self._num_quarantines += 1
         self._output.quarantine(self._clock())
         self.pool = self._output.pool
+
+    def _make_backlog(self) -> Backlog:
+        scheduler, stats = self.scheduler, self.stats
+        if stats.queued_tokens and stats.queued_seconds:
+            self._seconds_per_token = stats.queued_seconds / stats.queued_tokens
+        preempted = (one for one in scheduler.waiting if one.scheduled_at is not None)
+        return Backlog(
+            waiting=tuple(one.ticket for one in scheduler.waiting if one.scheduled_at is None),
+            running=tuple((one.ticket, one.scheduled_at or 0.0) for one in (*scheduler.running, *preempted)),
+            patience=scheduler.queue.patience,
+            seconds_per_token=self._seconds_per_token,
+            cold_share=self._output.cold_share,
+            blocks_used=stats.blocks_used,
+            blocks_total=stats.blocks_total,
+        )
 
     def _count(self) -> CoreStats:
         pool, output, usage = self.pool.stats(), self._output, self._usage

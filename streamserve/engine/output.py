@@ -15,7 +15,8 @@ from streamserve.engine.grammar.matcher import Matcher, advance
 from streamserve.engine.in_flight import Launched, Part
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.plan import Chunk, RawLogprobs, Sampled, StepResult
-from streamserve.engine.policy.waiting import Rank, rank_of
+from streamserve.engine.policy.backlog import Rank
+from streamserve.engine.policy.waiting import rank_of
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence, SequenceRequest, State
 from streamserve.protocol.engine import Park
@@ -58,6 +59,8 @@ class SequenceUpdate:
 # More than any model takes; the real bound comes from the config or the pool.
 _NO_MODEL_LIMIT = 1 << 40
 _PAUSED = Park(reason="paused")
+# Weight of the newest prompt in the share that the prefix cache lacks: about the last ten count.
+_NEWEST = 0.1
 # A prompt that takes several steps is reported in so many parts at most.
 _PREFILL_PARTS = 10
 
@@ -78,6 +81,7 @@ class OutputProcessor:
         self.num_generation_tokens = 0
         self.num_parks = 0
         self.num_grammar_waits = 0
+        self.cold_share = 1.0  # of the tokens of recent prompts, those that had to be computed
         self.max_model_len = config.max_model_len or _NO_MODEL_LIMIT
         self._batch_weight = config.batch_weight
         self._scheduler = scheduler
@@ -263,10 +267,13 @@ class OutputProcessor:
         if sampled is None:
             return ()
         sequence.proposed_ids = sampled.proposed_ids
+        num_known = len(sequence.token_ids)
         token_ids = sequence.append(sampled.token_ids, self.max_model_len)
         self.num_generation_tokens += len(token_ids)
         if not token_ids:
             return ()
+        if num_known == sequence.ticket.num_tokens:  # its first ones here: now it is known what was cached
+            self.cold_share += _NEWEST * (1 - sequence.num_cached_tokens / num_known - self.cold_share)
         if sequence.first_token_at is None:
             sequence.first_token_at = now
         sequence.reader.begin(sequence.num_output_tokens, now)

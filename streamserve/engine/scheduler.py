@@ -45,8 +45,9 @@ from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.plan import Chunk
 from streamserve.engine.policy import leads
+from streamserve.engine.policy.backlog import Rank
 from streamserve.engine.policy.reserve import MemoryReserve
-from streamserve.engine.policy.waiting import Rank, WaitingQueue, order_key, rank_of
+from streamserve.engine.policy.waiting import WaitingQueue, order_key, rank_of
 from streamserve.engine.sequence import Sequence, State
 from streamserve.engine.shared_prefill import SharedPrefixes
 from streamserve.engine.step_time import StepTime

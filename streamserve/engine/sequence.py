@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.plan import SampleSpec, ScoreSpec, TokenRules
+from streamserve.engine.policy.backlog import Ticket
 from streamserve.engine.policy.pace import ReaderPace
 from streamserve.protocol.engine import SUSPECT_LOSSES
 from streamserve.protocol.requests import NO_CALLER, START, Admission, Resume, SamplingParams
@@ -112,8 +113,8 @@ class Sequence:
 
     A step's result counts only if the sequence still runs and `num_preemptions` is what it was at the launch: otherwise
     its blocks were freed, and it starts again.
-    `order_key`, `late_at` (a first step after it is too late for the class) and `expires_at` (the first step must come
-    before) are the scheduler's, set when it is added, as is `reader`, which begins with this admission's first token.
+    `ticket`, its `order_key` and `expires_at` (the first step must come before) are the scheduler's, set when it is
+    added, as is `reader`, which begins with this admission's first token.
 
     A running sequence that a step leaves out is paused: it keeps its blocks, and continues where it is.
 
@@ -144,7 +145,7 @@ class Sequence:
     num_grammar_waits: int = 0
     num_scored: int = field(init=False)
     order_key: tuple[int, float, int] = (0, 0.0, 0)
-    late_at: float = math.inf
+    ticket: Ticket = Ticket()  # noqa: RUF009 (a value)
     expires_at: float = math.inf
     scheduled_at: float | None = None
     first_token_at: float | None = None

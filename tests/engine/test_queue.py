@@ -9,7 +9,8 @@ import pytest
 
 from streamserve.engine.config import CLASSES, LatencyClass, Policy
 from streamserve.engine.kv.pool import BlockPool
-from streamserve.engine.policy.waiting import Rank, rank_of
+from streamserve.engine.policy.backlog import Rank
+from streamserve.engine.policy.waiting import rank_of
 from streamserve.engine.sequence import Sequence, SequenceRequest, State
 from tests.support.engines.cores import PATIENT, request, sampling
 from tests.support.engines.desk import Desk, teach

@@ -33,7 +33,6 @@ from streamserve.engine.core import EngineCore
 from streamserve.engine.grammar.compiler import NUM_PROVERS
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import OnStep, StepPlan
-from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.engine import EngineStats, ModelDescription
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, error_for
 from streamserve.protocol.events import Error
@@ -73,7 +72,7 @@ class ThreadClient:
         self._thread = EngineThread(alias, load, self._config, clock, on_plan, on_step, loads_at_once=loads_at_once)
         self._times = RecentTimes(clock)
         self._admission = AdmissionControl(self._config, self._times, clock)
-        self._router = OutputRouter(self._thread, self._admission, self._times)
+        self._router = OutputRouter(self._thread, self._times)
         self._seq_ids = itertools.count(1)
         self._operator_state = "ready"  # the state of a loaded engine, by the last action of an operator
         self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix=f"tokenize-{alias}")
@@ -83,13 +82,13 @@ class ThreadClient:
         self, request: GenerateRequest, admission: Admission = NO_CALLER, resume: Resume = START
     ) -> Generation:
         """Accept the request or raise: BadRequest (never fits, bad template), Refused (not now)."""
-        engine, _ = self._require_engine(resume)
+        engine, core = self._require_engine(resume)
         accepted_at = self._clock()
         if admission.arrived_at is None:
             admission = replace(admission, arrived_at=accepted_at)
         loop = asyncio.get_running_loop()
         may_refuse = not (resume.was_admitted or resume.has_tokens)  # what was accepted once may wait
-        with self._admission.reserve(request.n, request.latency_class, admission.share_of, may_refuse=may_refuse):
+        with self._admission.reserve(core, request.n, request.latency_class, admission.share_of, may_refuse=may_refuse):
             prepared = await loop.run_in_executor(
                 self._tokenizers, prepare, engine, self._config, request, admission, resume
             )
@@ -98,8 +97,8 @@ class ThreadClient:
         # Nothing is awaited from here on, so that the checks still hold when the sequences are added.
         _, core = self._require_engine(resume)
         queue_position, queue_seconds = self._admission.check_wait(
+            core,
             request.latency_class,
-            core.stats,
             tenant=admission.share_of,
             num_tokens=len(prepared.prompt.token_ids),
             waited_seconds=admission.waited_seconds if may_refuse else 0.0,  # spent, once it was accepted
@@ -116,7 +115,7 @@ class ThreadClient:
         )
         for seq_id, choice in choices.items():
             sequence = prepared.sequence_request(seq_id, choice.index, queue_seconds)
-            self._router.add(source, sequence)
+            self._router.add(source, seq_id)
             core.add(sequence)
             if choice.stopped_at is not None:  # resumed after its stop string
                 core.stop(seq_id, choice.stopped_at)
@@ -128,8 +127,8 @@ class ThreadClient:
 
     async def tokenize(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> tuple[int, ...]:
         """Return the prompt's token ids as `generate` would see them."""
-        engine, _ = self._require_engine()
-        with self._admission.reserve(1, request.latency_class, admission.share_of):
+        engine, core = self._require_engine()
+        with self._admission.reserve(core, 1, request.latency_class, admission.share_of):
             loop = asyncio.get_running_loop()
             prompt = await loop.run_in_executor(self._tokenizers, encode, engine, request)
         return prompt.token_ids
@@ -232,9 +231,8 @@ T = TypeVar("T")
 class OutputRouter:
     """The listener of an `EngineThread`, and the `EngineSide` of its sources. It knows a sequence until its end."""
 
-    def __init__(self, thread: EngineThread, admission: AdmissionControl, times: RecentTimes) -> None:
+    def __init__(self, thread: EngineThread, times: RecentTimes) -> None:
         self._thread = thread
-        self._admission = admission
         self._times = times
         self._sources: dict[int, SequenceSource] = {}
         thread.listener = self
@@ -242,18 +240,15 @@ class OutputRouter:
     def __len__(self) -> int:
         return len(self._sources)
 
-    def add(self, source: SequenceSource, sequence: SequenceRequest) -> None:
+    def add(self, source: SequenceSource, seq_id: int) -> None:
         """Route a sequence's updates to `source`. Called before the core gets the sequence."""
-        self._sources[sequence.seq_id] = source
-        num_tokens = len(sequence.prompt_token_ids) + len(sequence.output_token_ids)
-        self._admission.add(sequence.seq_id, num_tokens, sequence.latency_class, sequence.admission.share_of)
+        self._sources[seq_id] = source
 
     # Called by sources, on their loop. The thread may rest, while all sequences wait for their readers.
 
     def abort(self, seq_id: int) -> None:
         """End a sequence: no step planned later holds it."""
         self._sources.pop(seq_id, None)
-        self._admission.remove(seq_id)
         if self._thread.core is not None:
             self._thread.core.abort(seq_id)
             self._thread.wake()
@@ -261,7 +256,6 @@ class OutputRouter:
     def stop(self, seq_id: int, at: int) -> None:
         """End a sequence after `at` output tokens."""
         self._sources.pop(seq_id, None)
-        self._admission.remove(seq_id)
         if self._thread.core is not None:
             self._thread.core.stop(seq_id, at)
             self._thread.wake()
@@ -304,11 +298,11 @@ class OutputRouter:
             source = self._sources.get(update.seq_id)
             if source is None:
                 continue
-            self._admission.note(update)
             self._times.note(update.at, len(update.token_ids))
             if update.is_last:
                 del self._sources[update.seq_id]
-                self._admission.remove(update.seq_id)
+            if update.error == "queue_timeout":
+                self._times.note_refused(source.times.latency_class, has_waited=True)
             try:
                 source.take(update)
             except Exception:  # the edge of one request: its text side failed, the other requests are not affected

@@ -1,10 +1,9 @@
 """The sequences that wait for blocks: which of them is next, and which have waited for too long.
 
     TenantShares    what each tenant has had lately: those further below their share go first
-    Patience        whether an overload stands, and so how long a request may wait
-    WaitingQueue    the sequences, and their order by both
+    WaitingQueue    the sequences, and their order by these shares and by the values of `backlog`
 
-Knows sequences, no blocks; time is an argument. Engine thread only, but for a `Patience` of the admission's own.
+Knows sequences, no blocks; time is an argument. Engine thread only, but for `WaitingQueue.ticket`.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Mapping, Set
-from enum import IntEnum
+from collections.abc import Set
 from operator import attrgetter
 
-from streamserve.engine.config import EngineConfig, LatencyClass
+from streamserve.engine.config import EngineConfig
+from streamserve.engine.policy.backlog import Patience, Rank, Ticket
 from streamserve.engine.policy.pace import ReaderPace
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import Sequence, SequenceRequest
 from streamserve.protocol.requests import BATCH, PREFILL_ONLY
 
 WINDOW_SECONDS = 10
@@ -81,57 +80,6 @@ class TenantShares:
             self._total = 0.0
 
 
-# Of a class's `max_late_seconds`: longer than a request of it with a usual budget is in time.
-_STANDING_FACTOR = 4.0
-# Of the shortest `max_late_seconds`: so long after a refusal a queue may be empty because of it.
-_REFUSAL_FACTOR = 3.0
-
-
-class Patience:
-    """Remembers when no request was left waiting that was not late yet, and when a request was refused.
-
-    A request that is late, so that its first token can no longer come in time, waits behind all that are not. It costs
-    them nothing, and what they leave over is its own: a burst is answered, be it late. Where for four times the class's
-    `max_late_seconds` they have left no room, or would have left no room without refusals, the overload stands.
-    Then a late request would not get its turn, and is refused. (Idea: CoDel, as in "Fail at Scale", ACM Queue
-    2015: a queue that does not empty is no burst.)
-    """
-
-    def __init__(self, classes: Mapping[str, LatencyClass]) -> None:
-        self._classes = classes
-        self._refusal_seconds = _REFUSAL_FACTOR * min(one.max_late_seconds for one in classes.values())
-        self._empty_at: float | None = None
-        self._refused_at = -math.inf
-
-    def note(self, now: float, *, has_in_time: bool) -> None:
-        """Record whether a request waits that is not late."""
-        is_empty = not has_in_time and now - self._refused_at > self._refusal_seconds
-        if self._empty_at is None or is_empty:
-            self._empty_at = now
-
-    def note_refusal(self, now: float) -> None:
-        """Record that a request was refused, or has waited too long: without that the queue would be longer."""
-        self._refused_at = now
-
-    def is_standing(self, name: str, now: float) -> bool:
-        """Whether an overload stands for the class: requests have long been waiting without a break."""
-        seconds = _STANDING_FACTOR * self._classes[name].max_late_seconds
-        return self._empty_at is not None and now - self._empty_at > seconds
-
-    def seconds(self, name: str, now: float) -> float:
-        """Return how long a request of the class that comes now may wait."""
-        latency_class = self._classes[name]
-        return latency_class.standing_queue_seconds if self.is_standing(name, now) else latency_class.queue_seconds
-
-
-class Rank(IntEnum):
-    """What goes first, in the queue and in each step, at any age: answers to readers before all others."""
-
-    ANSWERS = 0
-    ROWS = 1  # of batches: computed in what answers leave
-    PREFILL_ONLY = 2  # only to be cached: computed while there is nothing else to do
-
-
 _RANKS = {BATCH: Rank.ROWS, PREFILL_ONLY: Rank.PREFILL_ONLY}
 # Order of the queue and of the batch: smaller goes first. It begins with the rank. Set by `WaitingQueue.add`.
 order_key = attrgetter("order_key")
@@ -154,24 +102,37 @@ class WaitingQueue:
         self.sequences: list[Sequence] = []
         self.shares = TenantShares(config.policy.max_debt_seconds)
         self._config = config
-        self._patience = Patience(config.classes)
+        self.patience = Patience(config.classes)
+
+    def ticket(self, request: SequenceRequest, now: float) -> Ticket:
+        """Return the place of a request that comes now. May be called on any thread."""
+        latency_class = self._config.classes[request.latency_class]
+        rank = _RANKS.get(request.latency_class, Rank.ANSWERS)
+        num_tokens, token_seconds = len(request.prompt_token_ids), self._config.policy.prompt_token_seconds
+        key = request.arrived_at + latency_class.order_seconds(num_tokens, token_seconds)
+        is_new = not request.output_token_ids
+        return Ticket(
+            order_key=(rank, key, request.seq_id),
+            latency_class=request.latency_class,
+            tenant=request.admission.share_of,
+            late_at=now + latency_class.standing_queue_seconds if is_new else math.inf,
+            num_tokens=len(request.prompt_token_ids) + len(request.output_token_ids),
+            is_new=is_new,
+        )
 
     def add(self, sequence: Sequence, now: float) -> None:
         """Queue a sequence that is new to the engine."""
         request = sequence.request
         latency_class = self._config.classes[request.latency_class]
-        rank = _RANKS.get(request.latency_class, Rank.ANSWERS)
-        num_tokens, token_seconds = len(request.prompt_token_ids), self._config.policy.prompt_token_seconds
-        key = request.arrived_at + latency_class.order_seconds(num_tokens, token_seconds)
-        sequence.order_key = rank, key, request.seq_id
+        sequence.ticket = self.ticket(request, now)
+        sequence.order_key = sequence.ticket.order_key
         sequence.reader = ReaderPace(request.reader_tokens, latency_class.pace)
         if sequence.num_output_tokens:
             sequence.reader.begin(sequence.num_output_tokens, now)
         else:
             self.note(now)
-            wanted = self._patience.seconds(request.latency_class, now)
+            wanted = self.patience.seconds(request.latency_class, now)
             sequence.expires_at = now + (wanted if request.queue_seconds is None else request.queue_seconds)
-            sequence.late_at = now + latency_class.standing_queue_seconds
         self.put(sequence)
 
     def put(self, sequence: Sequence) -> None:
@@ -180,8 +141,8 @@ class WaitingQueue:
 
     def note(self, now: float) -> None:
         """Note whether a sequence waits that is in time: for long, that is an overload."""
-        has_in_time = any(rank_of(one) == Rank.ANSWERS and _is_in_time(one, now) for one in self.sequences)
-        self._patience.note(now, has_in_time=has_in_time)
+        has_in_time = any(one.is_new and one.ticket.is_in_time(now) for one in self.sequences)
+        self.patience = self.patience.noted(now, has_in_time=has_in_time)
 
     def head(self, rank: int, now: float) -> Sequence | None:
         """Return the next to start, if it is of this rank: no rank waits behind a later rank.
@@ -196,7 +157,7 @@ class WaitingQueue:
                 break
             if not sequence.is_new:
                 return sequence
-            kind = sequence.late_at < now, _is_limited(sequence)
+            kind = sequence.ticket.late_at < now, _is_limited(sequence)
             if best is None or kind[0] < best[0]:
                 best, firsts = kind, {sequence.request.admission.share_of: sequence}
             elif kind == best:
@@ -210,20 +171,15 @@ class WaitingQueue:
         """Return the sequences that waited too long for their first step; resumed sequences may wait."""
         refused = []
         for sequence in self.sequences:
-            if sequence.is_new and (sequence.expires_at < now or sequence.late_at < now):
+            if sequence.is_new and (sequence.expires_at < now or sequence.ticket.late_at < now):
                 name = sequence.request.latency_class
-                if sequence.expires_at < now or self._patience.is_standing(name, now):
+                if sequence.expires_at < now or self.patience.is_standing(name, now):
                     refused.append(sequence)
         if refused:
-            self._patience.note_refusal(now)
+            self.patience = self.patience.refused(now)
         return refused
-
-
-def _is_in_time(sequence: Sequence, now: float) -> bool:
-    """Whether it waits for its first step, and is not late, though its class can be."""
-    return sequence.is_new and now <= sequence.late_at < math.inf
 
 
 def _is_limited(sequence: Sequence) -> bool:
     """Whether its class limits the wait: between these sequences and other classes' keys decide, and not tenants."""
-    return sequence.late_at < math.inf
+    return sequence.ticket.late_at < math.inf

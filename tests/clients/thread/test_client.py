@@ -23,6 +23,7 @@ from tests.support.engines.clients import (
     collect,
     echo_runner,
     ids,
+    is_idle,
     load_of,
     ready,
     serving,
@@ -168,7 +169,7 @@ async def test_warm_is_no_answer() -> None:
     """It does not count in the metrics of recent answers."""
     async with serving() as client:
         await client.warm(ask())
-        await until(lambda: client._admission.is_empty)
+        await until(lambda: is_idle(client))
         assert client._times.running_seconds() is None
         await collect(await client.generate(ask()))
         assert client._times.running_seconds() is not None
@@ -259,7 +260,7 @@ async def test_leaving_at_every_moment_leaves_nothing() -> None:
     async with serving() as client:
         await asyncio.gather(*(read_some(client, number) for number in range(150)))
         await until(lambda: client.stats().running == client.stats().waiting == client.stats().blocks_used == 0)
-        assert client._admission.is_empty
+        await until(lambda: is_idle(client))
         assert len(client._router) == 0
 
 

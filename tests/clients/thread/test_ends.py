@@ -11,8 +11,8 @@ import pytest
 from streamserve.clients.factory import echo_client
 from streamserve.clients.thread.acceptance import LoadedEngine
 from streamserve.clients.thread.client import ThreadClient
+from streamserve.engine.core import EngineCore
 from streamserve.engine.plan import Progress
-from streamserve.protocol.engine import CoreStats
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Done, Error, Event, Token
 from tests.support.engines.clients import CONFIG, ask, collect, echo_runner, load_of, ready, serving, until
@@ -152,10 +152,10 @@ async def test_accepted_in_the_moment_of_the_end() -> None:
     client = await ready(ThreadClient("echo", load_of(echo_runner()), CONFIG))
     check_wait = client._admission.check_wait
 
-    def end_first(latency_class: str, stats: CoreStats, **how: Any) -> tuple[int, float]:
+    def end_first(core: EngineCore, latency_class: str, **how: Any) -> tuple[int, float]:
         client._thread.close()
         client._thread.join()
-        return check_wait(latency_class, stats, **how)
+        return check_wait(core, latency_class, **how)
 
     client._admission.check_wait = end_first  # type: ignore[method-assign]
     events = await collect(await client.generate(ask()))

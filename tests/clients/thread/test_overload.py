@@ -82,7 +82,7 @@ class Probed(Overload):
     def step(self) -> None:
         super().step()
         for outcome in list(self._refused):
-            seconds, most = self.admission.predict(outcome.latency_class, self.core.stats)
+            seconds, most = self.admission.predict(self.core.backlog, outcome.latency_class)
             if seconds <= most:
                 self._refused.remove(outcome)
                 assert outcome.retry_after is not None

@@ -18,6 +18,7 @@ from tests.support.engines.clients import (
     collect,
     echo_runner,
     ids,
+    is_idle,
     load_of,
     ready,
     serving,
@@ -113,7 +114,7 @@ async def test_one_choice_that_parks_takes_the_others_along() -> None:
         await collect(generation)
         assert generation.parked is not None
         await until(lambda: client.stats().running == client.stats().blocks_used == 0)
-        assert client._admission.is_empty
+        await until(lambda: is_idle(client))
 
 
 async def test_a_wait_beyond_the_limit_is_an_error_event() -> None:
@@ -127,9 +128,11 @@ async def test_a_wait_beyond_the_limit_is_an_error_event() -> None:
     clock.advance(30.5)
     runner.open()
     events, waited = await asyncio.gather(collect(first), collect(second))
+    stats = client.stats()
     await client.aclose()
     assert isinstance(events[-1], Done)
     assert [(event.code, event.retryable) for event in waited if isinstance(event, Error)] == [("queue_timeout", True)]
+    assert (stats.refused, stats.classes["chat"]["refused"]) == (0, 1)  # it was refused, and not at once
 
 
 async def test_a_class_may_have_a_timeout() -> None:

@@ -16,7 +16,7 @@ from streamserve.engine.text.tokenizer import Prompt
 from streamserve.protocol.errors import BadRequest, Overloaded, PromptTooLong, UnmetNeeds
 from streamserve.protocol.events import Done
 from streamserve.protocol.requests import GenerateRequest
-from tests.support.engines.clients import CONFIG, ask, asking, collect, echo_runner, serving, until
+from tests.support.engines.clients import CONFIG, ask, asking, collect, echo_runner, is_idle, serving, until
 from tests.support.engines.runners import DEADLINE_SECONDS, GatedRunner, PacedRunner
 
 # Batch rows wait without a limit; a chat for next to nothing, and goes behind them.
@@ -58,7 +58,7 @@ async def test_sampling_is_checked_again_at_the_engine(name: str, value: Any) ->
         with pytest.raises(BadRequest) as caught:
             await client.generate(ask(**{name: value}))
         assert (caught.value.param, caught.value.code) == (name, "invalid_value")
-        assert client._admission.is_empty
+        assert is_idle(client)
         assert isinstance((await collect(await client.generate(ask())))[-1], Done)
 
 
@@ -69,7 +69,7 @@ async def test_the_number_of_choices_is_checked_again(n: int) -> None:
         with pytest.raises(BadRequest) as caught:
             await client.generate(ask(n=n))
         assert caught.value.param == "n"
-        assert client._admission.is_empty
+        assert is_idle(client)
 
 
 async def test_unknown_class_is_refused() -> None:
@@ -85,7 +85,7 @@ async def test_a_need_that_the_engine_lacks_is_refused() -> None:
     async with serving() as client:
         with pytest.raises(UnmetNeeds, match="canvas"):
             await client.generate(replace(ask(), needs=("canvas",)))
-        assert client._admission.is_empty
+        assert is_idle(client)
 
 
 async def test_reader_positions_are_one_for_each_choice() -> None:
@@ -94,7 +94,7 @@ async def test_reader_positions_are_one_for_each_choice() -> None:
         for positions in ((), (1, 2, 3)):
             with pytest.raises(BadRequest, match="each of the 2 choices"):
                 await client.generate(*asking(n=2, reader_tokens=positions))
-        assert client._admission.is_empty
+        assert is_idle(client)
 
 
 async def test_broken_tokenizer_is_a_bad_request() -> None:

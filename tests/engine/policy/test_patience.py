@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 
 from streamserve.engine.config import CLASSES
-from streamserve.engine.policy.waiting import Patience
+from streamserve.engine.policy.backlog import Patience
 
 
 def standing_since(at: float) -> Patience:
     """Requests that are in time have always been waiting since then."""
-    patience = Patience(CLASSES)
-    patience.note(at, has_in_time=False)
-    patience.note(at + 1.0, has_in_time=True)
-    return patience
+    patience = Patience(CLASSES).noted(at, has_in_time=False)
+    return patience.noted(at + 1.0, has_in_time=True)
 
 
 def test_a_burst_is_waited_for() -> None:
@@ -26,7 +24,7 @@ def test_a_standing_queue_is_not_waited_for() -> None:
     """Then each has the time of a still useful answer; a moment without a queue makes the next requests a burst."""
     patience = standing_since(100.0)
     assert patience.seconds("chat", 108.1) == pytest.approx(2.1)
-    patience.note(200.0, has_in_time=False)
+    patience = patience.noted(200.0, has_in_time=False)
     assert patience.seconds("chat", 201.0) == 30.0
 
 
@@ -46,16 +44,13 @@ def test_batch_waits_for_ever() -> None:
 
 def test_refusals_do_not_make_a_burst() -> None:
     """A queue that is empty because requests were refused still counts; six seconds after the last one it does not."""
-    patience = standing_since(100.0)
-    patience.note_refusal(150.0)
-    patience.note(156.0, has_in_time=False)
+    patience = standing_since(100.0).refused(150.0).noted(156.0, has_in_time=False)
     assert patience.seconds("chat", 156.0) == pytest.approx(2.1)
-    patience.note(156.1, has_in_time=False)
+    patience = patience.noted(156.1, has_in_time=False)
     assert patience.seconds("chat", 156.1) == 30.0
 
 
 def test_an_idle_engine_remembers_no_overload() -> None:
     """The first request in a long time finds an empty queue."""
-    patience = standing_since(100.0)
-    patience.note(900.0, has_in_time=False)
+    patience = standing_since(100.0).noted(900.0, has_in_time=False)
     assert not patience.is_standing("chat", 900.0)

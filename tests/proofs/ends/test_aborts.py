@@ -24,6 +24,7 @@ from streamserve.protocol.requests import GenerateRequest, SamplingParams
 from tests.proofs.scale import IS_SOAK, scaled
 from tests.proofs.support.engines import ECHO, serving
 from tests.proofs.support.pairs import MODEL_LEN, Answer, config_of, whole_answer
+from tests.support.engines.clients import is_idle
 from tests.support.engines.engine_processes import connected, end_engine, is_alive, spec_in, until
 from tests.support.engines.runners import DEADLINE_SECONDS, TurnByTurnRunner
 
@@ -130,7 +131,7 @@ async def thread_bench(config: EngineConfig) -> AsyncIterator[Bench]:
         async def stats() -> EngineStats:
             return client.stats()
 
-        yield Bench(client, sequences.abort, lambda: not len(sequences) and client._admission.is_empty, stats)
+        yield Bench(client, sequences.abort, lambda: not len(sequences) and is_idle(client), stats)
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from streamserve.engine.in_flight import Launched
 from streamserve.engine.plan import StepResult
-from streamserve.engine.policy.waiting import Rank
+from streamserve.engine.policy.backlog import Rank
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
 

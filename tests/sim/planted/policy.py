@@ -8,7 +8,7 @@ from tests.sim.planted import Mutant
 
 _scheduler = partial(Mutant, file="scheduler.py")
 _leads = partial(Mutant, file="policy/leads.py")
-_patience = partial(Mutant, file="policy/waiting.py")
+_patience = partial(Mutant, file="policy/backlog.py")
 _reader = partial(Mutant, file="policy/pace.py")
 _tenants = partial(Mutant, file="policy/waiting.py")
 _waiting = partial(Mutant, file="policy/waiting.py")
@@ -129,14 +129,14 @@ MUTANTS = (
     _waiting(
         name="ties in the queue are broken by addresses",
         law=31,
-        old="sequence.order_key = rank, key, request.seq_id",
-        new="sequence.order_key = rank, key, id(request)",
+        old="order_key=(rank, key, request.seq_id)",
+        new="order_key=(rank, key, id(request))",
     ),
     _waiting(
         name="the last in the queue goes first",
         law=25,
-        old="sequence.order_key = rank, key,",
-        new="sequence.order_key = rank, -key,",
+        old="order_key=(rank, key,",
+        new="order_key=(rank, -key,",
     ),
     _waiting(
         name="long prompts wait no longer than short ones",
@@ -148,13 +148,13 @@ MUTANTS = (
         name="an answer that comes back is put back for what it has shown",
         law=25,
         old="num_tokens, token_seconds = len(request.prompt_token_ids),",
-        new="num_tokens, token_seconds = len(sequence.token_ids),",
+        new="num_tokens, token_seconds = len(request.prompt_token_ids + request.output_token_ids),",
     ),
     _waiting(
         name="the queue is in the order of return",
         law=25,
-        old="sequence.order_key = rank, key,",
-        new="sequence.order_key = rank, now,",
+        old="order_key=(rank, key,",
+        new="order_key=(rank, now,",
     ),
     _waiting(
         name="preempted sequences go to the end of the queue",
@@ -165,7 +165,7 @@ MUTANTS = (
     _waiting(
         name="what is late goes first",
         law=25,
-        old="kind = sequence.late_at < now, _is_limited(sequence)",
+        old="kind = sequence.ticket.late_at < now, _is_limited(sequence)",
         new="kind = False, _is_limited(sequence)",
     ),
     _waiting(
@@ -283,44 +283,44 @@ MUTANTS = (
     _waiting(
         name="a late sequence is refused in a burst",
         law=20,
-        old="if sequence.expires_at < now or self._patience.is_standing(name, now):",
-        new="if sequence.expires_at < now or sequence.late_at < now:",
+        old="if sequence.expires_at < now or self.patience.is_standing(name, now):",
+        new="if sequence.expires_at < now or sequence.ticket.late_at < now:",
     ),
     _waiting(
         name="a scheduled sequence is refused",
         law=20,
-        old="            if sequence.is_new and (sequence.expires_at < now or sequence.late_at < now):\n",
-        new="            if sequence.expires_at < now or sequence.late_at < now:\n",
+        old="            if sequence.is_new and (sequence.expires_at < now or sequence.ticket.late_at < now):\n",
+        new="            if sequence.expires_at < now or sequence.ticket.late_at < now:\n",
     ),
     _waiting(
         name="rows of a batch make an overload",
         law=20,
-        old="rank_of(one) == Rank.ANSWERS and _is_in_time(one, now)",
-        new="one.is_new and now <= one.late_at",
+        old="one.is_new and one.ticket.is_in_time(now)",
+        new="one.is_new and now <= one.ticket.late_at",
     ),
     _patience(
         name="every queue is a burst",
         law=20,
-        old="return self._empty_at is not None and now - self._empty_at > seconds",
+        old="return self.empty_at is not None and now - self.empty_at > seconds",
         new="return False",
     ),
     _patience(
         name="no queue is a burst",
         law=20,
-        old="return self._empty_at is not None and now - self._empty_at > seconds",
+        old="return self.empty_at is not None and now - self.empty_at > seconds",
         new="return True",
     ),
     _patience(
         name="a queue that refusals have emptied is a burst",
         law=20,
-        old="is_empty = not has_in_time and now - self._refused_at > self._refusal_seconds",
+        old="is_empty = not has_in_time and now - self.refused_at > quiet_seconds",
         new="is_empty = not has_in_time",
     ),
     _patience(
         name="an overload never ends",
         law=20,
-        old="        if self._empty_at is None or is_empty:\n",
-        new="        if self._empty_at is None:\n",
+        old="        if self.empty_at is None or is_empty:\n",
+        new="        if self.empty_at is None:\n",
     ),
     _reader(
         name="a starved reader seems slow",

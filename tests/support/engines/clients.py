@@ -65,6 +65,14 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
+def is_idle(client: ThreadClient) -> bool:
+    """Whether nothing is prepared, waits or runs, and nothing is left in the books of that."""
+    core = client._thread.core
+    assert core is not None
+    left = core.backlog.waiting or core.backlog.running or core._changes
+    return not left and not client._admission.num_in_preparation
+
+
 async def ready(client: ThreadClient) -> ThreadClient:
     client.start()
     await until(lambda: client.describe().state != "loading")

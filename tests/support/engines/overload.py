@@ -92,12 +92,10 @@ class Overload:
         self.outcomes.append(outcome)
         seq_id, (num_prompt, num_answer) = len(self.outcomes), SIZES[latency_class]
         try:
-            with self.admission.reserve(1, latency_class, tenant):
+            with self.admission.reserve(self.core, 1, latency_class, tenant):
                 pass
             num_tokens = len(prompt) if prompt else num_prompt
-            _, queue_seconds = self.admission.check_wait(
-                latency_class, self.core.stats, tenant=tenant, num_tokens=num_tokens
-            )
+            _, queue_seconds = self.admission.check_wait(self.core, latency_class, tenant=tenant, num_tokens=num_tokens)
         except Overloaded as refused:
             outcome.retry_after = refused.retry_after
             return outcome
@@ -111,7 +109,6 @@ class Overload:
             queue_seconds=queue_seconds,
         )
         self._open[seq_id] = outcome
-        self.admission.add(seq_id, len(prompt), latency_class, request.admission.share_of)
         self.core.add(request)
         return outcome
 
@@ -143,12 +140,10 @@ class Overload:
 
     def _take(self, update: SequenceUpdate) -> None:
         outcome = self._open[update.seq_id]
-        self.admission.note(update)
         outcome.scheduled_at, outcome.first_at = update.scheduled_at, update.first_token_at
         if not update.is_last:
             return
         del self._open[update.seq_id]
-        self.admission.remove(update.seq_id)
         outcome.ended_at, outcome.error = update.at, update.error
         if outcome.scheduled_at is not None:
             first = update.first_token_at or update.at
