@@ -17,6 +17,7 @@ from tests.support.servers.browser import (
     log_text,
     record_names,
     server_log,
+    shorten_answers,
     slow_down,
     stored_turns,
     wait_for_status,
@@ -96,6 +97,7 @@ def assert_whole(page: Page) -> None:
 def test_asking_in_both_tabs_destroys_no_answer(tabs: tuple[Page, Page]) -> None:
     """Tab 1 shows what tab 2 asked, and adds to it: both tabs and the storage keep both answers."""
     first, second = tabs
+    shorten_answers(first)
     ask(second, "Asked in tab 2")
     wait_for_status(second, "Answer complete")
     expect(first.locator(".ss-foot")).to_be_visible()
@@ -129,6 +131,7 @@ def test_another_tab_follows_and_takes_over_when_the_first_one_closes(tabs: tupl
 def test_a_follower_that_is_ahead_of_the_owner_keeps_the_end(tabs: tuple[Page, Page]) -> None:
     """What a slower owner stores while it is still reading does not take back the end that the follower shows."""
     first, second = tabs
+    shorten_answers(first)
     ask(first, "Something long")
     for page in tabs:
         wait_for_status(page, "Answer complete")

@@ -38,6 +38,10 @@ SLOWEST = (
     "tests/project/",
     "tests/clients/thread/test_overload.py",
     "tests/asgi/flow/",
+    "tests/support/models/",
+    "tests/web/cli/",
+    "tests/web/sites/",
+    "tests/streams/test_blocks.py",
 )
 
 

@@ -27,6 +27,7 @@ from playwright.sync_api import (
     Locator,
     Page,
     Request,
+    Route,
     expect,
     sync_playwright,
 )
@@ -194,6 +195,19 @@ def ask(page: Page, question: str) -> None:
     """Type a question and press Enter."""
     page.get_by_label("Your question").fill(question)
     page.get_by_label("Your question").press("Enter")
+
+
+def shorten_answers(page: Page, max_tokens: int = 300) -> None:
+    """Bound the answers that the pages of this browser context ask for, where a test needs only their end.
+
+    A whole one is made by the engine, sent by the server and drawn by each tab: some seconds of CPU.
+    """
+
+    def shorten(route: Route) -> None:
+        body = json.loads(route.request.post_data or "{}")
+        route.continue_(post_data=json.dumps({**body, "max_tokens": max_tokens}))
+
+    page.context.route("**/streams", shorten)
 
 
 def status(page: Page) -> str:
