@@ -71,7 +71,7 @@ def test_a_second_engine_is_not_needed(by_hand: subprocess.Popen[str], tmp_path:
 @pytest.mark.parametrize(
     ("settings", "args", "words"),
     [
-        ({"MODELS": {"a": ECHO, "b": ECHO}}, [], "Which one"),
+        ({"MODELS": {"a": ECHO, "b": ECHO}}, [], "Name a model"),
         ({"MODELS": {"a": ECHO}}, ["b"], "no model 'b'"),
         ({"MODELS": {"a": ECHO}, "CLIENT": "thread"}, [], "inside the web process"),
         ({"TESTING": True}, [], "inside the web process"),
