@@ -35,7 +35,7 @@ async def test_answers_of_a_revoked_key_end(alice: Any) -> None:
     with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.02}):
         await until_ready()
         row, key = await sync_to_async(lambda: ApiKey.objects.make(user=alice))()
-        response = await Caller(key=key).post("/streams", {"prompt": "hi", "max_tokens": 500, "ignore_eos": True})
+        response = await Caller(key=key).post("/streams", LONG)
         chunks = aiter(response)
         await anext(chunks)
         checks = PermissionChecks(site.get_site().streams)
