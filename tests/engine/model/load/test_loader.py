@@ -67,7 +67,7 @@ def test_layer_types_beyond_attention_are_refused() -> None:
 def test_quantised_checkpoints_are_refused() -> None:
     """A quantised checkpoint is refused, and the message names an alternative."""
     config = AutoConfig.for_model("llama", **TINY, quantization_config={"quant_method": "awq"})
-    with pytest.raises(UnsupportedModel, match="quantised; name one in"):
+    with pytest.raises(UnsupportedModel, match="quantised; name a checkpoint in"):
         require_supported(config)
 
 
