@@ -16,8 +16,9 @@ from django.test.utils import override_settings
 from streamserve import Run, pipeline
 from streamserve.clients.pipeline.client import forget
 from streamserve.web import site
-from tests.conftest import Caller, body_of, until, until_ready
+from tests.conftest import Caller, body_of, until_ready
 from tests.support.checks.stream_checks import Frame, parse_sse
+from tests.support.engines.turns import take_turns
 from tests.web.sockets.conftest import connect, receive, until_end
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -58,31 +59,23 @@ async def river(run: Run) -> None:
     await run.generate(None, max_tokens=12, seed=7, ignore_eos=True)
 
 
-_TURNS = 100  # of the event loop, more than a token takes from the engine to its reader
-
-
-def in_turns() -> Callable[[], None]:
-    """Return what an engine does in each step so that its readers are there, and have one token before the next."""
-    loop = asyncio.get_running_loop()
-
-    async def turn() -> None:
-        streams = site.get_site().streams
-        await until(lambda: all(stream.readers.attached for stream in streams.all() if stream.is_live))
-        for _ in range(_TURNS):
-            await asyncio.sleep(0)
-
-    return lambda: asyncio.run_coroutine_threadsafe(turn(), loop).result()
+def have_readers() -> bool:
+    """Whether each live stream has a reader."""
+    return all(stream.readers.attached for stream in site.get_site().streams.all() if stream.is_live)
 
 
 @asynccontextmanager
 async def served(pause: Callable[[], object] | None = None) -> AsyncIterator[None]:
-    """Serve the echo engine, with `pause` in each step, and the pipeline `river`. Without it, see `in_turns`."""
+    """Serve the echo engine, and the pipeline `river`. Each step waits for `pause`, or its readers have each token."""
     await site.reset()
     pipeline("river")(river)
     try:
         with override_settings(STREAMSERVE={"TESTING": True, "PROMPT_IN_URL": True}):
             await until_ready()
-            site.get_site().clients["echo"]._thread.engine.runner._pause = pause or in_turns()
+            if pause is None:
+                take_turns(have_readers)
+            else:
+                site.get_site().clients["echo"]._thread.engine.runner._pause = pause
             yield
             await site.reset()
     finally:

@@ -11,6 +11,7 @@ from django.test.utils import override_settings
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
 from tests.support.checks.stream_checks import parse_sse
+from tests.support.engines.turns import take_turns
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -33,8 +34,9 @@ async def test_a_park_within_the_prompt_shows_nothing_twice(engine: None, alice_
     assert "".join(one["token"] for one in whole[0]) == PROMPT
     assert [place for place, one in enumerate(whole[0]) if one["logprob"] is None] == [0]
     await site.reset()
-    with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.05}):
+    with override_settings(STREAMSERVE={"TESTING": True}):
         await until_ready()
+        take_turns()
         response = await caller.post("/streams", asked)
         chunks, seen = aiter(response), b""
         while seen.count(b"event: token") < 2:

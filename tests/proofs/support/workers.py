@@ -167,9 +167,9 @@ class Reader:
                 await self.go_on(url)
 
     async def seen(self, num_events: int) -> None:
-        """Wait until so many events have come on this connection, or it has ended."""
+        """Wait until so many events have come on this connection, or the answer is over."""
         async with asyncio.timeout(SECONDS):
-            while self.num_events < num_events:  # noqa: ASYNC110
+            while self.num_events < num_events and not self.is_over:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
     async def _take(self, answer: Any) -> None:
