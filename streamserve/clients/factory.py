@@ -154,6 +154,7 @@ def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> Lo
         num_parameters=runner.num_parameters,
         dtype=runner.dtype,
         device=runner.device,
+        linears=runner.linears,
         revision=runner.revision,
         sampling_defaults=sampling_defaults(Path(folder)),
     )

@@ -283,17 +283,6 @@ def attach(model: torch.nn.Module) -> PagedAttention:
 
 
 @contextmanager
-def attending_by(module: torch.nn.Module, function: Any) -> Iterator[None]:
-    """Let `function` take the calls of one attention module inside the block."""
-    before = getattr(module, _ATTRIBUTE)
-    setattr(module, _ATTRIBUTE, function)
-    try:
-        yield
-    finally:
-        setattr(module, _ATTRIBUTE, before)
-
-
-@contextmanager
 def implementation(model: Any, name: str) -> Iterator[None]:
     """Run `model` with another attention implementation inside the block."""
     before = model.config._attn_implementation

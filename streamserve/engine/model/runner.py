@@ -17,7 +17,6 @@ import torch
 from streamserve.engine.capacity import max_tokens_that_fit
 from streamserve.engine.model.batch import HostCopy, StepBatch, build_batch, on_device
 from streamserve.engine.model.kv_cache import KVCache, LayerShape
-from streamserve.engine.model.linear import forget_inputs
 from streamserve.engine.model.load.loader import LoadedModel
 from streamserve.engine.model.prompt_scores import Scores, score
 from streamserve.engine.model.sampler import Draws, SamplingMetadata, raw_logprobs, sample
@@ -132,6 +131,7 @@ class HFRunner:
         self.dtype = str(loaded.dtype).removeprefix("torch.")
         self.device = str(loaded.device)
         self.revision = loaded.revision
+        self.linears = loaded.linears
         self.can_overlap = loaded.device.type == "cuda" if can_overlap is None else can_overlap
         self.kv = self.new_kv(num_blocks)
         self._last: LaunchedStep | None = None  # the next plan may take its tokens from the device
@@ -169,7 +169,6 @@ class HFRunner:
                 raise
             message = str(error)
         # Out here, as the exception held the frames that hold the step's tensors.
-        forget_inputs(self.loaded.model)
         give_back_memory(self.loaded.device)
         raise StepOutOfMemory(message)
 

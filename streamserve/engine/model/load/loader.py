@@ -8,6 +8,7 @@ Knows transformers; not the KV memory, not plans. Runs once, before the engine t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,15 @@ import torch
 
 from streamserve.engine.config import ModelConfig
 from streamserve.engine.model import attention
-from streamserve.engine.model.linear import choose_packed_dtype, keep_float_logits, pack_linears
+from streamserve.engine.model.linear.base import PLAIN, Linear
+from streamserve.engine.model.linear.choose import choose
+from streamserve.engine.model.linear.kept import Kept
+from streamserve.engine.model.linear.modules import keep_float_logits, linear_weights, pack_linears
 from streamserve.engine.model.load.source import (
     ModelLoadError,
     UnsupportedModel,
     available_memory,
+    cache_folder,
     find,
     require_safetensors,
     resolve,
@@ -37,7 +42,10 @@ HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory, its attention attached but without KV memory. `model_type` names it in messages."""
+    """A model in memory, its attention attached but without KV memory. `model_type` names it in messages.
+
+    `linears` names the back ends of its linear layers, the most used first.
+    """
 
     model: Any
     attention: attention.PagedAttention
@@ -46,7 +54,7 @@ class LoadedModel:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     num_parameters: int
-    num_packed: int
+    linears: str
     dtype: torch.dtype
     device: torch.device
     revision: str
@@ -66,7 +74,7 @@ def load_model(model_config: ModelConfig, progress: Progress = no_progress) -> L
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     head = model.get_output_embeddings()
     kept = head.weight.detach() if type(head) is torch.nn.Linear and model.dtype in HALF else None
-    num_packed = _pack(model, model_config, device, progress, kept)
+    linears = _pack(model, model_config, Kept(cache_folder(), revision(folder), model.dtype), progress, kept)
     if kept is not None:
         keep_float_logits(model, kept, head.bias)
     return LoadedModel(
@@ -77,7 +85,7 @@ def load_model(model_config: ModelConfig, progress: Progress = no_progress) -> L
         vocab_size=model.get_output_embeddings().out_features,
         eos_token_ids=eos_token_ids(model.generation_config, model.config),
         num_parameters=num_parameters,
-        num_packed=num_packed,
+        linears=names_of(linears),
         dtype=model.dtype,
         device=device,
         revision=revision(folder),
@@ -170,13 +178,21 @@ def _refuse_missing(folder: Path, names: Collection[str]) -> None:
 
 
 def _pack(
-    model: Any, model_config: ModelConfig, device: torch.device, progress: Progress, kept: torch.Tensor | None
-) -> int:
-    packed_dtype = None if model_config.packed is False else choose_packed_dtype(model.dtype, device)
-    if packed_dtype is None:
-        return 0
+    model: Any, model_config: ModelConfig, choices: Kept, progress: Progress, kept: torch.Tensor | None
+) -> list[Linear]:
+    if model_config.packed is False:
+        return []
+    maker = choose(model.dtype, model.device, linear_weights(model), choices)
+    if maker.back_end is PLAIN:
+        return []
     progress("packing", 0.0)
-    return pack_linears(model, packed_dtype, lambda fraction: progress("packing", fraction), kept=kept)
+    return pack_linears(model, maker, lambda fraction: progress("packing", fraction), kept=kept)
+
+
+def names_of(linears: Sequence[Linear]) -> str:
+    """Return the names of their back ends, the most used first."""
+    names = Counter(linear.name for linear in linears)
+    return ", ".join(name for name, _ in names.most_common()) or PLAIN.name
 
 
 def _first_line(error: Exception) -> str:

@@ -216,6 +216,12 @@ def _header(file: Path) -> bytes:
         return stream.read(min(struct.unpack("<Q", length)[0], 100_000_000))
 
 
+def cache_folder() -> Path:
+    """Return the folder for what is computed once for a user of this machine."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "streamserve"
+
+
 def total_memory(cgroup_limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
     """Return the RAM this process may use: the machine's, or its container's limit if that is lower."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -11,7 +11,6 @@ from streamserve.engine.capacity import most_useful_blocks, most_whole, num_bloc
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.model import attention
 from streamserve.engine.model.kv_cache import LayerShape, bytes_per_block, pool_bytes
-from streamserve.engine.model.lean import lean_layers, restore_layers
 from streamserve.engine.model.load.loader import LoadedModel, load_model
 from streamserve.engine.model.load.probe import probe
 from streamserve.engine.model.load.source import ModelLoadError, UnsupportedModel
@@ -25,8 +24,6 @@ def load_runner(model_config: ModelConfig, engine_config: EngineConfig, progress
     loaded = load_model(model_config, progress)
     layers = record_layers(loaded)
     longest = max_model_len(loaded.config, engine_config.max_model_len)
-    if loaded.num_packed:
-        lean_layers(loaded.model, loaded.attention, longest)
     runner = HFRunner(
         loaded,
         layers=layers,
@@ -37,12 +34,7 @@ def load_runner(model_config: ModelConfig, engine_config: EngineConfig, progress
     )
     if model_config.parity_probe:
         progress("probe", 0.0)
-        try:
-            probe(runner)
-        except UnsupportedModel:
-            if not restore_layers(loaded.model):
-                raise
-            probe(runner)
+        probe(runner)
     progress("probe", 1.0)
     return runner
 
