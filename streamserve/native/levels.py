@@ -25,10 +25,12 @@ class Level:
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
+_AVX512_FLAGS = frozenset({"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"})
 GENERIC = Level("generic", frozenset(), ())
 # The best first. On aarch64 "generic" has NEON, which every such processor has.
 LEVELS = (
-    Level("avx512", frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}), _AVX512),
+    Level("avx512_bf16", _AVX512_FLAGS | {"avx512_bf16"}, (*_AVX512, "-mavx512bf16")),
+    Level("avx512", _AVX512_FLAGS, _AVX512),
     Level("avx2", frozenset({"avx2", "fma", "f16c"}), _AVX2),
     GENERIC,
 )

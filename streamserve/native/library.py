@@ -25,8 +25,18 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "ss_abi_version": (),
     "ss_self_check": (),
     "ss_team_size": (INT,),
+    "ss_linear_bytes": (INT, INT, INT),
+    "ss_pack_dense": (INT, ADDRESS, INT, INT, ADDRESS, INT),
+    "ss_pack_int8": (ADDRESS, ADDRESS, INT, INT, ADDRESS, INT),
+    "ss_pack_int4": (ADDRESS, ADDRESS, ADDRESS, INT, INT, ADDRESS, INT),
+    "ss_linear": (INT, ADDRESS, ADDRESS, INT, INT, INT, ADDRESS, INT, INT, ADDRESS, INT),
 }
-RETURNS: Mapping[str, Any] = {"ss_abi_version": c_int64, "ss_self_check": ctypes.c_int, "ss_team_size": c_int64}
+RETURNS: Mapping[str, Any] = {
+    "ss_abi_version": INT,
+    "ss_self_check": ctypes.c_int,
+    "ss_team_size": INT,
+    "ss_linear_bytes": INT,
+}
 
 
 class Library:
@@ -39,15 +49,14 @@ class Library:
         try:
             handle = ctypes.CDLL(str(path))
             version = handle.ss_abi_version()
+            self._functions = {name.removeprefix("ss_"): getattr(handle, name) for name in FUNCTIONS}
         except (OSError, AttributeError) as error:
             raise NativeUnavailable(f"the library {path} cannot be loaded: {error}") from error
         if version != ABI_VERSION:
             raise NativeUnavailable(f"the library {path} has version {version}, and {ABI_VERSION} is needed")
-        self._functions = {}
         for name, types in FUNCTIONS.items():
-            function = getattr(handle, name)
+            function = self._functions[name.removeprefix("ss_")]
             function.argtypes, function.restype = types, RETURNS.get(name)
-            self._functions[name.removeprefix("ss_")] = function
 
     def __getattr__(self, name: str) -> Any:
         try:

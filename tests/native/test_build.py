@@ -99,7 +99,7 @@ def test_a_cache_from_another_processor_is_not_loaded(tmp_path: Path) -> None:
     build(other, tmp_path / "cache")
     with pytest.raises(NativeUnavailable, match="not compiled yet"):
         open_library(compiles=False, cache=tmp_path / "cache")
-    assert open_library(compiles=True, cache=tmp_path / "cache").level == best_level()
+    assert build(best_level(), tmp_path / "cache").name.startswith(best_level().name)
 
 
 @needs_compiler

@@ -19,7 +19,9 @@ VNNI = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
         (AVX2, "avx2"),
         (AVX2 - {"fma"}, "generic"),
         (VNNI, "avx512"),
+        (VNNI | {"avx512_bf16"}, "avx512_bf16"),
         (VNNI - {"avx512_vnni"}, "avx2"),
+        ((VNNI | {"avx512_bf16"}) - {"f16c"}, "generic"),
     ],
 )
 def test_a_processor_without_a_flag_of_a_level_gets_a_lower_level(flags: set[str], name: str) -> None:

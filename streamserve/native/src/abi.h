@@ -17,3 +17,24 @@ SS_API int ss_self_check();
 
 // How many threads a region of `num_threads` gets.
 SS_API int64_t ss_team_size(int64_t num_threads);
+
+// Linears (linear.h). `kind`: Kind; the float kinds have the number of their dtype.
+
+// Bytes of a packed weight (num_outputs, num_inputs).
+SS_API int64_t ss_linear_bytes(int64_t kind, int64_t num_outputs, int64_t num_inputs);
+
+// Pack `weight` (num_outputs, num_inputs) of the kind's dtype into `packed`, ss_linear_bytes() bytes.
+SS_API void ss_pack_dense(int64_t kind, const void* weight, int64_t num_outputs, int64_t num_inputs, void* packed,
+                          int64_t num_threads);
+
+// Pack `q` (num_outputs, num_inputs) and fp16 `scales` (num_outputs, ceil(num_inputs / 32)).
+SS_API void ss_pack_int8(const int8_t* q, const void* scales, int64_t num_outputs, int64_t num_inputs, void* packed,
+                         int64_t num_threads);
+
+// The same with q 0..15, a byte each, and fp16 `minima` of the scales' shape.
+SS_API void ss_pack_int4(const uint8_t* q, const void* scales, const void* minima, int64_t num_outputs,
+                         int64_t num_inputs, void* packed, int64_t num_threads);
+
+// y (num_rows, num_outputs) = x (num_rows, num_inputs) times the packed weight, plus `bias` (num_outputs,) or null.
+SS_API void ss_linear(int64_t kind, const void* packed, const float* bias, int64_t num_outputs, int64_t num_inputs,
+                      int64_t x_dtype, const void* x, int64_t num_rows, int64_t y_dtype, void* y, int64_t num_threads);
