@@ -148,9 +148,10 @@ class ModelConfig:
 
     `dtype`: "auto" (the checkpoint's), "float32" or "bfloat16". `device`: "auto" (CUDA if there is one), "cpu", "cuda".
     `chat_template` names the one to use of a model with several ("": "default"; with tools "tool_use", if it has that).
-    `packed` None: oneDNN-packed linears and lean decoder layers wherever they apply (CPU). `answers`, for "echo" only:
-    what it answers, by words of the question, and else the question itself (clients/factory.py); None: words that
-    depend on every token.
+    `packed` None: oneDNN-packed linears and lean decoder layers wherever they apply (CPU). `native`: kernels in C++
+    (streamserve/native/) where there are some for the machine (CPU).
+    `answers`, for "echo" only: what it answers, by words of the question, and else the question itself
+    (clients/factory.py); None: words that depend on every token.
     `format` names how the output marks thoughts and tool calls (engine/text/formats/); None: what the tokenizer shows.
     """
 
@@ -159,6 +160,7 @@ class ModelConfig:
     dtype: str = "auto"
     device: str = "auto"
     packed: bool | None = None
+    native: bool = True
     parity_probe: bool = True
     chat_template: str = ""
     num_threads: int | None = None

@@ -30,6 +30,9 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "ss_pack_int8": (ADDRESS, ADDRESS, INT, INT, ADDRESS, INT),
     "ss_pack_int4": (ADDRESS, ADDRESS, ADDRESS, INT, INT, ADDRESS, INT),
     "ss_linear": (INT, ADDRESS, ADDRESS, INT, INT, INT, ADDRESS, INT, INT, ADDRESS, INT),
+    "ss_attend_decodes": (ADDRESS, INT, INT),
+    "ss_write_slots": (ADDRESS, INT, INT, ADDRESS, INT, ADDRESS, INT, INT, INT),
+    "ss_draw": (ADDRESS, INT),
 }
 RETURNS: Mapping[str, Any] = {
     "ss_abi_version": INT,

@@ -192,13 +192,14 @@ class HFRunner:
         wanted = tuple(specs.values())
         penalises = any(spec.penalty_slot is not None for spec in wanted)
         if not penalises and all(spec.rules is None for spec in wanted):
-            return sample(logits, wanted)
+            return sample(logits, wanted, kernels=self.loaded.attention.kernels)
         last_rows = on_device(list(specs), torch.int64, logits.device)
         last_token_ids = batch.input_ids[0].index_select(0, last_rows)
         if penalises:
             self._counts = self._counts or PenaltyCounts(logits.shape[1], logits.device)
             self._counts.update(wanted, last_token_ids)
-        return sample(logits, wanted, SamplingMetadata(last_token_ids, self._rules, self._counts))
+        metadata = SamplingMetadata(last_token_ids, self._rules, self._counts)
+        return sample(logits, wanted, metadata, self.loaded.attention.kernels)
 
     def _fill_pending(self, batch: StepBatch) -> None:
         """Put tokens of the step before into the batch, from device to device."""

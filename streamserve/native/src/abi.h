@@ -38,3 +38,36 @@ SS_API void ss_pack_int4(const uint8_t* q, const void* scales, const void* minim
 // y (num_rows, num_outputs) = x (num_rows, num_inputs) times the packed weight, plus `bias` (num_outputs,) or null.
 SS_API void ss_linear(int64_t kind, const void* packed, const float* bias, int64_t num_outputs, int64_t num_inputs,
                       int64_t x_dtype, const void* x, int64_t num_rows, int64_t y_dtype, void* y, int64_t num_threads);
+
+// Decode attention of one layer (attend.h). Queries, pools and outputs have one dtype; strides count numbers.
+struct DecodeCall {
+  const void* query;  // (num_rows, num_heads, key_dim), strided
+  void* out;          // (num_rows, num_heads, value_dim)
+  const void* keys;   // (num_kv_heads, num_slots, key_dim)
+  const void* values;
+  const int64_t* positions;  // (num_rows,) of the rows' newest tokens, which the pools hold already
+  const int64_t* tables;     // (num_rows, table_stride)
+  const float* sinks;        // (num_heads,), or null
+  int64_t query_row_stride, query_head_stride, table_stride, num_slots;
+  int64_t num_rows, num_heads, num_kv_heads, key_dim, value_dim, block_size;
+  int64_t window;  // 0: none
+  float scaling;
+  float softcap;  // 0: none
+};
+SS_API void ss_attend_decodes(const DecodeCall* call, int64_t dtype, int64_t num_threads);
+
+// Copy each token's vectors to its slot, for each head: from token t, head h at from + t * token_stride + h *
+// head_stride to pool (num_heads, num_slots, num_bytes). Sizes and strides in bytes.
+SS_API void ss_write_slots(const char* from, int64_t token_stride, int64_t head_stride, char* pool, int64_t num_slots,
+                           const int64_t* slots, int64_t num_tokens, int64_t num_heads, int64_t num_bytes);
+
+// The draws of a step (sample.cpp). A temperature of 0 is greedy.
+struct DrawCall {
+  const float* logits;  // (num_rows, vocab_size), rows row_stride apart
+  const float* shapes;  // (num_rows, 3): temperature, top_p, min_p
+  const int64_t* keys;  // (num_rows, 3): top_k (0: none) and the two keys of `sampler.row_key`
+  int64_t* token_ids;   // (num_rows,), of a row that is not finite an arbitrary id
+  uint8_t* is_finite;   // (num_rows,)
+  int64_t num_rows, vocab_size, row_stride;
+};
+SS_API void ss_draw(const DrawCall* call, int64_t num_threads);

@@ -18,6 +18,7 @@ import torch
 
 from streamserve.engine.config import ModelConfig
 from streamserve.engine.model import attention
+from streamserve.engine.model.kernels import Kernels, open_kernels
 from streamserve.engine.model.linear.base import PLAIN, Linear
 from streamserve.engine.model.linear.choose import choose
 from streamserve.engine.model.linear.kept import Kept
@@ -79,7 +80,7 @@ def load_model(model_config: ModelConfig, progress: Progress = no_progress) -> L
         keep_float_logits(model, kept, head.bias)
     return LoadedModel(
         model=model,
-        attention=attention.attach(model),
+        attention=attention.attach(model, _kernels(model_config, device, progress)),
         config=model.config,
         model_type=config.model_type,
         vocab_size=model.get_output_embeddings().out_features,
@@ -90,6 +91,13 @@ def load_model(model_config: ModelConfig, progress: Progress = no_progress) -> L
         device=device,
         revision=revision(folder),
     )
+
+
+def _kernels(model_config: ModelConfig, device: torch.device, progress: Progress) -> Kernels | None:
+    if device.type != "cpu" or not model_config.native:
+        return None
+    progress("kernels", 0.0)
+    return open_kernels(lambda fraction: progress("kernels", fraction))
 
 
 def choose_device(name: str) -> torch.device:
