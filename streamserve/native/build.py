@@ -41,6 +41,7 @@ OPTIONS = (
     "-fvisibility=hidden",
     "-ffp-contract=off",
     "-fno-math-errno",
+    "-fno-tree-reassoc",  # the order of integer sums is chosen for the registers
     "-fno-exceptions",
     "-fno-rtti",
 )

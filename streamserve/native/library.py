@@ -29,6 +29,8 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "ss_pack_dense": (INT, ADDRESS, INT, INT, ADDRESS, INT),
     "ss_pack_int8": (ADDRESS, ADDRESS, INT, INT, ADDRESS, INT),
     "ss_pack_int4": (ADDRESS, ADDRESS, ADDRESS, INT, INT, ADDRESS, INT),
+    "ss_quantize_int8": (INT, ADDRESS, INT, INT, ADDRESS, ADDRESS, INT),
+    "ss_quantize_int4": (INT, ADDRESS, INT, INT, ADDRESS, ADDRESS, ADDRESS, INT),
     "ss_linear": (INT, ADDRESS, ADDRESS, INT, INT, INT, ADDRESS, INT, INT, ADDRESS, INT),
     "ss_attend_decodes": (ADDRESS, INT, INT),
     "ss_write_slots": (ADDRESS, INT, INT, ADDRESS, INT, ADDRESS, INT, INT, INT),

@@ -35,6 +35,12 @@ SS_API void ss_pack_int8(const int8_t* q, const void* scales, int64_t num_output
 SS_API void ss_pack_int4(const uint8_t* q, const void* scales, const void* minima, int64_t num_outputs,
                          int64_t num_inputs, void* packed, int64_t num_threads);
 
+// Quantise `weight` (num_outputs, num_inputs) of `dtype` per 32 inputs; the outputs have the shapes that packing reads.
+SS_API void ss_quantize_int8(int64_t dtype, const void* weight, int64_t num_outputs, int64_t num_inputs, int8_t* q,
+                             void* scales, int64_t num_threads);
+SS_API void ss_quantize_int4(int64_t dtype, const void* weight, int64_t num_outputs, int64_t num_inputs, uint8_t* q,
+                             void* scales, void* minima, int64_t num_threads);
+
 // y (num_rows, num_outputs) = x (num_rows, num_inputs) times the packed weight, plus `bias` (num_outputs,) or null.
 SS_API void ss_linear(int64_t kind, const void* packed, const float* bias, int64_t num_outputs, int64_t num_inputs,
                       int64_t x_dtype, const void* x, int64_t num_rows, int64_t y_dtype, void* y, int64_t num_threads);

@@ -4,8 +4,6 @@
 //     int8, int4    int8 [groups * 32], then float scales [groups], then sums [groups]: what the kind subtracts or adds
 #pragma once
 
-#include <cmath>
-
 #include "linear.h"
 #include "simd.h"
 
@@ -26,17 +24,19 @@ inline int64_t input_stride(int64_t kind, int64_t num_inputs) {
 }
 
 // Quantise a group of 32 floats to int8 with scale * 127 = the largest magnitude. Returns the scale and the sum of q.
-inline float quantize_group(const float* x, int8_t* q, int32_t& sum) {
-  float largest_magnitude = 0;
-  for (int64_t i = 0; i < kGroup; i++) largest_magnitude = std::fmax(largest_magnitude, std::fabs(x[i]));
-  const float inverse = largest_magnitude > 0 ? 127 / largest_magnitude : 0;
-  sum = 0;
-  for (int64_t i = 0; i < kGroup; i++) {
-    const int32_t rounded = int32_t(std::nearbyintf(x[i] * inverse));
-    q[i] = int8_t(rounded);
-    sum += rounded;
+inline float quantize_group(const float* x, int8_t* q, int32_t& sum_of_q) {
+  Vec top = zero();
+  for (int64_t i = 0; i < kGroup; i += kWidth) top = max(top, magnitude(load(x + i)));
+  const float most = largest(top);
+  const Vec inverse = broadcast(most > 0 ? 127 / most : 0);
+  Vec total = zero();
+  for (int64_t i = 0; i < kGroup; i += kWidth) {
+    const Vec rounded = round(load(x + i) * inverse);
+    store_int8(q + i, rounded);
+    total = total + rounded;
   }
-  return largest_magnitude / 127;
+  sum_of_q = int32_t(sum(total));
+  return most / 127;
 }
 
 // Write a row in the form of `kind` to `out`, input_stride() bytes.
@@ -44,8 +44,10 @@ template <class T>
 void prepare_row(int64_t kind, int64_t num_inputs, const T* x, uint8_t* out) {
   if (kind != kInt8 && kind != kInt4) {
     const auto copy = [&](auto* target) {
-      for (int64_t i = 0; i < num_inputs; i++) from_float(to_float(x[i]), target[i]);
-      for (int64_t i = num_inputs; i < round_up(num_inputs, kGroup); i++) from_float(0.0f, target[i]);
+      int64_t i = 0;
+      for (; i + kWidth <= num_inputs; i += kWidth) store(target + i, load(x + i));
+      for (; i < num_inputs; i++) from_float(to_float(x[i]), target[i]);
+      for (; i < round_up(num_inputs, kGroup); i++) from_float(0.0f, target[i]);
     };
     return kind == kDenseBf16 ? copy(reinterpret_cast<Bf16Input*>(out)) : copy(reinterpret_cast<float*>(out));
   }
@@ -54,9 +56,13 @@ void prepare_row(int64_t kind, int64_t num_inputs, const T* x, uint8_t* out) {
   float* scales = reinterpret_cast<float*>(out + num_groups * kGroup);
   float* sums = scales + num_groups;
   for (int64_t group = 0; group < num_groups; group++) {
-    float values[kGroup];
     const int64_t first = group * kGroup, count = num_inputs - first < kGroup ? num_inputs - first : kGroup;
-    for (int64_t i = 0; i < kGroup; i++) values[i] = i < count ? to_float(x[first + i]) : 0;
+    float values[kGroup] = {};
+    if (count == kGroup) {
+      for (int64_t i = 0; i < kGroup; i += kWidth) store(values + i, load(x + first + i));
+    } else {
+      for (int64_t i = 0; i < count; i++) values[i] = to_float(x[first + i]);
+    }
     int32_t sum;
     scales[group] = quantize_group(values, q + first, sum);
     if (kind == kInt4) {

@@ -5,69 +5,78 @@
 namespace ss {
 namespace {
 
-// The weights of kWidth outputs for one step of the loop over inputs, and their products: kInputs inputs at a time.
+// How weights of W are read: `kInputs` inputs at a time, in `kParts` parts that are multiplied one after another.
 template <class W>
-struct Step {
-  static constexpr int kInputs = 1;
+struct Reader {
+  static constexpr int kInputs = 1, kParts = 1;
   using Input = float;
-  Vec w;
+  using Weights = Vec;
 
-  explicit Step(const W* weights) : w(load(weights)) {}
-  Vec add(Vec sum, const float* x) const { return fma(w, broadcast(x[0]), sum); }
+  static Weights read(const W* weights, int) { return load(weights); }
+  static Vec input(const float* x, int) { return broadcast(x[0]); }
+  static Vec add(Vec sum, Weights weights, Vec x) { return fma(weights, x, sum); }
 };
 
 #if defined(__AVX512BF16__)
 
 template <>
-struct Step<bf16> {
-  static constexpr int kInputs = 2;
+struct Reader<bf16> {
+  static constexpr int kInputs = 2, kParts = 1;
   using Input = bf16;
-  __m512bh w;
+  using Weights = __m512bh;
 
-  explicit Step(const bf16* weights) : w((__m512bh)_mm512_loadu_si512(weights)) {}
-  Vec add(Vec sum, const bf16* x) const {
+  static Weights read(const bf16* pairs, int) { return (__m512bh)_mm512_loadu_si512(pairs); }
+  static __m512bh input(const bf16* x, int) {
     int32_t pair;
     memcpy(&pair, x, 4);
-    return {_mm512_dpbf16_ps(sum.v, w, (__m512bh)_mm512_set1_epi32(pair))};
+    return (__m512bh)_mm512_set1_epi32(pair);
   }
+  static Vec add(Vec sum, Weights weights, __m512bh x) { return {_mm512_dpbf16_ps(sum.v, weights, x)}; }
 };
 
 #else
 
 // Of each 32 bits the low half is the first input's weight, the high half the second's.
 template <>
-struct Step<bf16> {
-  static constexpr int kInputs = 2;
+struct Reader<bf16> {
+  static constexpr int kInputs = 2, kParts = 2;
   using Input = float;
-  Vec first, second;
+  using Weights = Vec;
 
-  explicit Step(const bf16* pairs) {
+  static Weights read(const bf16* pairs, int part) {
 #if defined(__AVX512F__)
     const __m512i bits = _mm512_loadu_si512(pairs);
-    first.v = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
-    second.v = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(int(0xffff0000))));
+    const __m512i high = part ? _mm512_and_si512(bits, _mm512_set1_epi32(-65536)) : _mm512_slli_epi32(bits, 16);
+    return {_mm512_castsi512_ps(high)};
 #elif defined(__AVX2__)
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs));
-    first.v = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
-    second.v = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(int(0xffff0000))));
+    const __m256i high = part ? _mm256_and_si256(bits, _mm256_set1_epi32(-65536)) : _mm256_slli_epi32(bits, 16);
+    return {_mm256_castsi256_ps(high)};
 #else
-    for (int i = 0; i < kWidth; i++) first.v[i] = to_float(pairs[2 * i]), second.v[i] = to_float(pairs[2 * i + 1]);
+    Vec weights = zero();
+    for (int i = 0; i < kWidth; i++) weights.v[i] = to_float(pairs[2 * i + part]);
+    return weights;
 #endif
   }
-  Vec add(Vec sum, const float* x) const { return fma(second, broadcast(x[1]), fma(first, broadcast(x[0]), sum)); }
+  static Vec input(const float* x, int part) { return broadcast(x[part]); }
+  static Vec add(Vec sum, Weights weights, Vec x) { return fma(weights, x, sum); }
 };
 
 #endif
 
 template <class W>
 struct DenseTile {
-  static constexpr int kMaxRows = kWidth == 16 ? 8 : 6;
-  static constexpr int vecs(int rows) { return kWidth == 16 ? (rows < 7 ? 4 : 3) : rows == 1 ? 8 : 12 / rows; }
+  static constexpr int kMaxRows = kWidth == 16 ? 8 : Reader<W>::kParts == 2 ? 5 : 6;
+  static constexpr int vecs(int rows) {
+    if (kWidth == 16) return rows < 7 ? 4 : 3;
+    return rows == 1 ? 8 : rows == 2 ? 4 : rows == 3 ? 3 : 2;
+  }
 
   template <int ROWS, int VECS>
   static void compute(const Linear& linear, const uint8_t* inputs, int64_t row, int64_t vec, float* sums) {
-    using Input = typename Step<W>::Input;
-    constexpr int kInputs = Step<W>::kInputs, kVecs = int(kLanes) / kWidth;
+    using Read = Reader<W>;
+    using Input = typename Read::Input;
+    constexpr int kInputs = Read::kInputs, kVecs = int(kLanes) / kWidth;
     const int64_t stride = input_stride(linear.kind, linear.num_inputs), panel_bytes = linear.panel_bytes();
     const W* weights[VECS];
     const Input* x[ROWS];
@@ -81,9 +90,18 @@ struct DenseTile {
       for (int v = 0; v < VECS; v++) totals[r][v] = zero();
     }
     for (int64_t i = 0; i < linear.num_inputs; i += kInputs) {
-      for (int v = 0; v < VECS; v++) {
-        const Step<W> step(weights[v] + i * kLanes);
-        for (int r = 0; r < ROWS; r++) totals[r][v] = step.add(totals[r][v], x[r] + i);
+      const int64_t ahead = prefetch_offset(i * kLanes * int64_t(sizeof(W)), panel_bytes, (VECS - 1) / kVecs);
+      for (int part = 0; part < Read::kParts; part++) {
+        typename Read::Weights loaded[VECS];
+        for (int v = 0; v < VECS; v++) {
+          if (ROWS <= kPrefetchRows && v % kVecs == 0 && part == 0)
+            __builtin_prefetch(reinterpret_cast<const uint8_t*>(weights[v] + i * kLanes) + ahead);
+          loaded[v] = Read::read(weights[v] + i * kLanes, part);
+        }
+        for (int r = 0; r < ROWS; r++) {
+          const auto input = Read::input(x[r] + i, part);
+          for (int v = 0; v < VECS; v++) totals[r][v] = Read::add(totals[r][v], loaded[v], input);
+        }
       }
     }
     for (int r = 0; r < ROWS; r++)

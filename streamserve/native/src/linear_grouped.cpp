@@ -142,9 +142,13 @@ struct GroupedTile {
       Dot<SIGNED> dots[ROWS][VECS];
       for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECS; v++) dots[r][v].start(read<int32_t>(x[r] + sum_at));
+      const int64_t ahead = prefetch_offset(group * kLines * kLine, panel_bytes, (VECS - 1) / kVecs);
+#pragma GCC unroll 1  // unrolled, the sums of all lines wait in memory
       for (int line = 0; line < kLines; line++) {
         for (int v = 0; v < VECS; v++) {
-          const Bytes bytes = load_bytes(lines[v] + (group * kLines + line) * kLine);
+          const uint8_t* address = lines[v] + (group * kLines + line) * kLine;
+          if (ROWS <= kPrefetchRows && v % kVecs == 0) __builtin_prefetch(address + ahead);
+          const Bytes bytes = load_bytes(address);
           if constexpr (SIGNED) {
             const typename Dot<SIGNED>::Weights weights(bytes);
             for (int r = 0; r < ROWS; r++) dots[r][v].add(weights, read<int32_t>(x[r] + first + line * 4));

@@ -2,6 +2,8 @@
 // differently on another level but `sum`, whose order follows the width.
 #pragma once
 
+#include <cmath>
+
 #include "types.h"
 
 #if defined(__AVX2__)
@@ -34,6 +36,10 @@ inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }  // a * b + c
 inline float sum(Vec x) { return _mm512_reduce_add_ps(x.v); }
 inline float largest(Vec x) { return _mm512_reduce_max_ps(x.v); }
+inline Vec round(Vec x) { return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline void store_int8(int8_t* p, Vec x) {  // x: whole numbers from -128 to 127
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));
+}
 
 #elif defined(__AVX2__)
 
@@ -68,6 +74,12 @@ inline float largest(Vec x) {
   a = _mm_max_ps(a, _mm_movehl_ps(a, a));
   return _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)));
 }
+inline Vec round(Vec x) { return {_mm256_round_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline void store_int8(int8_t* p, Vec x) {  // x: whole numbers from -128 to 127
+  const __m256i whole = _mm256_cvtps_epi32(x.v);
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+}
 
 #else  // GCC's and clang's own vectors: SSE2, NEON, or plain code
 
@@ -95,8 +107,17 @@ inline float largest(Vec x) {
   const float a = x.v[0] > x.v[2] ? x.v[0] : x.v[2], b = x.v[1] > x.v[3] ? x.v[1] : x.v[3];
   return a > b ? a : b;
 }
+inline Vec round(Vec x) {
+  for (int i = 0; i < kWidth; i++) x.v[i] = std::nearbyint(x.v[i]);
+  return x;
+}
+inline void store_int8(int8_t* p, Vec x) {  // x: whole numbers from -128 to 127
+  for (int i = 0; i < kWidth; i++) p[i] = int8_t(x.v[i]);
+}
 
 #endif
+
+inline Vec magnitude(Vec x) { return max(x, zero() - x); }
 
 inline void store(bf16* p, Vec x) {
   float values[kWidth];

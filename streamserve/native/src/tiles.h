@@ -22,6 +22,16 @@ namespace ss {
 void write_outputs(const Linear& linear, const Outputs& outputs, int64_t row, int64_t vec, int64_t num_rows,
                    int64_t num_vecs, const float* sums);
 
+// With few rows memory is waited for, and panels are too short for the processor to foresee what is read next.
+constexpr int kPrefetchRows = 2;
+constexpr int64_t kPrefetchBytes = 2048;
+
+// How far from a panel's byte `offset` the byte is that is read kPrefetchBytes later: in this panel, else in the panel
+// after the `others` that are read beside it.
+inline int64_t prefetch_offset(int64_t offset, int64_t panel_bytes, int64_t others) {
+  return kPrefetchBytes + (offset + kPrefetchBytes < panel_bytes ? 0 : others * panel_bytes);
+}
+
 template <class Tile>
 struct Cover {
   const Linear& linear;

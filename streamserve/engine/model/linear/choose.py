@@ -56,10 +56,18 @@ class LinearMaker:
 
 
 def choose(
-    dtype: torch.dtype, device: torch.device, weights: Iterable[torch.Tensor], kept: Kept | None = None
+    dtype: torch.dtype,
+    device: torch.device,
+    weights: Iterable[torch.Tensor],
+    kept: Kept | None = None,
+    *,
+    preferred: Sequence[BackEnd] = (),
 ) -> LinearMaker:
-    """Return the maker for a model in `dtype` on `device`, of which `weights` are some, in order."""
-    found = [back_end for back_end in BACK_ENDS if is_right(back_end, dtype, device)]
+    """Return the maker for a model in `dtype` on `device`, of which `weights` are some, in order.
+
+    `preferred` go before all others: the native library's back end, where there is a library.
+    """
+    found = [back_end for back_end in (*preferred, *BACK_ENDS) if is_right(back_end, dtype, device)]
     smallest = min((back_end.bytes_per_weight(dtype) for back_end in found), default=0.0)
     found = [back_end for back_end in found if back_end.bytes_per_weight(dtype) == smallest]
     first = found[0] if found else PLAIN
