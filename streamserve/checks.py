@@ -20,6 +20,8 @@ from django.utils.module_loading import import_string
 from streamserve.clients.remote.config import read_key
 from streamserve.conf import ECHO_PATH, LOG_SCHEMES, ServedModel, SiteConfig, get_problems, get_settings
 from streamserve.engine.config import EngineConfig
+from streamserve.native.build import find, obstacle
+from streamserve.native.levels import best_level
 from streamserve.streams.lease.liveness import host_of, own_host
 
 _ENGINE_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
@@ -39,6 +41,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     conf = get_settings()
     return [
         *_check_models(conf),
+        *_check_native(conf),
         *_check_memory(conf),
         *_check_remote(conf),
         *_check_log(conf),
@@ -196,6 +199,26 @@ def _check_models(conf: SiteConfig) -> Iterator[CheckMessage]:
             hint="Give the folder that holds config.json and *.safetensors, or a hub id such as org/name.",
             id="streamserve.E005",
         )
+
+
+def _check_native(conf: SiteConfig) -> Iterator[CheckMessage]:
+    """W015: a model is to run on a CPU without the native kernels."""
+    on_cpu = [alias for alias, entry in conf.models.items() if is_local(entry) and _wants_kernels(entry)]
+    why = obstacle(best_level()) if on_cpu else None
+    if on_cpu and why is None and conf.client != "process" and find(best_level()) is None:
+        why = "they are not compiled yet, and a web process does not compile them"
+    if why is not None:
+        yield Warning(
+            f"The native kernels are off for the model {on_cpu[0]!r}: {why}.",
+            hint="On a CPU an answer takes two to four times as long without them. Install g++ and run python -m "
+            'streamserve.native.build, or say "NATIVE": False in MODELS to do without.',
+            id="streamserve.W015",
+        )
+
+
+def _wants_kernels(entry: ServedModel) -> bool:
+    has_gpu = Path("/dev/nvidiactl").exists()
+    return entry.model.native and (entry.model.device == "cpu" or (entry.model.device == "auto" and not has_gpu))
 
 
 def _check_remote(conf: SiteConfig) -> Iterator[CheckMessage]:

@@ -106,6 +106,28 @@ def test_models_that_want_too_much_memory_together_are_found(engine: Any, device
         assert "streamserve.W007" not in ids()
 
 
+@pytest.mark.parametrize(
+    ("options", "is_found"),
+    [({"DEVICE": "cpu"}, True), ({"DEVICE": "cpu", "NATIVE": False}, False), ({"DEVICE": "cuda"}, False)],
+)
+def test_a_cpu_without_a_compiler_is_found(
+    options: Any, is_found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W015: what the kernels would bring, unless there is a GPU or they are not wanted."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with override_settings(STREAMSERVE={"MODELS": {"m": {"PATH": "org/name", **options}}}):
+        assert ("streamserve.W015" in ids()) is is_found
+
+
+def test_a_web_process_that_would_compile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W015: an engine in a web process takes a library that is there, and makes none."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    models = {"m": {"PATH": "org/name", "DEVICE": "cpu"}}
+    with override_settings(STREAMSERVE={"MODELS": models, "CLIENT": "thread", "STATE_DIR": str(tmp_path)}):
+        assert "streamserve.W015" in ids()
+
+
 def test_a_folder_that_exists_is_right(tmp_path: Path) -> None:
     """A folder with a config.json passes; one without is named, as the parent of a model's folder."""
     with override_settings(STREAMSERVE={"MODELS": {"m": {"PATH": str(tmp_path)}}}):

@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from streamserve.native.levels import LEVELS, Level, usable_levels
+from streamserve.native.levels import LEVELS, Level, best_level, usable_levels
 
 SOURCES = Path(__file__).parent / "src"
 PREBUILT = Path(__file__).parent / "prebuilt"
@@ -49,6 +49,7 @@ COMPILERS = ("g++", "clang++", "c++")
 COMPILE_SECONDS, TRIAL_SECONDS = 300.0, 20.0  # of one file; of loading the library once
 _LOCK_POLL_SECONDS = 0.2
 _MAX_COMPLAINT = 300  # characters of a compiler's message
+_NO_COMPILER = "no C++ compiler was found: install g++ (or clang++, or set CXX)"
 
 OnProgress = Callable[[float], None]
 
@@ -70,6 +71,16 @@ def find(level: Level, cache: Path | None = None, environment: Mapping[str, str]
     return next((path for path in folder.glob(name) if path.is_file()), None)
 
 
+def obstacle(level: Level, cache: Path | None = None, environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return why this machine can have no library; None if it has one, or can compile it."""
+    folder = cache or default_cache(environment)
+    if find(level, cache, environment) is not None:
+        return None
+    if find_compiler(environment) is None:
+        return _NO_COMPILER
+    return _not_private(folder) if os.path.lexists(folder) and not is_private(folder) else None
+
+
 def build(
     level: Level,
     cache: Path | None = None,
@@ -82,7 +93,7 @@ def build(
         return found
     compiler = find_compiler(environment)
     if compiler is None:
-        raise NativeUnavailable("no C++ compiler was found: install g++ (or clang++, or set CXX)")
+        raise NativeUnavailable(_NO_COMPILER)
     folder = cache or default_cache(environment)
     _make_private(folder)
     path = folder / cache_name(level, compiler)
@@ -176,9 +187,11 @@ def _make_private(folder: Path) -> None:
     except OSError as error:
         raise NativeUnavailable(f"the cache {folder} cannot be made: {error}") from error
     if not is_private(folder):
-        raise NativeUnavailable(
-            f"the cache {folder} is not this user's alone: what is in it would be run. Remove it, or chmod 700 it."
-        )
+        raise NativeUnavailable(_not_private(folder))
+
+
+def _not_private(folder: Path) -> str:
+    return f"the cache {folder} is not this user's alone, and what is in it would be run: remove it, or chmod 700 it"
 
 
 @contextmanager
@@ -229,18 +242,24 @@ def _try(path: Path) -> None:
         raise NativeUnavailable(f"the compiled library does not work here (its self-check ended with {status})")
 
 
-def main(folder: str) -> None:
-    """Compile the libraries of all levels of this machine's architecture into `folder`: `make wheel`."""
-    compiler = find_compiler()
-    if compiler is None:
-        raise SystemExit("no C++ compiler was found: install g++, or set CXX")
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    every_flag = frozenset().union(*(level.flags for level in LEVELS))
-    for level in usable_levels(every_flag):
-        compile_library(level, compiler, target / prebuilt_name(level), lambda _fraction: None)
-        print(f"{target / prebuilt_name(level)}")
+def main(folder: str | None = None) -> None:
+    """Compile the library of this machine into the cache; with a `folder`, those of all levels: `make wheel`."""
+    try:
+        if folder is None:
+            print(build(best_level()))
+            return
+        compiler = find_compiler()
+        if compiler is None:
+            raise NativeUnavailable(_NO_COMPILER)
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        every_flag = frozenset().union(*(level.flags for level in LEVELS))
+        for level in usable_levels(every_flag):
+            compile_library(level, compiler, target / prebuilt_name(level), lambda _fraction: None)
+            print(target / prebuilt_name(level))
+    except NativeUnavailable as error:
+        raise SystemExit(str(error)) from error
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:2])

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from streamserve.native import build as building
-from streamserve.native.build import NativeUnavailable, build, default_cache, find, find_compiler, prebuilt_name
+from streamserve.native.build import (
+    NativeUnavailable,
+    build,
+    default_cache,
+    find,
+    find_compiler,
+    obstacle,
+    prebuilt_name,
+)
 from streamserve.native.levels import GENERIC, Level, best_level
 from streamserve.native.library import open_library
 from tests.native.conftest import command
@@ -67,10 +75,21 @@ def test_two_that_start_at_a_time_compile_once(tmp_path: Path) -> None:
     assert log.read_text() == "link\n"
 
 
+@needs_compiler
+def test_nothing_is_in_the_way_of_a_compiler(tmp_path: Path) -> None:
+    """A cache that does not exist yet is made; one with a library needs no compiler any more."""
+    assert obstacle(GENERIC, tmp_path / "cache") is None
+    path = build(GENERIC, tmp_path / "cache")
+    nowhere = {"PATH": str(tmp_path)}
+    assert obstacle(GENERIC, tmp_path / "cache", nowhere) is None
+    assert find(GENERIC, tmp_path / "cache", nowhere) == path
+
+
 def test_without_a_compiler_the_message_says_what_to_install(tmp_path: Path) -> None:
-    """An empty path has no compiler."""
+    """An empty path has no compiler; the check says the same."""
     with pytest.raises(NativeUnavailable, match="install g\\+\\+"):
         build(GENERIC, tmp_path / "cache", environment={"PATH": str(tmp_path)})
+    assert "install g++" in str(obstacle(GENERIC, tmp_path / "cache", {"PATH": str(tmp_path)}))
 
 
 @pytest.mark.parametrize("script", ["echo 'x.cpp:1: error: no' >&2; exit 1", "exit 0", "kill -SEGV $$"])
@@ -116,6 +135,7 @@ def test_a_cache_that_is_not_ours_alone_is_refused(tmp_path: Path, kind: str) ->
         if kind == "a link":
             cache.symlink_to(target)
     assert find(GENERIC, cache) is None
+    assert "alone" in str(obstacle(GENERIC, cache))
     with pytest.raises(NativeUnavailable, match="cache"):
         build(GENERIC, cache)
 

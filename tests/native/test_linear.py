@@ -153,3 +153,17 @@ def test_zeros_and_large_rows_stay_exact(library: Library, kind: int) -> None:
     wanted = extremes[:5] @ linear.plain.t()
     assert relative_error(found, wanted) < 1e-3
     assert relative_error(linear(-extremes[:1].contiguous()), -wanted[:1]) < 1e-3
+
+
+@pytest.mark.parametrize("kind", range(5))
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), float("-inf")])
+def test_a_row_that_is_not_finite_stays_so(library: Library, kind: int, broken: float) -> None:
+    """The sampler finds it, and it changes no other row."""
+    linear = PackedWeight(library, kind, torch.randn(40, 70))
+    x = torch.randn(6, 70)
+    wanted = linear(x)
+    x[3, 50] = broken
+    found = linear(x)
+    assert not found[3].isfinite().any()
+    others = [0, 1, 2, 4, 5]
+    assert torch.equal(found[others], wanted[others])

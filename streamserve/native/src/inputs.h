@@ -23,10 +23,15 @@ inline int64_t input_stride(int64_t kind, int64_t num_inputs) {
   return round_up(padded * (kind == kDenseBf16 ? int64_t(sizeof(Bf16Input)) : 4), 64);
 }
 
-// Quantise a group of 32 floats to int8 with scale * 127 = the largest magnitude. Returns the scale and the sum of q.
+// Quantise a group of 32 floats to int8 with scale * 127 = the largest magnitude. Returns the scale, NaN where a number
+// is not finite, and the sum of q.
 inline float quantize_group(const float* x, int8_t* q, int32_t& sum_of_q) {
-  Vec top = zero();
-  for (int64_t i = 0; i < kGroup; i += kWidth) top = max(top, magnitude(load(x + i)));
+  Vec top = zero(), zeros = zero();
+  for (int64_t i = 0; i < kGroup; i += kWidth) {
+    const Vec values = load(x + i);
+    top = max(top, magnitude(values));
+    zeros = fma(values, zero(), zeros);
+  }
   const float most = largest(top);
   const Vec inverse = broadcast(most > 0 ? 127 / most : 0);
   Vec total = zero();
@@ -35,8 +40,9 @@ inline float quantize_group(const float* x, int8_t* q, int32_t& sum_of_q) {
     store_int8(q + i, rounded);
     total = total + rounded;
   }
-  sum_of_q = int32_t(sum(total));
-  return most / 127;
+  const float finite = sum(zeros);
+  sum_of_q = finite == 0 ? int32_t(sum(total)) : 0;
+  return most / 127 + finite;
 }
 
 // Write a row in the form of `kind` to `out`, input_stride() bytes.

@@ -23,6 +23,7 @@ from streamserve.engine.model.linear.base import PLAIN, Linear
 from streamserve.engine.model.linear.choose import choose
 from streamserve.engine.model.linear.kept import Kept
 from streamserve.engine.model.linear.modules import keep_float_logits, linear_weights, pack_linears
+from streamserve.engine.model.linear.native import native_back_end
 from streamserve.engine.model.load.source import (
     ModelLoadError,
     UnsupportedModel,
@@ -75,12 +76,13 @@ def load_model(model_config: ModelConfig, progress: Progress = no_progress) -> L
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     head = model.get_output_embeddings()
     kept = head.weight.detach() if type(head) is torch.nn.Linear and model.dtype in HALF else None
-    linears = _pack(model, model_config, Kept(cache_folder(), revision(folder), model.dtype), progress, kept)
+    kernels = _kernels(model_config, device, progress)
+    linears = _pack(model, model_config, Kept(cache_folder(), revision(folder), model.dtype), progress, kept, kernels)
     if kept is not None:
         keep_float_logits(model, kept, head.bias)
     return LoadedModel(
         model=model,
-        attention=attention.attach(model, _kernels(model_config, device, progress)),
+        attention=attention.attach(model, kernels),
         config=model.config,
         model_type=config.model_type,
         vocab_size=model.get_output_embeddings().out_features,
@@ -186,11 +188,17 @@ def _refuse_missing(folder: Path, names: Collection[str]) -> None:
 
 
 def _pack(
-    model: Any, model_config: ModelConfig, choices: Kept, progress: Progress, kept: torch.Tensor | None
+    model: Any,
+    model_config: ModelConfig,
+    choices: Kept,
+    progress: Progress,
+    kept: torch.Tensor | None,
+    kernels: Kernels | None,
 ) -> list[Linear]:
     if model_config.packed is False:
         return []
-    maker = choose(model.dtype, model.device, linear_weights(model), choices)
+    preferred = [] if kernels is None else [native_back_end(kernels.library)]
+    maker = choose(model.dtype, model.device, linear_weights(model), choices, preferred=preferred)
     if maker.back_end is PLAIN:
         return []
     progress("packing", 0.0)
