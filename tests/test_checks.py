@@ -136,7 +136,18 @@ def test_a_folder_that_exists_is_right(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text("{}")
         assert "streamserve.E005" not in ids()
     assert checks.is_folder_like("./model")
+    assert checks.is_folder_like("model.gguf")
     assert not checks.is_folder_like("org/name")
+
+
+def test_a_gguf_file_is_read_by_its_header(tmp_path: Path) -> None:
+    """A file that is none is an error that says why; a name without a file is an absent model, not a hub id."""
+    path = tmp_path / "model.gguf"
+    with override_settings(STREAMSERVE={"MODELS": {"m": {"PATH": str(path)}}}):
+        assert "streamserve.E005" in ids()
+        path.write_bytes(b"GGUF" + bytes(3))
+        (found,) = [one for one in run_checks() if one.id == "streamserve.E005"]
+        assert "model.gguf cannot be read as a GGUF file" in str(found.hint)
 
 
 @pytest.mark.parametrize(

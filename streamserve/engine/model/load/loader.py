@@ -8,6 +8,7 @@ Knows transformers; not the KV memory, not plans. Runs once, before the engine t
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -24,18 +25,25 @@ from streamserve.engine.model.linear.choose import choose
 from streamserve.engine.model.linear.kept import Kept
 from streamserve.engine.model.linear.modules import keep_float_logits, linear_weights, pack_linears
 from streamserve.engine.model.linear.native import native_back_end
+from streamserve.engine.model.load.gguf.file import GGUFFile
+from streamserve.engine.model.load.gguf.weights import GGUFWeights
 from streamserve.engine.model.load.source import (
     ModelLoadError,
     UnsupportedModel,
     available_memory,
     cache_folder,
     find,
+    is_gguf,
     require_safetensors,
     resolve,
     revision,
+    total_memory,
 )
+from streamserve.engine.model.load.source import read_config as read_fields
 from streamserve.engine.model.load.support import PROVEN, eos_token_ids, max_model_len, require_supported
 from streamserve.engine.plan import Progress, no_progress
+
+logger = logging.getLogger(__name__)
 
 READ_BYTES = 16 << 20  # at once: a few hundred reports a minute from a disk, each a chance to give up
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -121,9 +129,11 @@ def choose_dtype(name: str) -> torch.dtype | str:
 
 
 def read_config(folder: Path) -> Any:
-    """Read config.json; an architecture that transformers does not know is refused by name."""
+    """Read config.json or a GGUF file's metadata; an architecture that is not known is refused by name."""
     from transformers import AutoConfig
 
+    if is_gguf(folder):
+        return AutoConfig.for_model(**read_fields(folder))
     if not (folder / "config.json").exists():
         raise ModelLoadError(f"{folder} has no config.json; it is not a model folder. Name the folder that has one.")
     try:
@@ -154,13 +164,21 @@ def read_ahead(files: Sequence[Path], progress: Progress) -> None:
 
 def _read_weights(folder: Path, config: Any, dtype: torch.dtype | str, device: torch.device) -> Any:
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # `progress` reports it instead
+    kind: Any = AutoModelForCausalLM
+    name: Path | None = folder
+    weights = None
+    if is_gguf(folder):
+        found_weights = open_gguf(folder, dtype)
+        kind, name = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], None
+        dtype, weights = found_weights.dtype(), found_weights.lazily()
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
-            folder,
+        model, found = kind.from_pretrained(
+            name,
+            state_dict=weights,
             config=config,
             dtype=dtype,
             use_safetensors=True,
@@ -175,6 +193,21 @@ def _read_weights(folder: Path, config: Any, dtype: torch.dtype | str, device: t
         ) from error
     _refuse_missing(folder, found["missing_keys"])
     return model.to(device).eval().requires_grad_(False)
+
+
+def open_gguf(path: Path, dtype: torch.dtype | str) -> GGUFWeights:
+    """Open a GGUF file's weights, and say what they take; refuse a file that is larger than the memory."""
+    weights = GGUFWeights(GGUFFile(path), dtype if isinstance(dtype, torch.dtype) else None)
+    size, kind = weights.num_bytes(), weights.file.main_type()
+    name = str(weights.dtype()).removeprefix("torch.")
+    logger.info("%s: weights of type %s take %.2f GB in %s", path, kind, size / 1e9, name)
+    if size > total_memory():
+        raise ModelLoadError(
+            f"{path} takes {size / 1e9:.1f} GB when its {kind} weights are in {name}, and this machine has "
+            f"{total_memory() / 1e9:.1f} GB. Take a smaller model, or serve the file with llama-server and point "
+            "streamserve's remote client at it."
+        )
+    return weights
 
 
 def _refuse_missing(folder: Path, names: Collection[str]) -> None:
@@ -230,10 +263,12 @@ class Support:
 
 
 def support_of(path: str) -> Support:
-    """Return what is known of the model named `path`: a folder, or a hub id that was downloaded."""
+    """Return what is known of the model named `path`: a folder, a GGUF file, or a hub id that was downloaded."""
     folder = find(path)
     if folder is None:
-        return Support(verdict=IS_ABSENT, reason="It is no folder, and was not downloaded from the hub yet.")
+        return Support(
+            verdict=IS_ABSENT, reason="It is no folder or GGUF file, and was not downloaded from the hub yet."
+        )
     try:
         config = read_config(folder)
         require_supported(config)
@@ -241,14 +276,20 @@ def support_of(path: str) -> Support:
     except ModelLoadError as error:
         return Support(verdict=IS_REFUSED, model_type=_type_of(folder), reason=str(error))
     verdict = IS_PROVEN if config.get_text_config().model_type in PROVEN else IS_TRIED
-    return Support(verdict=verdict, model_type=config.model_type, traits=tuple(_traits(config.get_text_config())))
+    traits = (*_traits(config.get_text_config()), *(_gguf_traits(folder) if is_gguf(folder) else ()))
+    return Support(verdict=verdict, model_type=config.model_type, traits=traits)
+
+
+def _gguf_traits(path: Path) -> tuple[str, str]:
+    """Return the type of most weights, and what all take in memory."""
+    weights = GGUFWeights(GGUFFile(path))
+    dtype = str(weights.dtype()).removeprefix("torch.")
+    return f"GGUF {weights.file.main_type()}", f"{weights.num_bytes() / 1e9:.2f} GB of weights in {dtype}"
 
 
 def _type_of(folder: Any) -> str:
-    from streamserve.engine.model.load.source import read_config as read_json
-
     try:
-        return str(read_json(folder).get("model_type", ""))
+        return str(read_fields(folder).get("model_type", ""))
     except ModelLoadError:
         return ""
 
