@@ -6,8 +6,8 @@
 // rows are there, how many they are, and which thread computes it.
 //
 //     float kinds   [panel][input][16]            bf16: [panel][pair of inputs][16][2]
-//     int8          [panel][group][8][16][4]      then the panel's scales [group][16], fp16
-//     int4          [panel][group][4][16][4]      two inputs a byte, then scales and minima [group][16], fp16
+//     int8          [panel][group]: q [8][16][4], then scales [16], fp16
+//     int4          [panel][group]: q [4][16][4], two inputs a byte, then scales [16] and minima [16], fp16
 //
 // Groups are 32 inputs: w = scale * q (int8: q -127..127) or scale * q + minimum (int4: q 0..15). The grouped kinds read
 // activations that are quantised to int8 per row and group, as llama.cpp does for q8_0.
@@ -40,10 +40,12 @@ struct Linear {
       case kDense32: return num_inputs * kLanes * 4;
       case kDenseBf16: return round_up(num_inputs, 2) * kLanes * 2;
       case kDense16: return num_inputs * kLanes * 2;
-      case kInt8: return round_up(num_groups() * (kGroup + 2) * kLanes, 64);
-      default: return round_up(num_groups() * (kGroup / 2 + 4) * kLanes, 64);
+      default: return round_up(num_groups() * group_bytes(), 64);
     }
   }
+  // Of a grouped kind: bytes of q, and of q with scales and minima, of a panel's group.
+  int64_t q_bytes() const { return kLanes * (kind == kInt8 ? kGroup : kGroup / 2); }
+  int64_t group_bytes() const { return q_bytes() + kLanes * (kind == kInt8 ? 2 : 4); }
 };
 
 // Where results go: rows of `dtype`, `stride` numbers apart. `adds`: to what is there (a residual).

@@ -122,15 +122,12 @@ struct GroupedTile {
     constexpr int kVecs = int(kLanes) / kWidth;
     const int64_t num_groups = linear.num_groups(), panel_bytes = linear.panel_bytes();
     const int64_t stride = input_stride(linear.kind, linear.num_inputs);
-    const uint8_t *lines[VECS], *x[ROWS];
-    const f16 *scales[VECS], *minima[VECS];
+    const int64_t group_bytes = linear.group_bytes();
+    const uint8_t *groups[VECS], *x[ROWS];
     Vec totals[ROWS][VECS];
     for (int v = 0; v < VECS; v++) {
       const uint8_t* panel = linear.data + (vec + v) / kVecs * panel_bytes;
-      const int64_t lane = (vec + v) % kVecs * kWidth;
-      lines[v] = panel + lane * 4;
-      scales[v] = reinterpret_cast<const f16*>(panel + num_groups * kLines * kLine) + lane;
-      minima[v] = scales[v] + num_groups * kLanes;
+      groups[v] = panel + (vec + v) % kVecs * kWidth * 4;
     }
     for (int r = 0; r < ROWS; r++) {
       x[r] = inputs + (row + r) * stride;
@@ -142,11 +139,11 @@ struct GroupedTile {
       Dot<SIGNED> dots[ROWS][VECS];
       for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECS; v++) dots[r][v].start(read<int32_t>(x[r] + sum_at));
-      const int64_t ahead = prefetch_offset(group * kLines * kLine, panel_bytes, (VECS - 1) / kVecs);
+      const int64_t offset = group * group_bytes, ahead = prefetch_offset(offset, panel_bytes, (VECS - 1) / kVecs);
 #pragma GCC unroll 1  // unrolled, the sums of all lines wait in memory
       for (int line = 0; line < kLines; line++) {
         for (int v = 0; v < VECS; v++) {
-          const uint8_t* address = lines[v] + (group * kLines + line) * kLine;
+          const uint8_t* address = groups[v] + offset + line * kLine;
           if (ROWS <= kPrefetchRows && v % kVecs == 0) __builtin_prefetch(address + ahead);
           const Bytes bytes = load_bytes(address);
           if constexpr (SIGNED) {
@@ -162,13 +159,14 @@ struct GroupedTile {
         }
       }
       for (int v = 0; v < VECS; v++) {
-        const Vec scale = load(scales[v] + group * kLanes);
+        const f16* factors = reinterpret_cast<const f16*>(groups[v] + offset + kLines * kLine - half_lane(vec + v));
+        const Vec scale = load(factors);
         for (int r = 0; r < ROWS; r++) {
           const Vec factor = scale * broadcast(read<float>(x[r] + scale_at));
           totals[r][v] = fma(dots[r][v].value(), factor, totals[r][v]);
         }
         if constexpr (!SIGNED) {
-          const Vec minimum = load(minima[v] + group * kLanes);
+          const Vec minimum = load(factors + kLanes);
           for (int r = 0; r < ROWS; r++) {
             totals[r][v] = fma(minimum, broadcast(read<float>(x[r] + sum_at)), totals[r][v]);
           }
@@ -180,6 +178,9 @@ struct GroupedTile {
   }
 
  private:
+  // A lane has 4 bytes of a line, and 2 of the factors after them.
+  static int64_t half_lane(int64_t vec) { return vec % (kLanes / kWidth) * kWidth * 2; }
+
   template <class T>
   static T read(const uint8_t* address) {
     T value;
