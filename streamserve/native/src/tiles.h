@@ -24,7 +24,7 @@ void write_outputs(const Linear& linear, const Outputs& outputs, int64_t row, in
 
 // With few rows memory is waited for, and panels are too short for the processor to foresee what is read next.
 constexpr int kPrefetchRows = 2;
-constexpr int64_t kPrefetchBytes = 2048;
+constexpr int64_t kPrefetchBytes = 1024;
 
 // How far from a panel's byte `offset` the byte is that is read kPrefetchBytes later: in this panel, else in the panel
 // after the `others` that are read beside it.
