@@ -148,7 +148,7 @@ class ModelConfig:
 
     `dtype`: "auto" (the checkpoint's), "float32" or "bfloat16". `device`: "auto" (CUDA if there is one), "cpu", "cuda".
     `chat_template` names the one to use of a model with several ("": "default"; with tools "tool_use", if it has that).
-    `packed` None: oneDNN-packed linears and lean decoder layers wherever they apply (CPU). `native`: kernels in C++
+    `packed` None: linear layers by the fastest back end that is right; False: by torch's own. `native`: kernels in C++
     (streamserve/native/) where there are some for the machine (CPU).
     `answers`, for "echo" only: what it answers, by words of the question, and else the question itself
     (clients/factory.py); None: words that depend on every token.

@@ -88,50 +88,59 @@ class PagedAttention:
             return query.new_zeros(query.shape[1], query.shape[0], value.shape[2])
         assert self.kv is not None, "attention was called outside a step"
         assert self.batch is not None
-        if self.kernels is None:
-            self.kv.write(layer, self.batch.slot_mapping, key, value)
+        return attend(layer, query, key, value, variant, self.kv, self.batch, kernels=self.kernels)
+
+
+def attend(
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    variant: Variant,
+    kv: KVCache,
+    batch: StepBatch,
+    *,
+    kernels: Kernels | None = None,
+    is_new: bool = True,
+) -> torch.Tensor:
+    """Attend over `layer` of the KV memory. query (Hq, T, D), key (Hkv, T, D), value (Hkv, T, Dv) -> (T, Hq, Dv).
+
+    The step's keys and values are stored first; not `is_new`: an earlier call of this step has stored them. `kernels`:
+    None computes with torch.
+    """
+    if is_new and kernels is None:
+        kv.write(layer, batch.slot_mapping, key, value)
+    elif is_new and kernels is not None:
+        kernels.write_slots(kv.keys[layer], batch.slot_mapping, key)
+        kernels.write_slots(kv.values[layer], batch.slot_mapping, value)
+    parts = [_attend_group(layer, query[:, group.rows], variant, kv, group, kernels) for group in batch.decodes]
+    for span in batch.prefills:
+        if span.start == 0:  # all keys are in this step: no gather
+            keys, values = key[:, span.rows], value[:, span.rows]
         else:
-            self.kernels.write_slots(self.kv.keys[layer], self.batch.slot_mapping, key)
-            self.kernels.write_slots(self.kv.values[layer], self.batch.slot_mapping, value)
-        return self._attend(layer, query, key, value, variant, self.kv, self.batch)
+            keys, values = kv.read(layer, span.context)
+        parts.append(attend_prefill(query[:, span.rows], keys, values, span, variant))
+    parts = [part.to(query.dtype) for part in parts]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        variant: Variant,
-        kv: KVCache,
-        batch: StepBatch,
-    ) -> torch.Tensor:
-        parts = [self._attend_decodes(layer, query[:, group.rows], variant, kv, group) for group in batch.decodes]
-        for span in batch.prefills:
-            if span.start == 0:  # all keys are in this step: no gather
-                keys, values = key[:, span.rows], value[:, span.rows]
-            else:
-                keys, values = kv.read(layer, span.context)
-            parts.append(attend_prefill(query[:, span.rows], keys, values, span, variant))
-        parts = [part.to(query.dtype) for part in parts]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _attend_decodes(
-        self, layer: int, query: torch.Tensor, variant: Variant, kv: KVCache, group: DecodeMetadata
-    ) -> torch.Tensor:
-        if self.kernels is None or query.dtype != kv.keys[layer].dtype:
-            return attend_decodes(query, kv, layer, group, variant)
-        return self.kernels.attend_decodes(
-            query,
-            kv.keys[layer],
-            kv.values[layer],
-            group.positions,
-            group.block_tables,
-            group.block_size,
-            scaling=variant.scaling,
-            window=variant.window,
-            softcap=variant.softcap,
-            sinks=variant.sinks,
-        )
+def _attend_group(
+    layer: int, query: torch.Tensor, variant: Variant, kv: KVCache, group: DecodeMetadata, kernels: Kernels | None
+) -> torch.Tensor:
+    if kernels is None or query.dtype != kv.keys[layer].dtype:
+        return attend_decodes(query, kv, layer, group, variant)
+    return kernels.attend_decodes(
+        query,
+        kv.keys[layer],
+        kv.values[layer],
+        group.positions,
+        group.block_tables,
+        group.block_size,
+        scaling=variant.scaling,
+        window=variant.window,
+        softcap=variant.softcap,
+        sinks=variant.sinks,
+    )
 
 
 def attend_decodes(

@@ -190,6 +190,12 @@ def read_headers(folder: Path) -> list[dict[str, Any]]:
     return [_parse(file, _header(file)) for file in sorted(folder.glob("*.safetensors"))]
 
 
+def read_header(file: Path) -> tuple[dict[str, Any], int]:
+    """Return the header of a safetensors file, and where the data begins after it."""
+    header = _header(file)
+    return _parse(file, header), 8 + len(header)
+
+
 def _parse(file: Path, text: bytes) -> dict[str, Any]:
     try:
         found = json.loads(text)

@@ -107,7 +107,7 @@ def test_a_model_in_bfloat16_chooses_by_float32_logits(tmp_path: Path, packed: b
     """Each token of an answer is the likeliest by its last hidden state in float32, as transformers has it there."""
     folder = save_model(tmp_path, "llama", tie_word_embeddings=is_tied, edit=nearly_equal_rows)
     runner = load_tiny(folder, packed=packed, dtype="bfloat16")
-    weight = load_tiny(folder, packed=False).loaded.model.get_output_embeddings().weight
+    weight = load_tiny(folder, packed=False).loaded.model.head.weight
     forward, num_seen = runner.forward, 0
 
     def checked(batch: StepBatch, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor | None]:
