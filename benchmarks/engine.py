@@ -90,13 +90,13 @@ def print_machine(options: argparse.Namespace) -> None:
 
 
 def build_model(folder: Path, dtype: str, shape: dict[str, Any] = SMOLLM2_135M) -> None:
-    """Write a random Llama of the given shape."""
+    """Write a random model of the given shape, whose `model_type` is Llama's if it names none."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    config = AutoConfig.for_model("llama", **shape)
+    config = AutoConfig.for_model(**{"model_type": "llama", **shape})
     AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).save_pretrained(folder)
 
 
