@@ -26,6 +26,9 @@ SOAK := tests/proofs tests/sim tests/asgi tests/streams tests/e2e/test_sockets.p
 
 .PHONY: help run test pytest proofs newest lint soak mutants paths js map clean
 
+# What the tests need.
+TESTED := -r requirements.txt -r tests/requirements.txt --alone tests/requirements-alone.txt
+
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 	@echo
@@ -36,14 +39,14 @@ run: ## Install, migrate, and serve the demo site with its chat on http://127.0.
 	@exec $(BIN)/python manage.py demo --port $(PORT)
 
 test: ## Install the test dependencies; run ruff, mypy and the tests (minutes)
-	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
+	@$(PYTHON) project/install.py --venv $(VENV) $(TESTED)
 	@$(MAKE) --no-print-directory -j 2 -k lint pytest
 
 pytest:
 	$(BIN)/python -m pytest -m "not proof" -n $(JOBS) --dist loadfile
 
 proofs: ## Run the tests that kill, restart, abandon and overload real servers, and try all cases
-	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
+	@$(PYTHON) project/install.py --venv $(VENV) $(TESTED)
 	$(BIN)/python -m pytest -m "proof and not alone" -n $(PROOF_JOBS) --dist loadfile; proofs=$$?; \
 	$(BIN)/python -m pytest -m "proof and alone" && exit $$proofs
 
@@ -58,23 +61,23 @@ newest: ## Run the core suite on the newest Django and the newest Python of this
 	  -m "not proof and not browser" -n $(JOBS) --dist loadfile $(CORE)
 
 lint: ## Run ruff and mypy
-	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
+	@$(PYTHON) project/install.py --venv $(VENV) $(TESTED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy streamserve
 
 soak: ## Run the long versions (hours); their figures come at the end; docs/reliability.md says what they showed
-	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
+	@$(PYTHON) project/install.py --venv $(VENV) $(TESTED)
 	export STREAMSERVE_SOAK=1 SIM_STEPS=1_000_000; \
 	$(BIN)/python -m pytest -rP -m "not alone" -n $(PROOF_JOBS) --dist loadfile $(SOAK); soak=$$?; \
 	$(BIN)/python -m pytest -rP -m alone $(SOAK) && exit $$soak
 
 mutants: ## Plant faults in a copy of the engine, one by one, and see whether the simulation finds them
-	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
+	@$(PYTHON) project/install.py --venv $(VENV) $(TESTED)
 	$(BIN)/python -m tests.sim.mutants
 
 paths: ## Count the functions that a prompt, a token, a disconnect and a resume cross (TREE=<another checkout>)
-	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
+	@$(PYTHON) project/install.py --venv $(VENV) $(TESTED)
 	$(BIN)/python -m benchmarks.paths --list $(if $(TREE),--tree $(TREE))
 
 js: ## Lint, type-check and test the chat element's JavaScript (needs Node 20 and npm)

@@ -1,7 +1,7 @@
 """Our engine beside transformers `generate` and transformers continuous batching, in turns, in one run.
 
     python -m benchmarks.engine [--dtype bf16,fp32] [--streams 1,8,32] [--quick] [--cpu-time]
-    python -m benchmarks.engine --plain    lean decoder layers beside transformers' own
+    python -m benchmarks.engine --plain    our decoder layers beside transformers' own
 
 A random model of SmolLM2-135M's shape is built locally. Every contender decodes as many streams over as long a
 context and never stops early; all sample (temperature 0.8, top-p 0.95; with `--greedy-peers` only ours).
@@ -15,7 +15,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--streams", default="1,8,32")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and steps, no continuous batching")
     parser.add_argument("--cpu-time", action="store_true", help="CPU seconds of one thread: for a busy machine")
-    parser.add_argument("--plain", action="store_true", help="only ours, with and without lean decoder layers")
+    parser.add_argument(
+        "--plain", action="store_true", help="only ours, with our decoder layers and with transformers'"
+    )
     parser.add_argument("--greedy-peers", action="store_true", help="only ours samples")
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--steps", type=int, default=None, help="decode steps a round")
@@ -88,13 +90,13 @@ def print_machine(options: argparse.Namespace) -> None:
 
 
 def build_model(folder: Path, dtype: str, shape: dict[str, Any] = SMOLLM2_135M) -> None:
-    """Write a random Llama of the given shape."""
+    """Write a random model of the given shape, whose `model_type` is Llama's if it names none."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    config = AutoConfig.for_model("llama", **shape)
+    config = AutoConfig.for_model(**{"model_type": "llama", **shape})
     AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).save_pretrained(folder)
 
 
@@ -120,31 +122,21 @@ def run_dtype(folder: str, dtype: str, options: argparse.Namespace) -> None:
 
 
 def run_plain(folder: str, dtype: str, options: argparse.Namespace) -> None:
-    """Measure lean decoder layers and transformers' own, exchanged in one loaded model; print a line for each shape."""
-    ours = Ours(folder, dtype)
-    layers = ours.runner.loaded.model.model.layers
-    kinds = [list(layers), [layer.layer for layer in layers]]  # both kinds share their weights
-    print(f"{'':24}{'lean layers':>14}{'HF layers':>14}   lean / HF")
-
-    def run_with(kind: list[Any], measure: Callable[[], float]) -> float:
-        for index, layer in enumerate(kind):
-            layers[index] = layer
-        return measure()
-
-    def compare(title: str, measure: Callable[[], float]) -> None:
-        turns = [[run_with(kind, measure) for kind in kinds] for _ in range(options.rounds + 1)][1:]
-        print_line(title, [list(times) for times in zip(*turns, strict=True)])
-
+    """Measure our decoder layers and transformers' own over the same memory; print a line for each shape."""
+    contenders = [Ours(folder, dtype), Ours(folder, dtype, on_transformers=True)]
+    print(f"{'':24}{'our layers':>14}{'HF layers':>14}   ours / HF")
     for num_streams in options.streams:
-        ours.start(num_streams, options.prompt_len, 2 * options.steps * (options.rounds + 1) + 100)
-        compare(f"decode step, {num_streams} streams", lambda n=num_streams: ours.time_steps(n, options.steps))
-        ours.stop(num_streams)
-    compare("first token, 1k prompt", lambda: ours.first_token(LONG_PROMPT_LEN))
-    ours.close()
+        times = take_turns(
+            contenders, lambda one, n=num_streams: one.decode(n, options.prompt_len, options.steps), options
+        )
+        print_line(f"decode step, {num_streams} streams", times)
+    print_line("first token, 1k prompt", take_turns(contenders, lambda one: one.first_token(LONG_PROMPT_LEN), options))
+    for contender in contenders:
+        contender.close()
 
 
 def take_turns(
-    contenders: list[Contender], measure: Callable[[Any], float], options: argparse.Namespace
+    contenders: Sequence[Contender], measure: Callable[[Any], float], options: argparse.Namespace
 ) -> list[list[float]]:
     """Let every contender run once unmeasured, then `rounds` times in turns; return seconds by contender."""
     times: list[list[float]] = [[] for _ in contenders]

@@ -26,9 +26,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--venv", type=Path, default=Path(".venv"))
     parser.add_argument("-r", "--requirement", type=Path, action="append", required=True, help="may be repeated")
+    parser.add_argument(
+        "--alone", type=Path, action="append", default=[], help="a file whose packages come without what they ask for"
+    )
     options = parser.parse_args()
     try:
-        install(options.venv, options.requirement)
+        install(options.venv, options.requirement, options.alone)
     except Failed as failure:
         print(f"\n{failure}", file=sys.stderr)
         return 1
@@ -39,15 +42,15 @@ class Failed(Exception):
     """A failure, as a sentence with its remedy."""
 
 
-def install(venv: Path, requirements: list[Path]) -> None:
-    """Install what `requirements` pin into `venv`, unless the stamp shows that it is there."""
+def install(venv: Path, requirements: list[Path], alone: list[Path]) -> None:
+    """Install what `requirements` pin into `venv`, unless the stamp shows that it is there; then what `alone` pins."""
     if sys.version_info < (3, 11):  # noqa: UP036 - the one file that an older Python may try to run
         raise Failed(
             f"Python 3.11 or newer is needed; this is {sys.version.split()[0]}. Try: make run PYTHON=python3.11"
         )
     stamp = venv / "streamserve-requirements.json"
     installed = json.loads(stamp.read_text()) if stamp.exists() else {}
-    wanted = {str(path): _fingerprint(path) for path in requirements}
+    wanted = {str(path): _fingerprint(path) for path in (*requirements, *alone)}
     if wanted.items() <= installed.items():
         return
     python = venv / "bin" / "python"
@@ -56,6 +59,8 @@ def install(venv: Path, requirements: list[Path]) -> None:
     _pip(python, ["install", "--quiet", PIP], "upgrading pip")
     _announce_torch(python, requirements)
     _pip(python, ["install", *_files(requirements)], "installing")
+    if alone:
+        _pip(python, ["install", "--no-deps", *_files(alone)], "installing")
     stamp.write_text(json.dumps(installed | wanted))
 
 

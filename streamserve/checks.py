@@ -20,8 +20,11 @@ from django.utils.module_loading import import_string
 from streamserve.clients.remote.config import read_key
 from streamserve.conf import ECHO_PATH, LOG_SCHEMES, ServedModel, SiteConfig, get_problems, get_settings
 from streamserve.engine.config import EngineConfig
+from streamserve.native.build import find, obstacle
+from streamserve.native.levels import best_level
 from streamserve.streams.lease.liveness import host_of, own_host
 
+_GGUF = ".gguf"
 _ENGINE_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
 _WRAP = "application = streamserve.routing.wrap(application)"
 _MAX_WRAPPERS = 20  # layers of middleware around an application
@@ -39,6 +42,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     conf = get_settings()
     return [
         *_check_models(conf),
+        *_check_native(conf),
         *_check_memory(conf),
         *_check_remote(conf),
         *_check_log(conf),
@@ -175,7 +179,7 @@ def _check_storage(conf: SiteConfig) -> Iterator[CheckMessage]:
 
 
 def _check_models(conf: SiteConfig) -> Iterator[CheckMessage]:
-    """E004: packages that a local model needs are missing. E005: its folder, or its config.json, is."""
+    """E004: packages that a local model needs are missing. E005: its folder or file is, or cannot be read."""
     local = {alias: entry.model.path for alias, entry in conf.models.items() if is_local(entry)}
     absent = [name for name in _ENGINE_PACKAGES if find_spec(name) is None]
     if local and absent:
@@ -187,15 +191,49 @@ def _check_models(conf: SiteConfig) -> Iterator[CheckMessage]:
     for alias, path in local.items():
         if not is_folder_like(path) or (Path(path).expanduser() / "config.json").is_file():
             continue
+        if Path(path).expanduser().is_file() and path.endswith(_GGUF):
+            yield from _check_gguf(alias, Path(path).expanduser())
+            continue
         if Path(path).expanduser().is_dir():
             message = f"The folder {path} of the model {alias!r} has no config.json."
         else:
             message = f"The model {alias!r} has no folder at {path}."
         yield Error(
             message,
-            hint="Give the folder that holds config.json and *.safetensors, or a hub id such as org/name.",
+            hint="Give the folder with config.json and *.safetensors, a .gguf file, or a hub id such as org/name.",
             id="streamserve.E005",
         )
+
+
+def _check_native(conf: SiteConfig) -> Iterator[CheckMessage]:
+    """W015: a model is to run on a CPU without the native kernels."""
+    on_cpu = [alias for alias, entry in conf.models.items() if is_local(entry) and _wants_kernels(entry)]
+    why = obstacle(best_level()) if on_cpu else None
+    if on_cpu and why is None and conf.client != "process" and find(best_level()) is None:
+        why = "they are not compiled yet, and a web process does not compile them"
+    if why is not None:
+        yield Warning(
+            f"The native kernels are off for the model {on_cpu[0]!r}: {why}.",
+            hint="On a CPU an answer takes two to four times as long without them. Install g++ and run python -m "
+            'streamserve.native.build, or say "NATIVE": False in MODELS to do without.',
+            id="streamserve.W015",
+        )
+
+
+def _wants_kernels(entry: ServedModel) -> bool:
+    has_gpu = Path("/dev/nvidiactl").exists()
+    return entry.model.native and (entry.model.device == "cpu" or (entry.model.device == "auto" and not has_gpu))
+
+
+def _check_gguf(alias: str, path: Path) -> Iterator[CheckMessage]:
+    from streamserve.engine.model.load.errors import ModelLoadError
+    from streamserve.engine.model.load.gguf.config import config_of
+    from streamserve.engine.model.load.gguf.file import GGUFFile
+
+    try:
+        config_of(GGUFFile(path))
+    except ModelLoadError as error:
+        yield Error(f"The model {alias!r} cannot be loaded.", hint=str(error), id="streamserve.E005")
 
 
 def _check_remote(conf: SiteConfig) -> Iterator[CheckMessage]:
@@ -250,7 +288,7 @@ def _check_log(conf: SiteConfig) -> Iterator[CheckMessage]:
 
 def is_folder_like(path: str) -> bool:
     """Return whether `path` is a folder rather than a hub id (one slash, neither `.` nor `/` in front)."""
-    return path.startswith(("/", ".", "~")) or path.count("/") > 1 or "\\" in path
+    return path.startswith(("/", ".", "~")) or path.count("/") > 1 or "\\" in path or path.endswith(_GGUF)
 
 
 def _check_anonymous(conf: SiteConfig) -> Iterator[CheckMessage]:

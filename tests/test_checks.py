@@ -106,6 +106,28 @@ def test_models_that_want_too_much_memory_together_are_found(engine: Any, device
         assert "streamserve.W007" not in ids()
 
 
+@pytest.mark.parametrize(
+    ("options", "is_found"),
+    [({"DEVICE": "cpu"}, True), ({"DEVICE": "cpu", "NATIVE": False}, False), ({"DEVICE": "cuda"}, False)],
+)
+def test_a_cpu_without_a_compiler_is_found(
+    options: Any, is_found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W015: what the kernels would bring, unless there is a GPU or they are not wanted."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with override_settings(STREAMSERVE={"MODELS": {"m": {"PATH": "org/name", **options}}}):
+        assert ("streamserve.W015" in ids()) is is_found
+
+
+def test_a_web_process_that_would_compile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W015: an engine in a web process takes a library that is there, and makes none."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    models = {"m": {"PATH": "org/name", "DEVICE": "cpu"}}
+    with override_settings(STREAMSERVE={"MODELS": models, "CLIENT": "thread", "STATE_DIR": str(tmp_path)}):
+        assert "streamserve.W015" in ids()
+
+
 def test_a_folder_that_exists_is_right(tmp_path: Path) -> None:
     """A folder with a config.json passes; one without is named, as the parent of a model's folder."""
     with override_settings(STREAMSERVE={"MODELS": {"m": {"PATH": str(tmp_path)}}}):
@@ -114,7 +136,18 @@ def test_a_folder_that_exists_is_right(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text("{}")
         assert "streamserve.E005" not in ids()
     assert checks.is_folder_like("./model")
+    assert checks.is_folder_like("model.gguf")
     assert not checks.is_folder_like("org/name")
+
+
+def test_a_gguf_file_is_read_by_its_header(tmp_path: Path) -> None:
+    """A file that is none is an error that says why; a name without a file is an absent model, not a hub id."""
+    path = tmp_path / "model.gguf"
+    with override_settings(STREAMSERVE={"MODELS": {"m": {"PATH": str(path)}}}):
+        assert "streamserve.E005" in ids()
+        path.write_bytes(b"GGUF" + bytes(3))
+        (found,) = [one for one in run_checks() if one.id == "streamserve.E005"]
+        assert "model.gguf cannot be read as a GGUF file" in str(found.hint)
 
 
 @pytest.mark.parametrize(

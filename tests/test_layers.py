@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "streamserve"
 ROOT = PACKAGE.parent
 
 # From the lowest up. A layer may import itself and those before it.
-LAYERS = ("protocol", "dialects", "engine", "clients", "streams", "api", "asgi", "base", "work", "web", "top")
+LAYERS = ("protocol", "dialects", "native", "engine", "clients", "streams", "api", "asgi", "base", "work", "web", "top")
 BASE = ("conf.py", "conf_reader.py", "models.py", "keys.py")
 FOLDERS = {"rows": "base", "migrations": "base", "management": "top", "templatetags": "top"}
 WITHOUT_DJANGO = LAYERS[: LAYERS.index("base")]
@@ -28,7 +28,7 @@ LIBRARIES = {
 }
 # These reach an engine through `clients` only, and share values with it through `protocol`; its config is a value too.
 ABOVE_CLIENTS = {"streams", "api", "asgi", "work", "web"}
-NO_ASYNCIO = {"protocol", "dialects", "engine"}
+NO_ASYNCIO = {"protocol", "dialects", "native", "engine"}
 
 
 def python_files() -> Iterator[Path]:
@@ -135,12 +135,13 @@ def test_the_rules_can_fail(layer: str, module: str) -> None:
 
 
 def test_only_conf_reads_settings_and_the_environment() -> None:
-    """`os.environ`: a command, the tests' server, the hub's switch, OpenMP's, a key; `STREAMSERVE`: conf.py."""
+    """`os.environ`: a command, the tests' server, the hub's switch, OpenMP's, CXX, a key; `STREAMSERVE`: conf.py."""
     allowed = {
         "testing.py",
         "management/commands/streamserve_chat.py",
         "engine/model/load/source.py",
         "engine/model/openmp.py",
+        "native/build.py",
         "clients/remote/config.py",
     }
     for path in python_files():

@@ -1,4 +1,4 @@
-"""The servers that `benchmarks.qoe_http` measures: the demo site with an engine of its own, and vLLM."""
+"""The servers that `benchmarks.qoe_http` and `benchmarks.peers` measure: the demo site with an engine, and vLLM."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from benchmarks.support.machine import progress
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "measured"
-MAX_MODEL_LEN = 2048
-NUM_BLOCKS = 2048
-_READY_SECONDS, _END_SECONDS = 400.0, 10.0
+BLOCK_SIZE = 32
+_READY_SECONDS, _END_SECONDS = 600.0, 10.0
 # `classes`: alike for the order and refused after 2.5 s, as `contenders.one_class` has it. Nothing parks.
 SETTINGS = """
 STREAMSERVE["MODELS"] = {{{model!r}: {{
-    "PATH": {path!r}, "DTYPE": {dtype!r}, "NUM_THREADS": {num_threads},
-    "ENGINE": {{"MAX_NUM_SEQS": {seats}, "NUM_BLOCKS": {num_blocks}, "MAX_MODEL_LEN": {max_model_len}}},
+    "PATH": {path!r}, "DTYPE": {dtype!r}, "NUM_THREADS": {num_threads}, **{more!r},
+    "ENGINE": {{
+        "MAX_NUM_SEQS": {seats}, "NUM_BLOCKS": {num_blocks}, "BLOCK_SIZE": {block_size}, "MAX_MODEL_LEN": {max_len},
+    }},
 }}}}
 STREAMSERVE["LIMITS"] = {{"MAX_STREAMS_PER_PRINCIPAL": 10_000}}
 LOGGING["loggers"] = {{}}
@@ -45,30 +46,46 @@ if {is_fcfs}:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What every server serves. `num_threads`: of the engine, None for all cores."""
+    """What every server serves, in how much memory.
+
+    `num_threads`: of the engine, None for all cores. `max_len`: tokens of a prompt and its answer; `cache_len`: tokens
+    whose keys and values are held at once; `cache_bytes`: what they take, for servers that are told bytes.
+    """
 
     folder: Path
     dtype: str
     seats: int
     num_threads: int | None
+    max_len: int = 2048
+    cache_len: int = 65_536
+    cache_bytes: int = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that answers on a port of 127.0.0.1. `process`: what accepts the connections."""
+    """A server that answers on a port of 127.0.0.1. `process`: what accepts the connections; `engine`: what computes.
+
+    Each is the leader of a session of its own, in which its children are.
+    """
 
     port: int
     key: str
     process: subprocess.Popen[bytes]
+    engine: subprocess.Popen[bytes]
 
 
 @contextlib.contextmanager
 def site(
-    model: Model, folder: Path, *, is_fcfs: bool, environ: Mapping[str, str] = MappingProxyType({})
+    model: Model,
+    folder: Path,
+    *,
+    is_fcfs: bool,
+    environ: Mapping[str, str] = MappingProxyType({}),
+    more: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Server]:
     """Serve the demo site with an engine process and one daphne worker under FlowServer while the block runs.
 
-    `environ` is added to the environment of both.
+    `environ` is added to the environment of both, `more` to the model's settings. Raises RuntimeError.
     """
     folder.mkdir()
     own = Site(folder, ROOT, step_seconds=0.0)
@@ -79,9 +96,11 @@ def site(
                 path=str(model.folder),
                 dtype=model.dtype,
                 num_threads=model.num_threads,
+                more=dict(more),
                 seats=model.seats,
-                num_blocks=NUM_BLOCKS,
-                max_model_len=MAX_MODEL_LEN,
+                num_blocks=model.cache_len // BLOCK_SIZE,
+                block_size=BLOCK_SIZE,
+                max_len=model.max_len,
                 is_fcfs=is_fcfs,
             )
         )
@@ -93,34 +112,48 @@ def site(
         processes = {}
         for name, command in (("engine", ["manage.py", "streamserve_engine"]), ("worker", daphne)):
             log = folder / f"{name}.txt"
-            processes[log] = stack.enter_context(_process(log, [sys.executable, *command], own.environ))
-        _wait(f"http://127.0.0.1:{port}/readyz", processes)
-        yield Server(port, own.key, processes[folder / "worker.txt"])
+            processes[log] = stack.enter_context(running(log, [sys.executable, *command], own.environ))
+        wait_until_ready(f"http://127.0.0.1:{port}/readyz", processes)
+        yield Server(port, own.key, processes[folder / "worker.txt"], processes[folder / "engine.txt"])
 
 
 @contextlib.contextmanager
 def vllm(model: Model, folder: Path, python: Path) -> Iterator[Server]:
-    """Serve the model with the vLLM of another environment, by its Python, with as many seats."""
+    """Serve the model with the vLLM of another environment, by its Python, with as many seats. Raises RuntimeError."""
     folder.mkdir()
     port = free_port()
     arguments = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model.folder)]
     arguments += ["--served-model-name", MODEL, "--host", "127.0.0.1"]
-    arguments += ["--port", str(port), "--max-num-seqs", str(model.seats), "--max-model-len", str(MAX_MODEL_LEN)]
+    arguments += ["--port", str(port), "--max-num-seqs", str(model.seats), "--max-model-len", str(model.max_len)]
     arguments += ["--disable-log-stats", "--dtype", model.dtype]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DJANGO"))}
-    environ |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    environ = peer_environ() | {"VLLM_CPU_KVCACHE_SPACE": str(-(-model.cache_bytes >> 30)), "VLLM_NO_USAGE_STATS": "1"}
     cores = sorted(os.sched_getaffinity(0))
     environ["VLLM_CPU_OMP_THREADS_BIND"] = f"{cores[0]}-{cores[-1]}"
     openmp = next((python.parent.parent / "lib").glob("libiomp5.so"), None)
     if openmp is not None:  # without it vLLM warns that it is slow
         environ["LD_PRELOAD"] = str(openmp)
-    with _process(folder / "vllm.txt", arguments, environ) as process:
-        _wait(f"http://127.0.0.1:{port}/health", {folder / "vllm.txt": process})
-        yield Server(port, "none", process)
+    with peer(folder, arguments, environ, port) as server:
+        yield server
+
+
+def peer_environ() -> dict[str, str]:
+    """Return the environment of another project's server: this one's without what is said to Python and Django."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DJANGO"))}
+    return environ | {"HF_HUB_OFFLINE": "1"}
 
 
 @contextlib.contextmanager
-def _process(log: Path, command: list[str], environ: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def peer(folder: Path, command: list[str], environ: Mapping[str, str], port: int) -> Iterator[Server]:
+    """Run a server of one process that answers /health on `port`, logging into `folder`. Raises RuntimeError."""
+    log = folder / "server.txt"
+    with running(log, command, environ) as process:
+        wait_until_ready(f"http://127.0.0.1:{port}/health", {log: process})
+        yield Server(port, "none", process, process)
+
+
+@contextlib.contextmanager
+def running(log: Path, command: list[str], environ: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command in a session of its own while the block runs; its output goes to `log`."""
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=output, stderr=output, start_new_session=True)
     try:
@@ -130,17 +163,20 @@ def _process(log: Path, command: list[str], environ: dict[str, str]) -> Iterator
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and, if it does not end soon, its children with it."""
+    """End a process, and what is left of its session."""
     process.send_signal(signal.SIGTERM)
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    process.wait()
 
 
-def _wait(url: str, processes: Mapping[Path, subprocess.Popen[bytes]]) -> None:
-    """Wait until the address answers 200; the processes are known by their logs. No proxy comes between."""
+def wait_until_ready(url: str, processes: Mapping[Path, subprocess.Popen[bytes]]) -> None:
+    """Wait until the address answers 200; raises RuntimeError with the end of its log when a process ends first.
+
+    The processes are known by their logs. No proxy comes between.
+    """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     progress(f"waiting for {next(iter(processes)).parent.name}")
     deadline = time.monotonic() + _READY_SECONDS

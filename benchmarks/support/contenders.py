@@ -15,7 +15,7 @@ import torch
 
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.core import EngineCore
-from streamserve.engine.model.load.start import load_runner
+from streamserve.engine.model.load.start import load_hf_runner, load_runner
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.requests import START, Admission, Resume, SamplingParams
 
@@ -65,10 +65,13 @@ class Ours:
 
     name = "ours"
 
-    def __init__(self, folder: str, dtype: str, device: str = "cpu", num_blocks: int = 1024) -> None:
+    def __init__(
+        self, folder: str, dtype: str, device: str = "cpu", num_blocks: int = 1024, *, on_transformers: bool = False
+    ) -> None:
+        """`on_transformers`: with transformers' decoder layers instead of ours."""
         self.config = EngineConfig(num_blocks=num_blocks, prefill_chunk=2048, max_num_batched_tokens=8192)
         model = ModelConfig(alias="ours", path=folder, dtype=dtype, device=device)
-        self.runner = load_runner(model, self.config)
+        self.runner = load_hf_runner(model, self.config) if on_transformers else load_runner(model, self.config)
         self.core = EngineCore(self.runner, self.config, time.monotonic)
         self.seq_id = 0
 

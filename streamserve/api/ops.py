@@ -254,6 +254,8 @@ def _load_metrics(model: ModelDescription) -> dict[str, Any]:
         "total_bytes": model.total_bytes,
         "elapsed_seconds": round(model.elapsed_seconds, 1),
         "message": model.message,
+        "dtype": model.dtype,
+        "linears": model.linears,
     }
 
 

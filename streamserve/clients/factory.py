@@ -14,6 +14,7 @@ park, a preemption or a cached prefix as in a real model. No torch, no clock, no
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from array import array
@@ -36,6 +37,8 @@ from streamserve.engine.text.tokenizer import Prompt
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.requests import GenerateRequest
 
+logger = logging.getLogger(__name__)
+
 # Long enough for a page of text, small enough that a test can fill it.
 _ECHO_MODEL_LEN = 8192
 _ECHO_NUM_BLOCKS = 1024
@@ -47,8 +50,12 @@ def make_client(
     *,
     step_delay_seconds: float = 0.0,
     on_step: OnStep | None = None,
+    compiles: bool = False,
 ) -> ThreadClient:
-    """Return a client for a model, in this process; `path="echo"` needs no weights (and may be slowed down)."""
+    """Return a client for a model, in this process; `path="echo"` needs no weights (and may be slowed down).
+
+    `compiles`: native kernels may be compiled here. An engine's own process may; a web process takes what is there.
+    """
     if model.path == "echo":
         return echo_client(
             model.alias,
@@ -58,7 +65,7 @@ def make_client(
             step_delay_seconds=step_delay_seconds,
             on_step=on_step,
         )
-    return hf_client(model, config, on_step=on_step)
+    return hf_client(model, config, on_step=on_step, compiles=compiles)
 
 
 def echo_client(
@@ -93,10 +100,16 @@ def remote_client(config: RemoteConfig) -> EngineClient:
     return RemoteClient(config)
 
 
-def hf_client(model: ModelConfig, config: EngineConfig | None = None, *, on_step: OnStep | None = None) -> ThreadClient:
+def hf_client(
+    model: ModelConfig,
+    config: EngineConfig | None = None,
+    *,
+    on_step: OnStep | None = None,
+    compiles: bool = False,
+) -> ThreadClient:
     """Return a client of a Hugging Face model folder."""
     config = config or EngineConfig()
-    return ThreadClient(model.alias, partial(_load_hf, model, config), config, on_step=on_step)
+    return ThreadClient(model.alias, partial(_load_hf, model, config, compiles), config, on_step=on_step)
 
 
 def _load_echo(
@@ -130,7 +143,7 @@ def _load_echo(
     return LoadedEngine(runner=runner, tokenizer=tokenizer, facts=facts, format=format_)
 
 
-def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> LoadedEngine:
+def _load_hf(model: ModelConfig, config: EngineConfig, compiles: bool, progress: Progress) -> LoadedEngine:
     limit_spin()  # read by torch's OpenMP runtime, which the next line may load
     from streamserve.engine.model.load.loader import read_config
     from streamserve.engine.model.load.source import ModelLoadError, resolve, sampling_defaults
@@ -144,7 +157,8 @@ def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> Lo
         with _loading_alone(progress):
             read_config(Path(folder))  # refuses what is no model, before its tokenizer is missed
             tokenizer = HFTokenizer(folder, model.chat_template)
-            runner: Any = load_runner(replace(model, path=folder), config, progress)
+            model = replace(model, path=folder, native=model.native and (compiles or _is_compiled(model)))
+            runner: Any = load_runner(model, config, progress)
             format_ = choose_format(tokenizer, model.format)
     except ModelLoadError as error:  # its message is written for operators
         raise EngineUnavailable(str(error), code="load_failed") from error
@@ -154,10 +168,26 @@ def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> Lo
         num_parameters=runner.num_parameters,
         dtype=runner.dtype,
         device=runner.device,
+        linears=runner.linears,
         revision=runner.revision,
         sampling_defaults=sampling_defaults(Path(folder)),
     )
     return LoadedEngine(runner=cast(Runner, runner), tokenizer=tokenizer, facts=facts, format=format_)
+
+
+def _is_compiled(model: ModelConfig) -> bool:
+    """Return whether this machine's native library is there; if not, say that it is off."""
+    from streamserve.native.build import find
+    from streamserve.native.levels import best_level
+
+    if find(best_level()) is not None:
+        return True
+    logger.warning(
+        'Native kernels are off for %s: a web process does not compile them. Let an engine of its own serve ("CLIENT": '
+        '"process"), or run python -m streamserve.native.build once.',
+        model.alias,
+    )
+    return False
 
 
 # While transformers loads a model it changes what the whole process has: torch's default dtype, whether weights are

@@ -128,8 +128,8 @@ def numbers_per_token(model: Mapping[str, Any]) -> int:
     """How many numbers the KV memory stores for one token, over all layers (all of it, windows or not)."""
     text = text_config(model)
     unlike = _unlike_layers(text)
-    num_alike = _first(text, "num_hidden_layers", "n_layer") - len(unlike)
-    return num_alike * _numbers_of_layer(text) + sum(_numbers_of_layer({**text, **own}) for own in unlike)
+    num_stored = _first(text, "num_hidden_layers", "n_layer") - (text.get("num_kv_shared_layers") or 0)
+    return sum(_numbers_of_layer({**text, **unlike.get(index, {})}) for index in range(num_stored))
 
 
 def _numbers_of_layer(text: Mapping[str, Any]) -> int:
@@ -142,18 +142,18 @@ def _numbers_of_layer(text: Mapping[str, Any]) -> int:
     return int(num_kv_heads * 2 * head_dim)
 
 
-def _unlike_layers(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the fields of the layers with another shape (Gemma 4: those with full attention)."""
+def _unlike_layers(text: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    """Return the fields of the layers with another shape, by their number (Gemma 4: those with full attention)."""
     if text.get("per_layer_config"):
-        return list(text["per_layer_config"].values())
+        return {int(index): own for index, own in text["per_layer_config"].items()}
     if not text.get("global_head_dim"):
-        return []
+        return {}
     if not isinstance(text.get("layer_types"), list):
         raise UnknownShape("config.json has no list 'layer_types', and what a token takes depends on it.")
     own = {"head_dim": text["global_head_dim"]}
     if text.get("attention_k_eq_v") and text.get("num_global_key_value_heads"):
         own["num_key_value_heads"] = text["num_global_key_value_heads"]
-    return [own] * text["layer_types"].count("full_attention")
+    return {index: own for index, kind in enumerate(text["layer_types"]) if kind == "full_attention"}
 
 
 def model_len(model: Mapping[str, Any]) -> int:

@@ -144,9 +144,9 @@ class ModelConfig:
 
     `dtype`: "auto" (the checkpoint's), "float32" or "bfloat16". `device`: "auto" (CUDA if there is a GPU), "cpu",
     "cuda". `chat_template` names one of a model's templates ("": "default"; with tools "tool_use", if the model has
-    it). `packed` None: oneDNN-packed linears and lean decoder layers wherever they apply (CPU). `answers`, for "echo"
-    only: what it answers, by words of the question, and else the question itself (clients/factory.py); None: words that
-    depend on every token.
+    it). `packed` None: linear layers by the fastest back end that is right; False: by torch's own. `native`: kernels in
+    C++ (streamserve/native/) where there are some for the machine (CPU). `answers`, for "echo" only: what it answers,
+    by words of the question, and else the question itself (clients/factory.py); None: words that depend on every token.
     `format` names how the output marks thoughts and tool calls (engine/text/formats/); None: what the tokenizer shows.
     """
 
@@ -155,6 +155,7 @@ class ModelConfig:
     dtype: str = "auto"
     device: str = "auto"
     packed: bool | None = None
+    native: bool = True
     parity_probe: bool = True
     chat_template: str = ""
     num_threads: int | None = None

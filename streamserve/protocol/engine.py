@@ -88,7 +88,8 @@ class ModelDescription:
 
     `state`: "idle" (not asked for yet), "loading", "ready", "paused" and "draining" (by an operator: it takes nothing
     new), "failed". `stage`, `fraction` (0 to 1), bytes and `elapsed_seconds` describe loading; `message` names the
-    failure and the way out. `was_ready`: there was an engine before, so that another engine can be expected.
+    failure and the way out. `linears` names what computes its linear layers. `was_ready`: there was an engine before,
+    so that another engine can be expected.
     """
 
     alias: str
@@ -103,6 +104,7 @@ class ModelDescription:
     has_chat_template: bool = False
     dtype: str = ""
     device: str = ""
+    linears: str = ""
     num_parameters: int = 0
     created: int = 0
     was_ready: bool = False

@@ -49,6 +49,7 @@ def capacity_of(model: dict[str, Any] = SMOLLM2, *, on_gpu: bool = False, **engi
             },
             29 * 2 * 3 * 64 + 2 * 128,
         ),
+        ({"num_kv_shared_layers": 10}, 20 * 2 * 3 * 64),
         (
             {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 100},
             30 * 9 * (128 + 64 + 100),

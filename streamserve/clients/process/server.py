@@ -72,7 +72,11 @@ class EngineServer:
         self._started_at = time.monotonic()
         self._watchdog = Watchdog(max(config.engine.step_seconds, config.hang_seconds), _TICK_SECONDS)
         self._client = make_client(
-            config.model, config.engine, step_delay_seconds=config.echo_step_seconds, on_step=self._on_step
+            config.model,
+            config.engine,
+            step_delay_seconds=config.echo_step_seconds,
+            on_step=self._on_step,
+            compiles=True,
         )
         self._record = record
         self._on_progress = on_progress

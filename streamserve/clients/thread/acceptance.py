@@ -48,6 +48,7 @@ class EngineFacts:
     num_parameters: int = 0
     dtype: str = ""
     device: str = ""
+    linears: str = ""
     revision: str = ""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 

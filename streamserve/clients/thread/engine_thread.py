@@ -179,6 +179,7 @@ class EngineThread:
             has_chat_template=engine.tokenizer.has_chat_template,
             dtype=engine.facts.dtype,
             device=engine.facts.device,
+            linears=engine.facts.linears,
             num_parameters=engine.facts.num_parameters,
         )
         if self._loaded is not None:

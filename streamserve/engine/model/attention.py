@@ -20,6 +20,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from streamserve.engine.model.batch import DecodeMetadata, PrefillMetadata, StepBatch
+from streamserve.engine.model.kernels import Kernels
 from streamserve.engine.model.kv_cache import KVCache, LayerShape
 
 NAME = "streamserve_paged"
@@ -45,9 +46,10 @@ class Variant:
 
 
 class PagedAttention:
-    """The step that the attention function works on. Each loaded model has one."""
+    """The step that the attention function works on. Each loaded model has one. `kernels` None: torch computes."""
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: Kernels | None = None) -> None:
+        self.kernels = kernels
         self.kv: KVCache | None = None
         self.batch: StepBatch | None = None
         self.recorded: dict[int, LayerShape] | None = None
@@ -86,28 +88,59 @@ class PagedAttention:
             return query.new_zeros(query.shape[1], query.shape[0], value.shape[2])
         assert self.kv is not None, "attention was called outside a step"
         assert self.batch is not None
-        self.kv.write(layer, self.batch.slot_mapping, key, value)
-        return self._attend(layer, query, key, value, variant, self.kv, self.batch)
+        return attend(layer, query, key, value, variant, self.kv, self.batch, kernels=self.kernels)
 
-    def _attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        variant: Variant,
-        kv: KVCache,
-        batch: StepBatch,
-    ) -> torch.Tensor:
-        parts = [attend_decodes(query[:, group.rows], kv, layer, group, variant) for group in batch.decodes]
-        for span in batch.prefills:
-            if span.start == 0:  # all keys are in this step: no gather
-                keys, values = key[:, span.rows], value[:, span.rows]
-            else:
-                keys, values = kv.read(layer, span.context)
-            parts.append(attend_prefill(query[:, span.rows], keys, values, span, variant))
-        out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return out.to(query.dtype)
+
+def attend(
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    variant: Variant,
+    kv: KVCache,
+    batch: StepBatch,
+    *,
+    kernels: Kernels | None = None,
+    is_new: bool = True,
+) -> torch.Tensor:
+    """Attend over `layer` of the KV memory. query (Hq, T, D), key (Hkv, T, D), value (Hkv, T, Dv) -> (T, Hq, Dv).
+
+    The step's keys and values are stored first; not `is_new`: an earlier call of this step has stored them. `kernels`:
+    None computes with torch.
+    """
+    if is_new and kernels is None:
+        kv.write(layer, batch.slot_mapping, key, value)
+    elif is_new and kernels is not None:
+        kernels.write_slots(kv.keys[layer], batch.slot_mapping, key)
+        kernels.write_slots(kv.values[layer], batch.slot_mapping, value)
+    parts = [_attend_group(layer, query[:, group.rows], variant, kv, group, kernels) for group in batch.decodes]
+    for span in batch.prefills:
+        if span.start == 0:  # all keys are in this step: no gather
+            keys, values = key[:, span.rows], value[:, span.rows]
+        else:
+            keys, values = kv.read(layer, span.context)
+        parts.append(attend_prefill(query[:, span.rows], keys, values, span, variant))
+    parts = [part.to(query.dtype) for part in parts]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _attend_group(
+    layer: int, query: torch.Tensor, variant: Variant, kv: KVCache, group: DecodeMetadata, kernels: Kernels | None
+) -> torch.Tensor:
+    if kernels is None or query.dtype != kv.keys[layer].dtype:
+        return attend_decodes(query, kv, layer, group, variant)
+    return kernels.attend_decodes(
+        query,
+        kv.keys[layer],
+        kv.values[layer],
+        group.positions,
+        group.block_tables,
+        group.block_size,
+        scaling=variant.scaling,
+        window=variant.window,
+        softcap=variant.softcap,
+        sinks=variant.sinks,
+    )
 
 
 def attend_decodes(
@@ -270,27 +303,16 @@ def forward(
     return out[None], None
 
 
-def attach(model: torch.nn.Module) -> PagedAttention:
+def attach(model: torch.nn.Module, kernels: Kernels | None = None) -> PagedAttention:
     """Register the function with transformers and give every attention module of `model` one `PagedAttention`."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, forward)
-    paged = PagedAttention()
+    paged = PagedAttention(kernels)
     for module in model.modules():
         if hasattr(module, "layer_idx"):
             setattr(module, _ATTRIBUTE, paged)
     return paged
-
-
-@contextmanager
-def attending_by(module: torch.nn.Module, function: Any) -> Iterator[None]:
-    """Let `function` take the calls of one attention module inside the block."""
-    before = getattr(module, _ATTRIBUTE)
-    setattr(module, _ATTRIBUTE, function)
-    try:
-        yield
-    finally:
-        setattr(module, _ATTRIBUTE, before)
 
 
 @contextmanager

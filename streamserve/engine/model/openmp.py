@@ -13,7 +13,7 @@ from collections.abc import Mapping
 # The variables that set how threads wait: OpenMP's own, libgomp's (torch on Linux), libiomp's and LLVM's.
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 # Iterations of libgomp's loop (a `pause` each), and milliseconds, the smallest number of LLVM's runtime above 0.
-# Chosen by `python -m benchmarks.peers --spin` and as docs/log.md records.
+# Chosen by `python -m benchmarks.peers --environ GOMP_SPINCOUNT=N` and as docs/log.md records.
 _BOUNDED = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}
 
 

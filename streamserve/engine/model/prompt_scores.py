@@ -1,22 +1,19 @@
 """Log-probabilities of tokens that are known already: a prompt's own, at each position of a chunk.
 
 The body of the model runs once for the whole step. Its head runs again on a slice of the rows at a time, so that no
-more than a few rows as wide as the vocabulary are in memory at once, whatever the prompt. The model's own code runs the
-head, with the body's output in place of the body: what it does to logits (a soft cap, a scale) is done here too.
-Nothing here waits for a GPU. (Idea: vLLM's prompt log-probabilities, and its lesson, issue 5907, that rows for a whole
-prompt at once end the engine.)
+more than a few rows as wide as the vocabulary are in memory at once, whatever the prompt. Nothing here waits for a GPU.
+(Idea: vLLM's prompt log-probabilities, and its lesson, issue 5907: rows for a whole prompt at once end the engine.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from streamserve.engine.model.batch import StepBatch, on_device
+from streamserve.engine.model.language_model import LanguageModel
 from streamserve.engine.plan import Chunk, RawLogprobs
 
 # Of logits in single precision, at once.
@@ -64,19 +61,16 @@ class Scores:
         return found
 
 
-def score(model: torch.nn.Module, output: Any, batch: StepBatch, vocab_size: int) -> Scores:
-    """Score what the chunks of a batch ask for. `output` is what the model's body returned for it."""
+def score(model: LanguageModel, hidden: torch.Tensor, batch: StepBatch) -> Scores:
+    """Score what the chunks of a batch ask for. `hidden` (num_tokens, hidden_size) is what the model's body gave."""
     rows, token_ids, num_top = _wanted(batch)
     device = batch.input_ids.device
-    size = max(1, _SLICE_BYTES // (4 * vocab_size))
-    inputs = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "use_cache": False}
+    size = max(1, _SLICE_BYTES // (4 * model.vocab_size))
     parts = []
-    with _body_returns(model, output):
-        for first in range(0, len(rows), size):
-            index = on_device(rows[first : first + size], torch.int64, device)
-            targets = on_device(token_ids[first : first + size], torch.int64, device)
-            logits = model(**inputs, logits_to_keep=index).logits[0].float()  # (num_rows, vocab_size)
-            parts.append(_score_rows(logits, targets, num_top))
+    for first in range(0, len(rows), size):
+        index = on_device(rows[first : first + size], torch.int64, device)
+        targets = on_device(token_ids[first : first + size], torch.int64, device)
+        parts.append(_score_rows(model.logits(hidden, index).float(), targets, num_top))  # (num_rows, vocab_size)
     return Scores(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
@@ -102,19 +96,3 @@ def _score_rows(
     top = logits.topk(min(num_top, logits.shape[1]), dim=-1)
     chosen = logits.gather(1, targets[:, None]) - total
     return chosen[:, 0], top.values - total, top.indices, finite
-
-
-@contextmanager
-def _body_returns(model: torch.nn.Module, output: Any) -> Iterator[None]:
-    """Let the body of the model return `output`, whatever it is called with."""
-    body = model.get_decoder()
-    forward = body.forward
-    has_own = "forward" in vars(body)
-    body.forward = lambda *_args, **_kwargs: output
-    try:
-        yield
-    finally:
-        if has_own:
-            body.forward = forward
-        else:
-            del body.forward

@@ -1,4 +1,4 @@
-"""`HFRunner`: plans in, tokens out, through Hugging Face modelling code with our KV memory and attention.
+"""`HFRunner`: plans in, tokens out, through a language model over our KV memory.
 
 Holds the model and the KV memory; knows no requests. A `LaunchedStep` is its handle of a step, and becomes its result
 once that has arrived on the host. Engine thread only.
@@ -7,18 +7,16 @@ once that has arrived on the host. Engine thread only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from streamserve.engine.capacity import max_tokens_that_fit
 from streamserve.engine.model.batch import HostCopy, StepBatch, build_batch, on_device
-from streamserve.engine.model.kv_cache import KVCache, LayerShape
-from streamserve.engine.model.linear import forget_inputs
-from streamserve.engine.model.load.loader import LoadedModel
+from streamserve.engine.model.kv_cache import KVCache
+from streamserve.engine.model.load.loader import LoadedModel, end_token_ids
 from streamserve.engine.model.prompt_scores import Scores, score
 from streamserve.engine.model.sampler import Draws, SamplingMetadata, raw_logprobs, sample
 from streamserve.engine.model.token_rules import PenaltyCounts, RuleTensors
@@ -115,23 +113,23 @@ class HFRunner:
         self,
         loaded: LoadedModel,
         *,
-        layers: dict[int, LayerShape],
         block_size: int,
         num_blocks: int,
         max_model_len: int,
         can_overlap: bool | None = None,
     ) -> None:
         self.loaded = loaded
-        self.layers = layers
+        self.layers = loaded.layers
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.max_model_len = max_model_len
         self.vocab_size = loaded.vocab_size
-        self.eos_token_ids = loaded.eos_token_ids
+        self.eos_token_ids = end_token_ids(loaded.source)
         self.num_parameters = loaded.num_parameters
         self.dtype = str(loaded.dtype).removeprefix("torch.")
         self.device = str(loaded.device)
         self.revision = loaded.revision
+        self.linears = loaded.linears
         self.can_overlap = loaded.device.type == "cuda" if can_overlap is None else can_overlap
         self.kv = self.new_kv(num_blocks)
         self._last: LaunchedStep | None = None  # the next plan may take its tokens from the device
@@ -169,7 +167,6 @@ class HFRunner:
                 raise
             message = str(error)
         # Out here, as the exception held the frames that hold the step's tensors.
-        forget_inputs(self.loaded.model)
         give_back_memory(self.loaded.device)
         raise StepOutOfMemory(message)
 
@@ -182,7 +179,10 @@ class HFRunner:
                 for last, chunk in zip(batch.last_rows, batch.chunks, strict=True)
                 for index, spec in enumerate(chunk.samples)
             }
-            hidden, logits, scores = self._forward_and_score(batch, list(specs))
+            hidden, logits = self.forward(batch, list(specs))
+            scores = None
+            if any(chunk.scores is not None for chunk in batch.chunks):
+                scores = score(self.loaded.model, hidden, batch)
             draws = None if logits is None else self._sample(logits, specs, batch)
             step = LaunchedStep.of(plan, batch, hidden, draws, scores)
         self._last = step
@@ -193,13 +193,14 @@ class HFRunner:
         wanted = tuple(specs.values())
         penalises = any(spec.penalty_slot is not None for spec in wanted)
         if not penalises and all(spec.rules is None for spec in wanted):
-            return sample(logits, wanted)
+            return sample(logits, wanted, kernels=self.loaded.kernels)
         last_rows = on_device(list(specs), torch.int64, logits.device)
         last_token_ids = batch.input_ids[0].index_select(0, last_rows)
         if penalises:
             self._counts = self._counts or PenaltyCounts(logits.shape[1], logits.device)
             self._counts.update(wanted, last_token_ids)
-        return sample(logits, wanted, SamplingMetadata(last_token_ids, self._rules, self._counts))
+        metadata = SamplingMetadata(last_token_ids, self._rules, self._counts)
+        return sample(logits, wanted, metadata, self.loaded.kernels)
 
     def _fill_pending(self, batch: StepBatch) -> None:
         """Put tokens of the step before into the batch, from device to device."""
@@ -215,24 +216,10 @@ class HFRunner:
     def forward(self, batch: StepBatch, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the last hidden states (num_tokens, hidden) and the logits (len(rows), vocab_size) of `rows`."""
         model = self.loaded.model
-        inputs = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "use_cache": False}
-        with self.loaded.attention.step(self.kv, batch):
-            if not rows:
-                return model.base_model(**inputs).last_hidden_state[0], None
-            with body_outputs(model) as seen:
-                index = on_device(rows, torch.int64, self.loaded.device)
-                logits = model(**inputs, logits_to_keep=index).logits
-        return seen[0][0][0], logits[0]
-
-    def _forward_and_score(
-        self, batch: StepBatch, rows: list[int]
-    ) -> tuple[torch.Tensor, torch.Tensor | None, Scores | None]:
-        """Return what `forward` returns, and the scores that the batch asks for."""
-        if all(chunk.scores is None for chunk in batch.chunks):
-            return *self.forward(batch, rows), None
-        with body_outputs(self.loaded.model) as seen:
-            hidden, logits = self.forward(batch, rows or [0])  # the head is needed, whichever row is kept
-        return hidden, logits if rows else None, score(self.loaded.model, seen[0], batch, self.vocab_size)
+        hidden = model.forward(self.kv, batch)
+        if not rows:
+            return hidden, None
+        return hidden, model.logits(hidden, on_device(rows, torch.int64, self.loaded.device))
 
     def close(self) -> None:
         """Free the model and the KV memory; the runner is unusable afterwards."""
@@ -249,17 +236,6 @@ def _healthy_chunks(hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor:
 
 def _failed(seq_id: int) -> Sampled:
     return Sampled(seq_id=seq_id, error=NUMERICAL_ERROR)
-
-
-@contextmanager
-def body_outputs(model: torch.nn.Module) -> Iterator[list[Any]]:
-    """Collect what the model's body passes to the head; the last hidden state is its first entry."""
-    seen: list[Any] = []
-    hook = model.get_decoder().register_forward_hook(lambda _module, _inputs, out: seen.append(out))
-    try:
-        yield seen
-    finally:
-        hook.remove()
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""`HFTokenizer`: the tokenizer and chat template of a model folder or hub id, as transformers would read them.
+"""`HFTokenizer`: tokenizer and chat template of a model folder, hub id or GGUF file, as transformers would read them.
 
 transformers is imported when a tokenizer is made. The template runs in transformers' own jinja sandbox, and control
 tokens that a caller wrote into a message are encoded as ordinary text, so that a turn cannot be forged. Chats are
@@ -17,7 +17,10 @@ from collections.abc import Mapping, Sequence
 from queue import LifoQueue
 from typing import Any
 
+from streamserve.engine.model.load.errors import ModelLoadError
+from streamserve.engine.model.load.gguf.file import SUFFIX
 from streamserve.engine.text.chat_template import ChatTemplate, variables
+from streamserve.engine.text.gguf_tokenizer import open_gguf
 from streamserve.engine.text.tokenizer import Prompt, checked_bytes, checked_ids, checked_kwargs
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, NoChatTemplate
 from streamserve.protocol.requests import RESERVED_TEMPLATE_NAMES, GenerateRequest, Message, Tool
@@ -51,10 +54,11 @@ class HFTokenizer:
 
     def __init__(self, path: str, chat_template: str = "") -> None:
         from tokenizers import Tokenizer
-        from transformers import AutoTokenizer
 
         try:
-            self._hf = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+            self._hf = _open(path)
+        except ModelLoadError:
+            raise
         except Exception as error:  # absent or cut; the tokenizers library raises bare `Exception`s
             cause = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
             raise EngineUnavailable(f"{_NOT_FAST.format(path=path)} ({cause})", code="load_failed") from error
@@ -163,6 +167,15 @@ class HFTokenizer:
         if self.strips_leading_space:
             ours = ours.removeprefix(" ")
         return bool(ours == self.decode(ids))
+
+
+def _open(path: str) -> Any:
+    """Return transformers' tokenizer of a folder, a hub id, or a GGUF file."""
+    from transformers import AutoTokenizer
+
+    if path.endswith(SUFFIX):
+        return open_gguf(path)
+    return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
 
 
 def template_notes(folder: str, name: str = "") -> tuple[str, ...]:

@@ -145,7 +145,8 @@ async def _state(settings: SiteConfig, alias: str) -> str:
 def _state_of(model: ModelDescription) -> str:
     if model.state == "loading":
         return f"loading, {model.stage} {model.fraction:.0%}"
-    return f"{model.state} ({model.message})" if model.message else model.state
+    state = f"{model.state} ({model.message})" if model.message else model.state
+    return f"{state}, {model.dtype}, linear layers by {model.linears}" if model.linears else state
 
 
 async def _elsewhere(config: RemoteConfig) -> ModelDescription:

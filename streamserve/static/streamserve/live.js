@@ -161,10 +161,11 @@ class ModelCard {
     this.classes.update(model.classes ?? {}, model.num_recent);
   }
 
-  showLoading({ state, stage, fraction, message, loaded_bytes: loadedBytes, total_bytes: totalBytes, elapsed_seconds: elapsedSeconds }) {
+  showLoading({ state, stage, fraction, message, dtype, linears, loaded_bytes: loadedBytes, total_bytes: totalBytes, elapsed_seconds: elapsedSeconds }) {
     const isLoading = state === "loading";
     const figures = isLoading ? loadingFigures({ stage, fraction, loadedBytes, totalBytes, elapsedSeconds }) : "";
-    const words = [figures, message].filter(Boolean).join(" · ");
+    const arithmetic = linears ? `${dtype}, linear layers by ${linears}` : "";
+    const words = [figures, message, arithmetic].filter(Boolean).join(" · ");
     if (this.words.textContent !== words) this.words.textContent = words;
     this.words.hidden = words === "";
     this.progress.hidden = !isLoading;

@@ -1,4 +1,4 @@
-"""Load a causal language model into memory: find it, check it, read safetensors, pack its linears.
+"""Load a causal language model into memory: find it, check it, and build it of our layers, or of transformers' own.
 
 `support_of` tells whether this engine runs a model that is on this machine, and why not, without reading its weights
 (for `streamserve_models`). What is refused there is refused at a load by the same functions, with the same words.
@@ -8,7 +8,9 @@ Knows transformers; not the KV memory, not plans. Runs once, before the engine t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,43 +19,106 @@ import torch
 
 from streamserve.engine.config import ModelConfig
 from streamserve.engine.model import attention
-from streamserve.engine.model.linear import choose_packed_dtype, keep_float_logits, pack_linears
+from streamserve.engine.model.decoder.build import build, sample_weights
+from streamserve.engine.model.decoder.checkpoint import Weights, lacking
+from streamserve.engine.model.decoder.spec import DecoderSpec
+from streamserve.engine.model.hf import HFModel
+from streamserve.engine.model.kernels import Kernels, open_kernels
+from streamserve.engine.model.kv_cache import LayerShape
+from streamserve.engine.model.language_model import LanguageModel
+from streamserve.engine.model.linear.base import PLAIN, BackEnd, Linear
+from streamserve.engine.model.linear.choose import LinearMaker, choose
+from streamserve.engine.model.linear.kept import Kept
+from streamserve.engine.model.linear.modules import keep_float_logits, linear_weights, pack_linears
+from streamserve.engine.model.linear.native import native_back_end
+from streamserve.engine.model.load.gguf.file import GGUFFile
+from streamserve.engine.model.load.gguf.weights import GGUFWeights
 from streamserve.engine.model.load.source import (
     ModelLoadError,
     UnsupportedModel,
     available_memory,
+    cache_folder,
     find,
+    is_gguf,
     require_safetensors,
     resolve,
     revision,
+    total_memory,
 )
+from streamserve.engine.model.load.source import read_config as read_fields
 from streamserve.engine.model.load.support import PROVEN, eos_token_ids, max_model_len, require_supported
 from streamserve.engine.plan import Progress, no_progress
+
+logger = logging.getLogger(__name__)
 
 READ_BYTES = 16 << 20  # at once: a few hundred reports a minute from a disk, each a chance to give up
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HALF = (torch.bfloat16, torch.float16)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model in memory, its attention attached but without KV memory. `model_type` names it in messages."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What a model is loaded from. `dtype` "auto": the checkpoint's."""
 
-    model: Any
-    attention: attention.PagedAttention
+    folder: Path
     config: Any
-    model_type: str
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    num_parameters: int
-    num_packed: int
-    dtype: torch.dtype
+    dtype: torch.dtype | str
     device: torch.device
     revision: str
 
+    def kept(self, dtype: torch.dtype) -> Kept:
+        """Return where the choice of its back end is kept."""
+        return Kept(cache_folder(), self.revision, dtype)
 
-def load_model(model_config: ModelConfig, progress: Progress = no_progress) -> LoadedModel:
-    """Load what `model_config` names. Raises `ModelLoadError` with the way out in its message."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model in memory, without KV memory. `model_type` names it in messages.
+
+    `layers` are the shapes of what its layers store; `linears` names the back ends of its linear layers, the most used
+    first.
+    """
+
+    model: LanguageModel
+    layers: Mapping[int, LayerShape]
+    source: Source
+    kernels: Kernels | None
+    num_parameters: int
+    linears: str
+
+    @property
+    def config(self) -> Any:
+        """The config of transformers."""
+        return self.source.config
+
+    @property
+    def model_type(self) -> str:
+        """Its name in messages."""
+        return str(self.source.config.model_type)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that logits are of."""
+        return self.model.vocab_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, hidden states and KV memory."""
+        return self.model.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.source.device
+
+    @property
+    def revision(self) -> str:
+        """A hash that changes when config or weights change."""
+        return self.source.revision
+
+
+def open_source(model_config: ModelConfig, progress: Progress = no_progress) -> Source:
+    """Find what `model_config` names and check it. Raises `ModelLoadError` with the way out in its message."""
     progress("config", 0.0)
     if model_config.num_threads is not None:
         torch.set_num_threads(model_config.num_threads)
@@ -62,26 +127,112 @@ def load_model(model_config: ModelConfig, progress: Progress = no_progress) -> L
     config = read_config(folder)
     require_supported(config)
     read_ahead(require_safetensors(folder), progress)
-    model = _read_weights(folder, config, choose_dtype(model_config.dtype), device)
+    dtype = choose_dtype(model_config.dtype)
+    return Source(folder=folder, config=config, dtype=dtype, device=device, revision=revision(folder))
+
+
+def load_decoder(
+    source: Source,
+    spec: DecoderSpec,
+    checkpoint: Weights,
+    model_config: ModelConfig,
+    kernels: Kernels | None = None,
+    progress: Progress = no_progress,
+) -> LoadedModel:
+    """Build a decoder of our own layers. Raises `UnlikeSpec` or `ModelLoadError` for weights that do not fit."""
+    dtype = source.dtype if isinstance(source.dtype, torch.dtype) else own_dtype(source.config, checkpoint)
+    maker = LinearMaker(back_end=PLAIN)
+    if model_config.packed is not False:
+        maker = choose(
+            dtype,
+            source.device,
+            sample_weights(spec, checkpoint, dtype),
+            source.kept(dtype),
+            preferred=native_back_ends(kernels),
+        )
+    progress("packing", 0.0)
+    decoder = build(spec, checkpoint, maker, dtype, source.device, lambda fraction: progress("packing", fraction))
+    decoder.kernels = kernels
+    return LoadedModel(
+        model=decoder,
+        layers=decoder.layer_shapes,
+        source=source,
+        kernels=kernels,
+        num_parameters=decoder.num_parameters,
+        linears=names_of(decoder.linears),
+    )
+
+
+def own_dtype(config: Any, checkpoint: Weights) -> torch.dtype:
+    """Return the dtype that the config names, else that of the weights."""
+    for part in (config, config.get_text_config()):
+        dtype = getattr(part, "dtype", None)
+        if dtype is not None:
+            return dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype).removeprefix("torch."))
+    return checkpoint.dtype()
+
+
+def load_hf(
+    source: Source, model_config: ModelConfig, kernels: Kernels | None = None, progress: Progress = no_progress
+) -> LoadedModel:
+    """Load transformers' own code, for an architecture that is no family of our decoder."""
+    model = read_weights(source)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     head = model.get_output_embeddings()
     kept = head.weight.detach() if type(head) is torch.nn.Linear and model.dtype in HALF else None
-    num_packed = _pack(model, model_config, device, progress, kept)
+    linears = [] if model_config.packed is False else _pack(model, source, kernels, progress, kept)
     if kept is not None:
         keep_float_logits(model, kept, head.bias)
+    hf = HFModel(model, attention.attach(model, kernels))
     return LoadedModel(
-        model=model,
-        attention=attention.attach(model),
-        config=model.config,
-        model_type=config.model_type,
-        vocab_size=model.get_output_embeddings().out_features,
-        eos_token_ids=eos_token_ids(model.generation_config, model.config),
+        model=hf,
+        layers=record_layers(hf, source),
+        source=source,
+        kernels=kernels,
         num_parameters=num_parameters,
-        num_packed=num_packed,
-        dtype=model.dtype,
-        device=device,
-        revision=revision(folder),
+        linears=names_of(linears),
     )
+
+
+def native_back_ends(kernels: Kernels | None) -> list[BackEnd]:
+    """Return the back ends of the native library."""
+    return [] if kernels is None else [native_back_end(kernels.library)]
+
+
+def record_layers(hf: HFModel, source: Source) -> dict[int, LayerShape]:
+    """Run one token through the model and note which layers attend, and in what shape."""
+    model, kind = hf.model, source.config.model_type
+    model.config._attn_implementation = attention.NAME
+    token = torch.zeros(1, 1, dtype=torch.long, device=source.device)
+    before = hf.num_body_calls
+    try:
+        with torch.inference_mode(), hf.attention.recording() as layers:
+            model(input_ids=token, position_ids=token, use_cache=False, logits_to_keep=1)
+    except Exception as error:  # modelling code not made for an external attention may raise anything
+        raise UnsupportedModel(
+            f"Models of type {kind} are not supported: their code does not run over an external "
+            f"attention ({type(error).__name__}: {error}). Choose another model."
+        ) from error
+    if hf.num_body_calls != before + 1:
+        raise UnsupportedModel(
+            f"Models of type {kind} are not supported: their head does not read the decoder that this "
+            "engine looks at. Choose another model."
+        )
+    num_layers = source.config.get_text_config().num_hidden_layers
+    if len(layers) != num_layers or hf.attention.num_calls != num_layers:
+        raise UnsupportedModel(
+            f"Models of type {kind} are not supported: {num_layers} layers made "
+            f"{hf.attention.num_calls} calls to attention as {len(layers)} layers. Choose another model."
+        )
+    return layers
+
+
+def kernels_for(source: Source, model_config: ModelConfig, progress: Progress) -> Kernels | None:
+    """Return the native kernels for a source's device; None where there are none, or none are wanted."""
+    if source.device.type != "cpu" or not model_config.native:
+        return None
+    progress("kernels", 0.0)
+    return open_kernels(lambda fraction: progress("kernels", fraction))
 
 
 def choose_device(name: str) -> torch.device:
@@ -103,9 +254,11 @@ def choose_dtype(name: str) -> torch.dtype | str:
 
 
 def read_config(folder: Path) -> Any:
-    """Read config.json; an architecture that transformers does not know is refused by name."""
+    """Read config.json or a GGUF file's metadata; an architecture that is not known is refused by name."""
     from transformers import AutoConfig
 
+    if is_gguf(folder):
+        return AutoConfig.for_model(**read_fields(folder))
     if not (folder / "config.json").exists():
         raise ModelLoadError(f"{folder} has no config.json; so it is no model folder. Name the folder that has it.")
     try:
@@ -134,15 +287,25 @@ def read_ahead(files: Sequence[Path], progress: Progress) -> None:
     progress("weights", 1.0, total, total)
 
 
-def _read_weights(folder: Path, config: Any, dtype: torch.dtype | str, device: torch.device) -> Any:
+def read_weights(source: Source) -> Any:
+    """Return transformers' own model with plain weights, in eager attention."""
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+    from transformers.utils import logging as hf_logging
 
-    logging.disable_progress_bar()  # `progress` reports it instead
+    folder, config, dtype = source.folder, source.config, source.dtype
+    hf_logging.disable_progress_bar()  # `progress` reports it instead
+    kind: Any = AutoModelForCausalLM
+    name: Path | None = folder
+    weights = None
+    if is_gguf(folder):
+        found_weights = open_gguf(folder, dtype)
+        kind, name = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], None
+        dtype, weights = found_weights.dtype(), found_weights.lazily()
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
-            folder,
+        model, found = kind.from_pretrained(
+            name,
+            state_dict=weights,
             config=config,
             dtype=dtype,
             use_safetensors=True,
@@ -155,28 +318,55 @@ def _read_weights(folder: Path, config: Any, dtype: torch.dtype | str, device: t
         raise ModelLoadError(
             f"The {config.model_type} model in {folder} could not be loaded: {_first_line(error)}"
         ) from error
-    _refuse_missing(folder, found["missing_keys"])
-    return model.to(device).eval().requires_grad_(False)
+    if found["missing_keys"]:  # transformers makes up random ones, and only warns
+        raise lacking(folder, sorted(found["missing_keys"]))
+    return model.to(source.device).eval().requires_grad_(False)
 
 
-def _refuse_missing(folder: Path, names: Collection[str]) -> None:
-    """Raise for weights that no file has: transformers makes up random weights, and only warns."""
-    if names:
-        shown = ", ".join(sorted(names)[:3])
+def open_gguf(path: Path, dtype: torch.dtype | str) -> GGUFWeights:
+    """Open a GGUF file's weights, and say what they take; refuse a file that is larger than the memory."""
+    weights = GGUFWeights(GGUFFile(path), dtype if isinstance(dtype, torch.dtype) else None)
+    size, kind = weights.num_bytes(), weights.file.main_type()
+    name = str(weights.dtype()).removeprefix("torch.")
+    logger.info("%s: weights of type %s take %.2f GB in %s", path, kind, size / 1e9, name)
+    if size > total_memory():
         raise ModelLoadError(
-            f"{folder} lacks {len(names)} of its weights ({shown}{', …' if len(names) > 3 else ''}). "
-            "Finish the download, or copy all of its files."
+            f"{path} takes {size / 1e9:.1f} GB when its {kind} weights are in {name}, and this machine has "
+            f"{total_memory() / 1e9:.1f} GB. Take a smaller model, or serve the file with llama-server and point "
+            "streamserve's remote client at it."
         )
+    return weights
 
 
 def _pack(
-    model: Any, model_config: ModelConfig, device: torch.device, progress: Progress, kept: torch.Tensor | None
-) -> int:
-    packed_dtype = None if model_config.packed is False else choose_packed_dtype(model.dtype, device)
-    if packed_dtype is None:
-        return 0
+    model: Any, source: Source, kernels: Kernels | None, progress: Progress, kept: torch.Tensor | None
+) -> list[Linear]:
+    maker = choose(
+        model.dtype,
+        model.device,
+        linear_weights(model),
+        source.kept(model.dtype),
+        preferred=native_back_ends(kernels),
+    )
+    if maker.back_end is PLAIN:
+        return []
     progress("packing", 0.0)
-    return pack_linears(model, packed_dtype, lambda fraction: progress("packing", fraction), kept=kept)
+    return pack_linears(model, maker, lambda fraction: progress("packing", fraction), kept=kept)
+
+
+def end_token_ids(source: Source) -> tuple[int, ...]:
+    """Return the tokens that end an answer, by the folder's generation_config.json, else by the model's config."""
+    from transformers import GenerationConfig
+
+    has_file = (source.folder / "generation_config.json").exists()
+    given = GenerationConfig.from_pretrained(source.folder, local_files_only=True) if has_file else None
+    return eos_token_ids(given, source.config)
+
+
+def names_of(linears: Sequence[Linear]) -> str:
+    """Return the names of their back ends, the most used first."""
+    names = Counter(linear.name for linear in linears)
+    return ", ".join(name for name, _ in names.most_common()) or PLAIN.name
 
 
 def _first_line(error: Exception) -> str:
@@ -198,10 +388,12 @@ class Support:
 
 
 def support_of(path: str) -> Support:
-    """Return what is known of the model named `path`: a folder, or a hub id that was downloaded."""
+    """Return what is known of the model named `path`: a folder, a GGUF file, or a hub id that was downloaded."""
     folder = find(path)
     if folder is None:
-        return Support(verdict=IS_ABSENT, reason="It is no folder, and was not downloaded from the hub yet.")
+        return Support(
+            verdict=IS_ABSENT, reason="It is no folder or GGUF file, and was not downloaded from the hub yet."
+        )
     try:
         config = read_config(folder)
         require_supported(config)
@@ -209,14 +401,20 @@ def support_of(path: str) -> Support:
     except ModelLoadError as error:
         return Support(verdict=IS_REFUSED, model_type=_type_of(folder), reason=str(error))
     verdict = IS_PROVEN if config.get_text_config().model_type in PROVEN else IS_TRIED
-    return Support(verdict=verdict, model_type=config.model_type, traits=tuple(_traits(config.get_text_config())))
+    traits = (*_traits(config.get_text_config()), *(_gguf_traits(folder) if is_gguf(folder) else ()))
+    return Support(verdict=verdict, model_type=config.model_type, traits=traits)
+
+
+def _gguf_traits(path: Path) -> tuple[str, str]:
+    """Return the type of most weights, and what all take in memory."""
+    weights = GGUFWeights(GGUFFile(path))
+    dtype = str(weights.dtype()).removeprefix("torch.")
+    return f"GGUF {weights.file.main_type()}", f"{weights.num_bytes() / 1e9:.2f} GB of weights in {dtype}"
 
 
 def _type_of(folder: Any) -> str:
-    from streamserve.engine.model.load.source import read_config as read_json
-
     try:
-        return str(read_json(folder).get("model_type", ""))
+        return str(read_fields(folder).get("model_type", ""))
     except ModelLoadError:
         return ""
 

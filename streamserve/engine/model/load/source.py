@@ -1,14 +1,6 @@
-"""What a load starts from: a model's files (a folder, or a hub id downloaded to a folder), and the memory of the
-machine.
+"""What a load starts from: a model's files (a folder, a hub id downloaded to a folder, a GGUF file), and the memory.
 
-Reads only safetensors, JSON and text: no remote code, no pickles. No torch: the capacity command uses this too. Why a
-model cannot be loaded; each message names the problem and the way out, for the operator:
-
-ModelLoadError
-├── ModelNotFound      no folder there, or no such repository on the hub
-├── HubUnreachable     the hub is offline or was switched off
-├── NoSafetensors      the folder has no weights we read
-└── UnsupportedModel   our attention would not compute what the model means
+Reads only safetensors, GGUF, JSON and text: no remote code, no pickles. No torch: the capacity command uses this too.
 """
 
 from __future__ import annotations
@@ -21,54 +13,45 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from streamserve.engine.model.load.errors import HubUnreachable as HubUnreachable
+from streamserve.engine.model.load.errors import ModelLoadError as ModelLoadError
+from streamserve.engine.model.load.errors import ModelNotFound as ModelNotFound
+from streamserve.engine.model.load.errors import NoSafetensors as NoSafetensors
+from streamserve.engine.model.load.errors import UnsupportedModel as UnsupportedModel
+from streamserve.engine.model.load.gguf.config import config_of
+from streamserve.engine.model.load.gguf.file import SUFFIX, GGUFFile
 from streamserve.engine.plan import Progress, no_progress
 from streamserve.protocol.requests import MODEL_DEFAULTS, RANGES
 
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
-OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5", ".onnx")
-
-
-class ModelLoadError(Exception):
-    """The model cannot be loaded as configured."""
-
-
-class ModelNotFound(ModelLoadError):
-    """Nothing is at that path or under that name."""
-
-
-class HubUnreachable(ModelLoadError):
-    """The name is a hub id, and the hub does not answer."""
-
-
-class NoSafetensors(ModelLoadError):
-    """There are weights, but only in formats that can run code or that we do not read."""
-
-
-class UnsupportedModel(ModelLoadError):
-    """The architecture would give wrong answers in this engine."""
+# What a GGUF file calls a sampling parameter otherwise.
+GGUF_SAMPLING = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
+OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5", ".onnx")
 
 
 def resolve(
     path: str, patterns: Sequence[str] = (*SMALL_FILES, "*.safetensors"), progress: Progress = no_progress
 ) -> Path:
-    """Return the local folder of the model named `path`; downloads a hub id's files when the hub allows.
+    """Return the local folder of the model named `path`, or its GGUF file; downloads a hub id's files where it may.
 
     `progress` gets the bytes downloaded, on threads of the hub library; an exception of it ends the download.
     """
     folder = Path(path).expanduser()
-    if folder.is_dir():
+    if folder.is_dir() or is_gguf(folder):
         return folder
     if folder.exists():
-        raise ModelNotFound(f"{path} is a file. Name the folder that holds config.json and the .safetensors files.")
+        raise ModelNotFound(
+            f"{path} is a file. Name a .gguf file, or the folder that holds config.json and the .safetensors files."
+        )
     if _looks_like_path(path):
         raise ModelNotFound(f"There is no folder at {path}. Check the path, or name a hub id such as org/model.")
     return _download(path, patterns, progress)
 
 
 def find(path: str) -> Path | None:
-    """Return the folder of the model named `path` if it is on this machine, or was downloaded; downloads nothing."""
+    """Return the folder or file of the model named `path` if it is here, or was downloaded; downloads nothing."""
     folder = Path(path).expanduser()
-    if folder.is_dir():
+    if folder.is_dir() or is_gguf(folder):
         return folder
     if folder.exists() or _looks_like_path(path):
         return None
@@ -81,8 +64,13 @@ def find(path: str) -> Path | None:
     return Path(file).parent if isinstance(file, str) else None
 
 
+def is_gguf(path: Path) -> bool:
+    """Return whether a model is a GGUF file instead of a folder."""
+    return path.suffix == SUFFIX and path.is_file()
+
+
 def _looks_like_path(path: str) -> bool:
-    return path.startswith(("/", ".", "~")) or path.count("/") > 1 or path.endswith("/")
+    return path.startswith(("/", ".", "~")) or path.count("/") > 1 or path.endswith(("/", SUFFIX))
 
 
 def _download(hub_id: str, patterns: Sequence[str], progress: Progress) -> Path:
@@ -148,10 +136,15 @@ def _hub_error(hub_id: str, error: Exception) -> ModelLoadError:
 
 
 def require_safetensors(folder: Path) -> list[Path]:
-    """Return the folder's weight files; refuse folders without any."""
+    """Return the folder's weight files, or the GGUF file; refuse folders without any."""
+    if is_gguf(folder):
+        return [folder]
     found = sorted(folder.glob("*.safetensors"))
     if found:
         return found
+    ggufs = sorted(file.name for file in folder.glob(f"*{SUFFIX}"))
+    if ggufs:
+        raise NoSafetensors(f"{folder} has no .safetensors file, but {ggufs[0]}: name the file, {folder / ggufs[0]}.")
     others = sorted(file.name for file in folder.iterdir() if file.suffix in OTHER_WEIGHTS)
     if others:
         raise NoSafetensors(
@@ -162,9 +155,13 @@ def require_safetensors(folder: Path) -> list[Path]:
 
 
 def sampling_defaults(folder: Path) -> dict[str, float]:
-    """Return the sampling defaults of the model's generation_config.json that the engine can compute with."""
+    """Return the sampling defaults of generation_config.json, or the GGUF file, that the engine can compute with."""
     file = folder / "generation_config.json"
     given = json.loads(file.read_text()) if file.exists() else {}
+    if is_gguf(folder):
+        metadata = GGUFFile(folder).metadata
+        found = {name: metadata.get(f"general.sampling.{GGUF_SAMPLING.get(name, name)}") for name in MODEL_DEFAULTS}
+        given = {name: round(value, 6) for name, value in found.items() if isinstance(value, int | float)}  # fp32
     return {
         name: int(given[name]) if name == "top_k" else given[name]
         for name in MODEL_DEFAULTS
@@ -173,7 +170,9 @@ def sampling_defaults(folder: Path) -> dict[str, float]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the folder's config.json, unchanged."""
+    """Return the folder's config.json, unchanged; of a GGUF file what it would be."""
+    if is_gguf(folder):
+        return config_of(GGUFFile(folder))
     file = folder / "config.json"
     if not file.exists():
         raise ModelLoadError(f"{folder} has no config.json; so it is no model folder. Name the folder that has it.")
@@ -181,8 +180,20 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_headers(folder: Path) -> list[dict[str, Any]]:
-    """Return the headers of the folder's .safetensors files: tensor name -> dtype, shape, place. [] if none."""
+    """Return the headers of the folder's .safetensors files: tensor name -> dtype, shape, place. [] if none.
+
+    Of a GGUF file: tensor name -> dtype, shape.
+    """
+    if is_gguf(folder):
+        places = GGUFFile(folder).tensors.values()
+        return [{place.name: {"dtype": place.type.name, "shape": list(place.shape)} for place in places}]
     return [_parse(file, _header(file)) for file in sorted(folder.glob("*.safetensors"))]
+
+
+def read_header(file: Path) -> tuple[dict[str, Any], int]:
+    """Return the header of a safetensors file, and where the data begins after it."""
+    header = _header(file)
+    return _parse(file, header), 8 + len(header)
 
 
 def _parse(file: Path, text: bytes) -> dict[str, Any]:
@@ -198,6 +209,11 @@ def _parse(file: Path, text: bytes) -> dict[str, Any]:
 def revision(folder: Path) -> str:
     """Return a hash that changes when config or weights change: salt of the prefix cache."""
     digest = hashlib.sha256()
+    if is_gguf(folder):
+        status = folder.stat()
+        digest.update(json.dumps([folder.name, status.st_size, status.st_mtime_ns]).encode())
+        digest.update(GGUFFile(folder).header_bytes)
+        return digest.hexdigest()
     for name in ("config.json", "generation_config.json"):
         file = folder / name
         digest.update(file.read_bytes() if file.exists() else b"")
@@ -215,6 +231,12 @@ def _header(file: Path) -> bytes:
         if len(length) < 8:
             raise ModelLoadError(f"{file} is cut short. Copy or download it again.")
         return stream.read(min(struct.unpack("<Q", length)[0], 100_000_000))
+
+
+def cache_folder() -> Path:
+    """Return the folder for what is computed once for a user of this machine."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "streamserve"
 
 
 def total_memory(cgroup_limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:

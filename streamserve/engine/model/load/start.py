@@ -1,85 +1,127 @@
-"""`load_runner`: from a folder to a runner: weights, layers, KV memory, and the probe of the whole.
+"""`load_runner`: from a folder to a runner: the model, its KV memory, and the probe of the whole.
 
-Loading only: it knows neither requests nor steps, but for the probe's own.
+A model of a family that our decoder has is built of our layers, and compared with what transformers computes of the
+same files, which is computed before: no more than one of the two is in memory. Any other model, and one that differs,
+runs on transformers' own code. Loading only: it knows neither requests nor steps, but for the probe's own.
 """
 
 from __future__ import annotations
 
-import torch
+import logging
 
 from streamserve.engine.capacity import most_useful_blocks, most_whole, num_blocks_for
 from streamserve.engine.config import EngineConfig, ModelConfig
-from streamserve.engine.model import attention
-from streamserve.engine.model.kv_cache import LayerShape, bytes_per_block, pool_bytes
-from streamserve.engine.model.lean import lean_layers, restore_layers
-from streamserve.engine.model.load.loader import LoadedModel, load_model
-from streamserve.engine.model.load.probe import probe
-from streamserve.engine.model.load.source import ModelLoadError, UnsupportedModel
+from streamserve.engine.model.decoder.build import check_names
+from streamserve.engine.model.decoder.checkpoint import Checkpoint, UnlikeSpec, Weights
+from streamserve.engine.model.decoder.spec import DecoderSpec, spec_of
+from streamserve.engine.model.kv_cache import bytes_per_block, pool_bytes
+from streamserve.engine.model.load.loader import (
+    LoadedModel,
+    Source,
+    kernels_for,
+    load_decoder,
+    load_hf,
+    open_gguf,
+    open_source,
+)
+from streamserve.engine.model.load.probe import ProbeTokens, Reference, probe
+from streamserve.engine.model.load.source import ModelLoadError, UnsupportedModel, is_gguf
 from streamserve.engine.model.load.support import max_model_len
-from streamserve.engine.model.runner import HFRunner, body_outputs
+from streamserve.engine.model.runner import HFRunner
 from streamserve.engine.plan import Progress, no_progress
+
+logger = logging.getLogger(__name__)
 
 
 def load_runner(model_config: ModelConfig, engine_config: EngineConfig, progress: Progress = no_progress) -> HFRunner:
     """Load a model, allocate its KV memory, and check by numbers that it computes what transformers does."""
-    loaded = load_model(model_config, progress)
-    layers = record_layers(loaded)
-    longest = max_model_len(loaded.config, engine_config.max_model_len)
-    if loaded.num_packed:
-        lean_layers(loaded.model, loaded.attention, longest)
-    runner = HFRunner(
-        loaded,
-        layers=layers,
-        block_size=engine_config.block_size,
-        num_blocks=choose_num_blocks(loaded, layers, engine_config, longest),
-        max_model_len=longest,
-        can_overlap=engine_config.overlap or None,
-    )
-    if model_config.parity_probe:
-        progress("probe", 0.0)
-        try:
-            probe(runner)
-        except UnsupportedModel:
-            if not restore_layers(loaded.model):
-                raise
-            probe(runner)
+    source = open_source(model_config, progress)
+    runner = _own_runner(source, model_config, engine_config, progress)
+    if runner is None:
+        runner = _hf_runner(source, model_config, engine_config, progress)
     progress("probe", 1.0)
     return runner
 
 
-def record_layers(loaded: LoadedModel) -> dict[int, LayerShape]:
-    """Run one token through the model and note which layers attend, and in what shape."""
-    model = loaded.model
-    model.config._attn_implementation = attention.NAME
-    token = torch.zeros(1, 1, dtype=torch.long, device=loaded.device)
+def load_hf_runner(model_config: ModelConfig, engine_config: EngineConfig) -> HFRunner:
+    """Load a model of any family as one that our decoder does not have (to compare the two)."""
+    return _hf_runner(open_source(model_config), model_config, engine_config, no_progress)
+
+
+def _hf_runner(source: Source, model_config: ModelConfig, engine_config: EngineConfig, progress: Progress) -> HFRunner:
+    loaded = load_hf(source, model_config, kernels_for(source, model_config, progress), progress)
+    runner = _runner_of(loaded, engine_config)
+    if model_config.parity_probe:
+        progress("probe", 0.0)
+        probe(runner)
+    return runner
+
+
+def _own_runner(
+    source: Source, model_config: ModelConfig, engine_config: EngineConfig, progress: Progress
+) -> HFRunner | None:
+    """Return a runner of our own layers; None for a model that they do not compute."""
+    found = own_spec(source)
+    if found is None:
+        return None
+    spec, checkpoint = found
+    reference = None
+    if model_config.parity_probe:
+        windows = [layer.window for layer in spec.layers if layer.window]
+        tokens = ProbeTokens.of(
+            windows,
+            block_size=engine_config.block_size,
+            max_model_len=max_model_len(source.config, engine_config.max_model_len),
+            device=source.device,
+            vocab_size=spec.vocab_size,
+        )
+        reference = Reference.of(source, tokens, has_experts=any(layer.experts for layer in spec.layers))
+    kernels = kernels_for(source, model_config, progress)
+    loaded = load_decoder(source, spec, checkpoint, model_config, kernels, progress)
+    runner = _runner_of(loaded, engine_config)
+    if reference is not None:
+        progress("probe", 0.0)
+        try:
+            probe(runner, reference)
+        except UnsupportedModel as error:
+            logger.warning("%s runs on transformers' own code, more slowly: %s", model_config.path, error)
+            runner.close()
+            return None
+    return runner
+
+
+def own_spec(source: Source) -> tuple[DecoderSpec, Weights] | None:
+    """Return what our decoder would compute of a source and its weights; None where it has another architecture."""
+    spec = spec_of(source.config.get_text_config())
+    if spec is None:
+        return None
     try:
-        with torch.inference_mode(), loaded.attention.recording() as layers, body_outputs(model) as seen:
-            model(input_ids=token, position_ids=token, use_cache=False, logits_to_keep=1)
-    except Exception as error:  # modelling code not made for an external attention may raise anything
-        raise UnsupportedModel(
-            f"Models of type {loaded.model_type} are not supported: their code does not run over an external "
-            f"attention ({type(error).__name__}: {error}). Choose another model."
-        ) from error
-    if len(seen) != 1:
-        raise UnsupportedModel(
-            f"Models of type {loaded.model_type} are not supported: their head does not read the decoder that this "
-            "engine looks at. Choose another model."
-        )
-    num_layers = loaded.config.get_text_config().num_hidden_layers
-    if len(layers) != num_layers or loaded.attention.num_calls != num_layers:
-        raise UnsupportedModel(
-            f"Models of type {loaded.model_type} are not supported: {num_layers} layers made "
-            f"{loaded.attention.num_calls} calls to attention as {len(layers)} layers. Choose another model."
-        )
-    return layers
+        is_file = is_gguf(source.folder)
+        checkpoint: Weights = open_gguf(source.folder, source.dtype) if is_file else Checkpoint(source.folder)
+        check_names(spec, checkpoint)
+    except UnlikeSpec as unlike:
+        logger.warning("%s runs on transformers' own code, more slowly: it has %s", source.folder, unlike)
+        return None
+    return spec, checkpoint
 
 
-def choose_num_blocks(loaded: LoadedModel, layers: dict[int, LayerShape], config: EngineConfig, longest: int) -> int:
+def _runner_of(loaded: LoadedModel, config: EngineConfig) -> HFRunner:
+    longest = max_model_len(loaded.config, config.max_model_len)
+    return HFRunner(
+        loaded,
+        block_size=config.block_size,
+        num_blocks=choose_num_blocks(loaded, config, longest),
+        max_model_len=longest,
+        can_overlap=config.overlap or None,
+    )
+
+
+def choose_num_blocks(loaded: LoadedModel, config: EngineConfig, longest: int) -> int:
     """Return the number of blocks by the config, or by its bytes, as far as a batch can use them."""
     if config.num_blocks is not None:
         return config.num_blocks
     budget = pool_bytes(config, loaded.device)
-    block_bytes = bytes_per_block(layers, config.block_size, loaded.dtype)
+    block_bytes = bytes_per_block(loaded.layers, config.block_size, loaded.dtype)
     useful = most_useful_blocks(most_whole(config), longest, config.block_size)
     num_blocks = num_blocks_for(budget, block_bytes, most_useful=useful)
     if num_blocks < 2:

@@ -12,7 +12,16 @@ import torch
 from transformers import AutoConfig
 
 from streamserve.engine.config import EngineConfig, ModelConfig
-from streamserve.engine.model.load.loader import READ_BYTES, choose_device, choose_dtype, load_model, read_ahead
+from streamserve.engine.model.load import loader
+from streamserve.engine.model.load.loader import (
+    READ_BYTES,
+    choose_device,
+    choose_dtype,
+    load_hf,
+    open_source,
+    read_ahead,
+    read_weights,
+)
 from streamserve.engine.model.load.source import (
     HubUnreachable,
     ModelLoadError,
@@ -21,7 +30,7 @@ from streamserve.engine.model.load.source import (
     UnsupportedModel,
     revision,
 )
-from streamserve.engine.model.load.start import load_runner, record_layers
+from streamserve.engine.model.load.start import load_runner
 from streamserve.engine.model.load.support import max_model_len, require_supported
 from tests.support.models.model_driver import load_tiny
 from tests.support.models.tiny_models import TINY, save_model
@@ -81,12 +90,18 @@ def test_unknown_architecture(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_body_that_the_head_does_not_read_is_refused(tmp_path: Path) -> None:
+def test_a_body_that_the_head_does_not_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine looks at the decoder's output; where the model does not call that module, a load says so."""
-    loaded = load_model(ModelConfig(alias="m", path=str(save_model(tmp_path, "llama")), device="cpu"))
-    loaded.model.get_decoder = torch.nn.Identity
-    with pytest.raises(UnsupportedModel, match="type llama are not supported: their head does not read"):
-        record_layers(loaded)
+
+    def read(source: Any) -> Any:
+        model = read_weights(source)
+        model.get_decoder = torch.nn.Identity
+        return model
+
+    monkeypatch.setattr(loader, "read_weights", read)
+    model_config = ModelConfig(alias="m", path=str(save_model(tmp_path, "gpt2")), device="cpu")
+    with pytest.raises(UnsupportedModel, match="type gpt2 are not supported: their head does not read"):
+        load_hf(open_source(model_config), model_config)
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
@@ -182,7 +197,7 @@ def test_what_a_runner_reports(tiny_folder: Callable[[str], Path]) -> None:
     assert runner.num_blocks == 1 + 2 * 256 // 8
     assert runner.max_tokens_that_fit == 512
     assert runner.revision == revision(tiny_folder("llama"))
-    assert list(dict.fromkeys(stage for stage, *_ in reports)) == ["config", "weights", "packing", "probe"]
+    assert list(dict.fromkeys(stage for stage, *_ in reports)) == ["config", "weights", "kernels", "packing", "probe"]
     assert reports[-1] == ("probe", 1.0, 0, 0)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from streamserve.engine.model import attention, batch
 from streamserve.engine.model.load import support
-from streamserve.engine.model.load.probe import probe, probe_chunks, probe_len, probe_tokens
+from streamserve.engine.model.load.probe import ProbeTokens, probe
 from streamserve.engine.model.load.source import UnsupportedModel
 from tests.support.models.model_driver import load_tiny
 from tests.support.models.tiny_models import CONFIGS, save_model
@@ -69,12 +69,12 @@ def test_wrong_attention_is_caught(
 ) -> None:
     """An attention that computes something other than the model's is refused by the model's name."""
     model_type, mutate = mutation
-    attend = attention.PagedAttention._attend
+    attend = attention.attend
 
-    def wrong(self: Any, layer: int, query: Any, key: Any, value: Any, variant: Any, kv: Any, step: Any) -> Any:
-        return attend(self, layer, query, key, value, mutate(variant), kv, step)
+    def wrong(layer: int, query: Any, key: Any, value: Any, variant: Any, *step: Any, **how: Any) -> Any:
+        return attend(layer, query, key, value, mutate(variant), *step, **how)
 
-    monkeypatch.setattr(attention.PagedAttention, "_attend", wrong)
+    monkeypatch.setattr(attention, "attend", wrong)
     with pytest.raises(UnsupportedModel, match=model_type):
         load_tiny(tiny_folder(model_type))
 
@@ -91,12 +91,12 @@ def test_wrong_attention_is_caught_in_bfloat16(
     tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A forgotten window is larger than bfloat16's rounding."""
-    attend = attention.PagedAttention._attend
+    attend = attention.attend
 
-    def wrong(self: Any, layer: int, query: Any, key: Any, value: Any, variant: Any, kv: Any, step: Any) -> Any:
-        return attend(self, layer, query, key, value, replace(variant, window=None), kv, step)
+    def wrong(layer: int, query: Any, key: Any, value: Any, variant: Any, *step: Any, **how: Any) -> Any:
+        return attend(layer, query, key, value, replace(variant, window=None), *step, **how)
 
-    monkeypatch.setattr(attention.PagedAttention, "_attend", wrong)
+    monkeypatch.setattr(attention, "attend", wrong)
     with pytest.raises(UnsupportedModel):
         load_tiny(tiny_folder("mistral"), dtype="bfloat16")
 
@@ -105,8 +105,9 @@ def test_wrong_attention_is_caught_in_bfloat16(
 def test_the_prompt_passes_the_window(model_type: str, tiny_folder: Callable[[str], Path]) -> None:
     """The probe's prompt is longer than the window by two blocks, and its parts add up to it."""
     runner = load_tiny(tiny_folder(model_type), parity_probe=False)
-    length = probe_len(runner)
+    found = ProbeTokens.for_runner(runner)
+    length = len(found.tokens)
     assert length >= CONFIGS[model_type]["sliding_window"] + 2 * runner.block_size
-    assert sum(probe_chunks(length, runner.block_size)) == length
-    assert len(set(probe_tokens(length, runner.vocab_size))) > length // 3
+    assert sum(found.parts) == length
+    assert len(set(found.tokens)) > length // 3
     assert probe(runner) < 1e-4

@@ -1,4 +1,4 @@
-"""Packed linears compute what plain ones do."""
+"""Linear layers of ours in a model: in place of transformers' own, and the output layer."""
 
 from __future__ import annotations
 
@@ -10,47 +10,21 @@ import torch
 from torch import nn
 
 from streamserve.engine.model.batch import StepBatch
-from streamserve.engine.model.linear import FloatHead, PackedLinear, agrees, choose_packed_dtype, pack_linears
+from streamserve.engine.model.linear.base import PLAIN, BackEnd, PlainLinear
+from streamserve.engine.model.linear.choose import BACK_ENDS, LinearMaker, choose, is_right
+from streamserve.engine.model.linear.head import FloatHead
+from streamserve.engine.model.linear.modules import pack_linears
 from tests.support.models.model_driver import Driver, load_tiny, prompts
 from tests.support.models.tiny_models import VOCAB_SIZE, save_model
 
 CPU = torch.device("cpu")
 
 
-def packed_dtype_of(dtype: torch.dtype) -> torch.dtype:
-    found = choose_packed_dtype(dtype, CPU)
-    if found is None:
-        pytest.skip(f"this build of torch packs no {dtype}: needs oneDNN")
+def maker_of(dtype: torch.dtype) -> LinearMaker:
+    found = choose(dtype, CPU, [])
+    if found.back_end is PLAIN:
+        pytest.skip(f"this build of torch packs no {dtype}: needs oneDNN or FBGEMM")
     return found
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("num_rows", [1, 7, 33, 200])
-@pytest.mark.parametrize("bias", [True, False])
-def test_packed_equals_plain(dtype: torch.dtype, num_rows: int, bias: bool) -> None:
-    """Any number of rows, with and without bias: equal within rounding, and of the input's shape and dtype."""
-    plain = nn.Linear(72, 40, bias=bias, dtype=dtype)
-    packed = PackedLinear(plain.weight, plain.bias, packed_dtype_of(dtype))
-    inputs = torch.randn(1, num_rows, 72).to(dtype)
-    with torch.inference_mode():
-        found, wanted = packed(inputs), plain(inputs)
-    assert found.shape == wanted.shape
-    assert found.dtype == dtype
-    torch.testing.assert_close(found, wanted, rtol=2e-2 if dtype is torch.bfloat16 else 1e-4, atol=2e-2)
-
-
-def test_a_wrong_packing_is_noticed() -> None:
-    """The self-test distinguishes a layer from another one."""
-    plain, other = nn.Linear(16, 8), nn.Linear(16, 8)
-    packed = PackedLinear(plain.weight, plain.bias, packed_dtype_of(torch.float32))
-    assert agrees(packed, plain.weight, plain.bias)
-    assert not agrees(packed, other.weight, plain.bias)
-
-
-def test_nothing_to_pack_for() -> None:
-    """Packing is for CPUs, and for the dtypes it was tested in."""
-    assert choose_packed_dtype(torch.float32, torch.device("meta")) is None
-    assert choose_packed_dtype(torch.float64, CPU) is None
 
 
 def test_all_layers_are_replaced() -> None:
@@ -61,7 +35,7 @@ def test_all_layers_are_replaced() -> None:
     inputs = torch.randn(3, 8)
     wanted = model(inputs)
     fractions: list[float] = []
-    assert pack_linears(model, packed_dtype_of(torch.float32), fractions.append) == 2
+    assert len(pack_linears(model, maker_of(torch.float32), fractions.append)) == 2
     assert fractions[-1] == 1.0
     assert not any(isinstance(module, (nn.Linear, Conv1D)) for module in model.modules())
     torch.testing.assert_close(model(inputs), wanted, rtol=1e-4, atol=1e-5)
@@ -69,28 +43,11 @@ def test_all_layers_are_replaced() -> None:
 
 def test_packed_or_not_the_answer_is_the_same(tiny_folder: Callable[[str], Path]) -> None:
     """A model answers the same with and without packing; tied embeddings stay usable."""
-    packed, plain = (load_tiny(tiny_folder("gpt2"), packed=flag) for flag in (None, False))
-    assert packed.loaded.num_packed > 0
-    assert plain.loaded.num_packed == 0
+    packed, plain = (load_tiny(tiny_folder("gpt2"), packed=flag, native=False) for flag in (None, False))
+    assert packed.linears == maker_of(torch.float32).back_end.name
+    assert plain.linears == "plain"
     answers = [Driver(runner).run(prompts(VOCAB_SIZE)[:2], max_tokens=8, chunk=16) for runner in (packed, plain)]
     assert answers[0] == answers[1]
-
-
-def test_fused_layers_in_any_order() -> None:
-    """Layers fused into one matrix give what each gives alone, in any order, again and again, for any input."""
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q_proj, self.k_proj, self.v_proj = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 2)
-
-    block = Block()
-    plain = dict(block.named_children())
-    assert pack_linears(block, packed_dtype_of(torch.float32)) == 3
-    first, second = torch.randn(1, 3, 8), torch.randn(1, 3, 8)
-    for name in ("q_proj", "k_proj", "v_proj", "v_proj", "q_proj"):
-        for inputs in (first, second, first):
-            torch.testing.assert_close(getattr(block, name)(inputs), plain[name](inputs), rtol=1e-4, atol=1e-5)
 
 
 def nearly_equal_rows(model: nn.Module) -> None:
@@ -105,9 +62,12 @@ def nearly_equal_rows(model: nn.Module) -> None:
     weight[half + rows, column] = torch.nextafter(rounded, torch.full_like(rounded, 9.0)).float()[rows, column]
 
 
-@pytest.mark.parametrize("is_packed", [True, False])
+HALF = [back_end for back_end in (*BACK_ENDS, PLAIN) if is_right(back_end, torch.bfloat16, CPU)]
+
+
+@pytest.mark.parametrize("back_end", HALF, ids=[one.name for one in HALF])
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_largest_logit_is_the_largest_in_float32(is_packed: bool, bias: bool) -> None:
+def test_the_largest_logit_is_the_largest_in_float32(back_end: BackEnd, bias: bool) -> None:
     """Rows whose bfloat16 logits tie, by hundreds, choose what float32 chooses; the other logits are the layer's."""
     generator = torch.Generator().manual_seed(3)
     plain = nn.Linear(48, 4_000, bias=bias, dtype=torch.bfloat16)
@@ -116,10 +76,10 @@ def test_the_largest_logit_is_the_largest_in_float32(is_packed: bool, bias: bool
     column = torch.arange(2_000) % 48
     nudged = torch.nextafter(plain.weight.data[:2_000], torch.full((2_000, 48), 9.0).bfloat16())
     plain.weight.data[torch.arange(2_000, 4_000), column] = nudged[torch.arange(2_000), column]
-    layer = PackedLinear(plain.weight, plain.bias, packed_dtype_of(torch.bfloat16)) if is_packed else plain
-    head = FloatHead(layer, plain.weight.detach(), plain.bias)
-    inputs = torch.randn(1, 300, 48, generator=generator).bfloat16()
+    inputs = torch.randn(300, 48, generator=generator).bfloat16()
     with torch.inference_mode():
+        layer = back_end.make(plain.weight.detach(), plain.bias)
+        head = FloatHead(layer, plain.weight.detach(), plain.bias)
         found, rounded = head(inputs), layer(inputs)
         wanted = inputs.float() @ plain.weight.float().t() + (plain.bias.float() if bias else 0.0)
     assert (found.dtype, found.shape) == (torch.float32, wanted.shape)
@@ -132,8 +92,7 @@ def test_the_largest_logit_is_the_largest_in_float32(is_packed: bool, bias: bool
 def test_numbers_that_are_not_finite_stay_so() -> None:
     """A row that is broken is found by the sampler, and changes no other row."""
     weight = torch.randn(50, 8).bfloat16()
-    head = FloatHead(nn.Linear(8, 50, bias=False, dtype=torch.bfloat16), weight, None)
-    head.layer.weight.data = weight
+    head = FloatHead(PlainLinear(weight, None), weight, None)
     inputs = torch.randn(3, 8).bfloat16()
     wanted = head(inputs)
     inputs[1] = float("nan")
@@ -148,7 +107,7 @@ def test_a_model_in_bfloat16_chooses_by_float32_logits(tmp_path: Path, packed: b
     """Each token of an answer is the likeliest by its last hidden state in float32, as transformers has it there."""
     folder = save_model(tmp_path, "llama", tie_word_embeddings=is_tied, edit=nearly_equal_rows)
     runner = load_tiny(folder, packed=packed, dtype="bfloat16")
-    weight = load_tiny(folder, packed=False).loaded.model.get_output_embeddings().weight
+    weight = load_tiny(folder, packed=False).loaded.model.head.weight
     forward, num_seen = runner.forward, 0
 
     def checked(batch: StepBatch, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -1,0 +1,125 @@
+"""`Decoder`: a language model of our own layers, over paged memory. Tokens in, hidden states and logits out.
+
+Holds weights; knows plans and sequences no more than a batch shows. Nothing here waits for a device, but experts do on
+a GPU for the number of tokens that each takes. Engine thread.
+
+Shapes: T packed tokens, C hidden size, V vocabulary, L layers, P numbers of a layer's own input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import embedding
+
+from streamserve.engine.model.batch import StepBatch
+from streamserve.engine.model.decoder.layer import DecoderLayer, Step
+from streamserve.engine.model.decoder.parts import Norm, Rotary
+from streamserve.engine.model.decoder.spec import DecoderSpec
+from streamserve.engine.model.kernels import Kernels
+from streamserve.engine.model.kv_cache import KVCache, LayerShape
+from streamserve.engine.model.linear.base import Linear
+
+
+@dataclass(slots=True, kw_only=True)
+class LayerInputs:
+    """Gemma 4: an embedding that every layer has of its own, and what the token's embedding adds to it."""
+
+    embedding: torch.Tensor  # (V, L * P)
+    projection: Linear
+    norm: Norm
+    embedding_multiplier: float
+    projection_multiplier: float
+
+    def __call__(self, input_ids: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Map input_ids (T,) and their embeddings (T, C) to (T, L, P)."""
+        size = len(self.norm.weight)
+        own = (embedding(input_ids, self.embedding) * self.embedding_multiplier).view(len(tokens), -1, size)
+        projected = self.norm((self.projection(tokens) * self.projection_multiplier).view(len(tokens), -1, size))
+        return (projected + own) * 2.0**-0.5
+
+
+@dataclass(slots=True, kw_only=True)
+class Decoder:
+    """A decoder in memory: `spec` says what it computes, the rest is what it computes with."""
+
+    spec: DecoderSpec
+    embedding: torch.Tensor  # (V, C)
+    embedding_multiplier: float  # in the model's dtype, as transformers rounds it
+    rotaries: list[Rotary]
+    layers: list[DecoderLayer]
+    norm: Norm
+    head: Linear
+    layer_inputs: LayerInputs | None = None
+    kernels: Kernels | None = None
+    num_parameters: int = 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights, the hidden states, and the KV memory."""
+        return self.embedding.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that logits are of."""
+        return self.head.out_features
+
+    @property
+    def layer_shapes(self) -> dict[int, LayerShape]:
+        """What each layer with keys and values of its own stores for a token."""
+        return {
+            index: LayerShape(
+                num_kv_heads=layer.num_kv_heads,
+                key_dim=layer.head_dim,
+                value_dim=layer.head_dim,
+                sliding_window=layer.window,
+            )
+            for index, layer in enumerate(self.spec.layers)
+            if layer.kv_layer == index
+        }
+
+    @property
+    def linears(self) -> list[Linear]:
+        """All linear layers, the head last."""
+        found: list[Linear | None] = []
+        for layer in self.layers:
+            found += [layer.qkv, layer.out, layer.gate_up, layer.down]
+            if layer.experts is not None:
+                found += [*layer.experts.gate_up, *layer.experts.down]
+            if layer.layer_input is not None:
+                found += [layer.layer_input.gate, layer.layer_input.out]
+        return [linear for linear in (*found, self.head) if linear is not None]
+
+    def forward(self, kv: KVCache, batch: StepBatch) -> torch.Tensor:
+        """Run the body on a batch, whose keys and values are stored in `kv`; return the hidden states (T, C)."""
+        input_ids, positions = batch.input_ids[0], batch.position_ids[0]
+        tokens = embedding(input_ids, self.embedding)
+        if self.embedding_multiplier != 1.0:
+            tokens = tokens * self.embedding_multiplier
+        step = Step(
+            kv=kv,
+            batch=batch,
+            kernels=self.kernels,
+            turns=[rotary.at(positions) for rotary in self.rotaries],
+            query_scale=self._query_scale(positions),
+            layer_inputs=None if self.layer_inputs is None else self.layer_inputs(input_ids, tokens),
+        )
+        for layer in self.layers:
+            tokens = layer(tokens, step)
+        return self.norm(tokens)
+
+    def logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return float32 logits (n, V) of `rows` (n,) of the hidden states (T, C)."""
+        logits = self.head.floats(hidden.index_select(0, rows))
+        if self.spec.logit_multiplier != 1.0:
+            logits = logits * self.spec.logit_multiplier
+        cap = self.spec.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def _query_scale(self, positions: torch.Tensor) -> torch.Tensor | None:
+        if self.spec.query_scale is None:
+            return None
+        beta, length = self.spec.query_scale
+        scale = 1 + beta * torch.log(1 + torch.floor(positions / length))
+        return scale[:, None, None].to(self.dtype)

@@ -1,0 +1,213 @@
+"""One decoder layer: its weights in plain sight, and what it computes of a step's tokens.
+
+    x -> norm -> [ q | k | v ] -> norms of heads, rotation -> paged attention -> out -> norm, + x = y
+    y -> norm -> [ gate | up ] -> act(gate) * up -> down -> norm, + y        (or experts)
+
+A part that a family does not have is None. Engine thread.
+
+Shapes: T packed tokens, C hidden size, Hq query heads, Hkv key/value heads, D head dim, I intermediate size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.nn.functional import linear, rms_norm
+
+from streamserve.engine.model import attention
+from streamserve.engine.model.attention import Variant
+from streamserve.engine.model.batch import StepBatch
+from streamserve.engine.model.decoder.parts import Activation, HeadsNorm, Norm, Turn, route
+from streamserve.engine.model.decoder.spec import ExpertsSpec, LayerSpec
+from streamserve.engine.model.kernels import Kernels
+from streamserve.engine.model.kv_cache import KVCache
+from streamserve.engine.model.linear.base import Linear
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """What all layers share of one step. `turns` are the rotations at its positions, by `LayerSpec.rotary`.
+
+    `query_scale` (T, 1, 1) multiplies queries; `layer_inputs` (T, num_layers, per_layer_size); `stored` holds keys and
+    values (Hkv, T, D) of layers that later layers read too.
+    """
+
+    kv: KVCache
+    batch: StepBatch
+    kernels: Kernels | None
+    turns: Sequence[Turn]
+    query_scale: torch.Tensor | None = None
+    layer_inputs: torch.Tensor | None = None
+    stored: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Experts:
+    """The experts of a layer: a router, and for each expert its two linear layers."""
+
+    spec: ExpertsSpec
+    router: torch.Tensor  # (num_experts, C)
+    router_bias: torch.Tensor | None  # (num_experts,)
+    gate_up: list[Linear]
+    down: list[Linear]
+    activation: Activation
+    router_scale: torch.Tensor | None = None  # (C,) of the router's input, which is normalised then
+    expert_scale: torch.Tensor | None = None  # (num_experts,) of an expert's weight
+    eps: float = 0.0
+    dense_norm: Norm | None = None  # of the dense part's output
+    norm: Norm | None = None  # of the experts' input
+    after_norm: Norm | None = None  # of the experts' output
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Map (T, C) to (T, C)."""
+        shares, chosen = self._route(tokens)
+        if self.norm is not None:
+            tokens = self.norm(tokens)
+        out = self._combine(tokens, shares, chosen)
+        return out if self.after_norm is None else self.after_norm(out)
+
+    def _route(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.router_scale is not None:
+            tokens = rms_norm(tokens, tokens.shape[-1:], None, self.eps) * self.router_scale
+        logits = linear(tokens, self.router, self.router_bias)
+        shares, chosen = route(logits, self.spec.num_taken, self.spec.routing)
+        return shares if self.expert_scale is None else shares * self.expert_scale[chosen], chosen
+
+    def _combine(self, tokens: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """Sum what each token's experts give, in the order of their numbers. shares, chosen (T, num_taken)."""
+        places = chosen.flatten()
+        order = places.argsort(stable=True)  # (T * num_taken,), grouped by expert
+        rows, shares = order // self.spec.num_taken, shares.flatten()[order, None]
+        out, begin = torch.zeros_like(tokens), 0
+        for expert, count in enumerate(torch.bincount(places, minlength=self.spec.num_experts).tolist()):
+            if count:
+                own = slice(begin, begin + count)
+                inner = self._gate(self.gate_up[expert](tokens[rows[own]]))
+                out.index_add_(0, rows[own], self.down[expert](inner) * shares[own])
+                begin += count
+        return out
+
+    def _gate(self, both: torch.Tensor) -> torch.Tensor:
+        if self.spec.clamp is None:
+            return gated(both, self.activation)
+        limit, alpha = self.spec.clamp
+        gate, up = both.chunk(2, dim=-1)
+        gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+        return (up + 1) * (gate * torch.sigmoid(gate * alpha))
+
+
+@dataclass(slots=True, kw_only=True)
+class LayerInput:
+    """Gemma 4: what a layer adds of its own embedding of the token."""
+
+    gate: Linear
+    out: Linear
+    norm: Norm
+
+
+@dataclass(slots=True, kw_only=True)
+class DecoderLayer:
+    """The weights of one layer, and the layer computed. `qkv` gives queries, keys and values side by side."""
+
+    spec: LayerSpec
+    index: int
+    variant: Variant
+    activation: Activation
+    attention_norm: Norm | None
+    qkv: Linear
+    head_norm: HeadsNorm | None
+    query_norm: Norm | None  # over all query heads together
+    key_norm: Norm | None
+    value_eps: float | None  # values are normalised
+    out: Linear
+    after_attention_norm: Norm | None
+    mlp_norm: Norm | None
+    gate_up: Linear | None
+    down: Linear | None
+    experts: Experts | None
+    after_mlp_norm: Norm | None
+    residual_multiplier: float = 1.0
+    layer_input: LayerInput | None = None
+    scale: torch.Tensor | None = None  # (1,)
+
+    def __call__(self, tokens: torch.Tensor, step: Step) -> torch.Tensor:
+        """Map (T, C) to (T, C)."""
+        tokens = self._add(tokens, self._attend(tokens, step), self.after_attention_norm)
+        tokens = self._add(tokens, self._feed_forward(tokens), self.after_mlp_norm)
+        if self.layer_input is not None:
+            assert step.layer_inputs is not None
+            own = self.activation(self.layer_input.gate(tokens)).mul_(step.layer_inputs[:, self.index])
+            tokens = self.layer_input.norm(self.layer_input.out(own)).add_(tokens)
+        return tokens if self.scale is None else tokens.mul_(self.scale)
+
+    def _add(self, tokens: torch.Tensor, change: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        if norm is not None:
+            change = norm(change)
+        if self.residual_multiplier != 1.0:
+            change = change.mul_(self.residual_multiplier)
+        return change.add_(tokens)
+
+    def _attend(self, tokens: torch.Tensor, step: Step) -> torch.Tensor:
+        spec, num_tokens = self.spec, len(tokens)
+        if self.attention_norm is not None:
+            tokens = self.attention_norm(tokens)
+        query, key, value = self._heads(self.qkv(tokens), step)
+        if key is None or value is None:
+            key, value = step.stored[spec.kv_layer]
+        elif spec.is_read_later:
+            step.stored[self.index] = key, value
+        out = attention.attend(
+            spec.kv_layer,
+            query,
+            key,
+            value,
+            self.variant,
+            step.kv,
+            step.batch,
+            kernels=step.kernels,
+            is_new=spec.kv_layer == self.index,
+        )  # (T, Hq, D)
+        return self.out(out.reshape(num_tokens, -1))
+
+    def _heads(self, qkv: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Return queries (Hq, T, D), keys and values (Hkv, T, D) of qkv (T, query_dim + 2 kv_dim)."""
+        spec = self.spec
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key, rest = qkv.split((spec.query_dim, spec.kv_dim, spec.kv_dim), dim=-1)
+            qkv = torch.cat((self.query_norm(query), self.key_norm(key), rest), dim=-1)
+        heads = qkv.view(len(qkv), -1, spec.head_dim)  # (T, Hq + 2 Hkv, D)
+        num_turned = heads.shape[1] if spec.kv_layer != self.index else spec.num_heads + spec.num_kv_heads
+        turned = heads[:, :num_turned]
+        if self.head_norm is not None:
+            turned = self.head_norm(turned)
+        if spec.rotary is not None:
+            turned = step.turns[spec.rotary](turned)
+        query, key = turned[:, : spec.num_heads], turned[:, spec.num_heads :]
+        if step.query_scale is not None:
+            query = query * step.query_scale
+        query = query.transpose(0, 1)
+        if spec.kv_layer != self.index:
+            return query, None, None
+        value = heads[:, spec.num_heads if spec.values_are_keys else num_turned :]
+        if self.value_eps is not None:
+            value = rms_norm(value, value.shape[-1:], None, self.value_eps)
+        return query, key.transpose(0, 1), value.transpose(0, 1)
+
+    def _feed_forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        inputs = tokens if self.mlp_norm is None else self.mlp_norm(tokens)
+        if self.gate_up is None or self.down is None:
+            assert self.experts is not None
+            return self.experts(inputs)
+        out = self.down(gated(self.gate_up(inputs), self.activation))
+        if self.experts is None:
+            return out
+        assert self.experts.dense_norm is not None
+        return self.experts.dense_norm(out).add_(self.experts(tokens))
+
+
+def gated(both: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Return act(gate) * up of both (T, 2 I), side by side."""
+    gate, up = both.chunk(2, dim=-1)
+    return activation(gate).mul_(up)

@@ -1,0 +1,79 @@
+// The library's C ABI: every function that Python calls (library.py lists them with their types).
+//
+// Addresses point to contiguous memory that the caller keeps alive; sizes are int64; dtypes are DType of types.h. A
+// function never throws, allocates only scratch memory, and uses `num_threads` threads of the process's OpenMP pool.
+#pragma once
+
+#include <cstdint>
+
+#define SS_API extern "C" __attribute__((visibility("default")))
+
+constexpr int64_t kAbiVersion = 1;  // library.py's ABI_VERSION; a changed argument list raises both
+
+SS_API int64_t ss_abi_version();
+
+// 0 if the library computes here: run once, in a process of its own, after it was compiled.
+SS_API int ss_self_check();
+
+// How many threads a region of `num_threads` gets.
+SS_API int64_t ss_team_size(int64_t num_threads);
+
+// Linears (linear.h). `kind`: Kind; the float kinds have the number of their dtype.
+
+// Bytes of a packed weight (num_outputs, num_inputs).
+SS_API int64_t ss_linear_bytes(int64_t kind, int64_t num_outputs, int64_t num_inputs);
+
+// Pack `weight` (num_outputs, num_inputs) of the kind's dtype into `packed`, ss_linear_bytes() bytes.
+SS_API void ss_pack_dense(int64_t kind, const void* weight, int64_t num_outputs, int64_t num_inputs, void* packed,
+                          int64_t num_threads);
+
+// Pack `q` (num_outputs, num_inputs) and fp16 `scales` (num_outputs, ceil(num_inputs / 32)).
+SS_API void ss_pack_int8(const int8_t* q, const void* scales, int64_t num_outputs, int64_t num_inputs, void* packed,
+                         int64_t num_threads);
+
+// The same with q 0..15, a byte each, and fp16 `minima` of the scales' shape.
+SS_API void ss_pack_int4(const uint8_t* q, const void* scales, const void* minima, int64_t num_outputs,
+                         int64_t num_inputs, void* packed, int64_t num_threads);
+
+// Quantise `weight` (num_outputs, num_inputs) of `dtype` per 32 inputs; the outputs have the shapes that packing reads.
+SS_API void ss_quantize_int8(int64_t dtype, const void* weight, int64_t num_outputs, int64_t num_inputs, int8_t* q,
+                             void* scales, int64_t num_threads);
+SS_API void ss_quantize_int4(int64_t dtype, const void* weight, int64_t num_outputs, int64_t num_inputs, uint8_t* q,
+                             void* scales, void* minima, int64_t num_threads);
+
+// y (num_rows, num_outputs) = x (num_rows, num_inputs) times the packed weight, plus `bias` (num_outputs,) or null.
+SS_API void ss_linear(int64_t kind, const void* packed, const float* bias, int64_t num_outputs, int64_t num_inputs,
+                      int64_t x_dtype, const void* x, int64_t num_rows, int64_t y_dtype, void* y, int64_t num_threads);
+
+// Decode attention of one layer (attend.h). Queries, pools and outputs have one dtype; strides count numbers.
+struct DecodeCall {
+  const void* query;  // (num_rows, num_heads, key_dim), strided
+  void* out;          // (num_rows, num_heads, value_dim)
+  const void* keys;   // (num_kv_heads, num_slots, key_dim)
+  const void* values;
+  const int64_t* positions;  // (num_rows,) of the rows' newest tokens, which the pools hold already
+  const int64_t* tables;     // (num_rows, table_stride)
+  const float* sinks;        // (num_heads,), or null
+  int64_t query_row_stride, query_head_stride, table_stride, num_slots;
+  int64_t num_rows, num_heads, num_kv_heads, key_dim, value_dim, block_size;
+  int64_t window;  // 0: none
+  float scaling;
+  float softcap;  // 0: none
+};
+SS_API void ss_attend_decodes(const DecodeCall* call, int64_t dtype, int64_t num_threads);
+
+// Copy each token's vectors to its slot, for each head: from token t, head h at from + t * token_stride + h *
+// head_stride to pool (num_heads, num_slots, num_bytes). Sizes and strides in bytes.
+SS_API void ss_write_slots(const char* from, int64_t token_stride, int64_t head_stride, char* pool, int64_t num_slots,
+                           const int64_t* slots, int64_t num_tokens, int64_t num_heads, int64_t num_bytes);
+
+// The draws of a step (sample.cpp). A temperature of 0 is greedy.
+struct DrawCall {
+  const float* logits;  // (num_rows, vocab_size), rows row_stride apart
+  const float* shapes;  // (num_rows, 3): temperature, top_p, min_p
+  const int64_t* keys;  // (num_rows, 3): top_k (0: none) and the two keys of `sampler.row_key`
+  int64_t* token_ids;   // (num_rows,), of a row that is not finite an arbitrary id
+  uint8_t* is_finite;   // (num_rows,)
+  int64_t num_rows, vocab_size, row_stride;
+};
+SS_API void ss_draw(const DrawCall* call, int64_t num_threads);

@@ -1,0 +1,330 @@
+// Decode attention over block tables: one query per sequence, its keys and values read where their blocks are.
+//
+// A piece of work is one sequence, one key/value head and one part of the context: `kPartKeys` positions at most, so
+// that a long context is shared among threads. Parts begin at multiples of `kPartKeys`, whatever the batch and the
+// number of threads, and their results are joined in order: a row's bits depend on that row alone. All query heads of
+// a group share one read of keys and values. (Ideas: Dao et al., FlashAttention, the running softmax; Flash-Decoding,
+// the parts; vLLM's paged attention, the block tables.)
+//
+//   keys (Hkv, num_slots, D), values (Hkv, num_slots, Dv)
+//   slot of position i: table[i / block_size] * block_size + i % block_size
+//
+// Numbers are computed in float32, whatever the pools hold. A NaN reaches the output.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "parallel.h"
+#include "vec_math.h"
+
+namespace ss {
+
+constexpr int64_t kPartKeys = 512;  // positions of one piece of work
+constexpr int64_t kTileKeys = 64;   // positions whose scores are held at once
+constexpr int kMostHeads = 4;       // query heads that share a read from the first-level cache
+
+// One layer's attention: what does not change from row to row.
+template <class Kv>
+struct AttentionLayer {
+  const Kv* keys;
+  const Kv* values;
+  int64_t num_slots, num_heads, num_kv_heads, key_dim, value_dim, block_size;
+  float scaling;
+  int64_t window;      // 0: none
+  float softcap;       // 0: none
+  const float* sinks;  // (num_heads,), or null
+
+  int64_t group() const { return num_heads / num_kv_heads; }
+};
+
+// The first position that the query at `position` sees.
+inline int64_t first_key(int64_t position, int64_t window) {
+  return window > 0 && position >= window ? position + 1 - window : 0;
+}
+
+// What a part gives for one query head: a sum of weights relative to exp(most), and of values so weighted.
+struct Partial {
+  float most, sum;
+  float* values;  // (padded(value_dim),)
+};
+
+// Memory of one thread: the group's queries as floats, a tile's scores, a part's outputs and what they stand for.
+struct AttentionScratch {
+  std::vector<float> query, scores, out;
+  std::vector<Partial> partials;
+
+  void reserve(int64_t group, int64_t key_dim, int64_t value_dim) {
+    query.resize(group * padded(key_dim));
+    scores.resize(kMostHeads * kTileKeys);
+    out.resize(group * padded(value_dim));
+    partials.resize(group);
+  }
+};
+
+// Where a tile's keys and values are.
+template <class Kv>
+struct Tile {
+  int64_t num;
+  const Kv* keys[kTileKeys];
+  const Kv* values[kTileKeys];
+};
+
+template <class Kv>
+inline void prefetch(const Kv* vector, int64_t dim) {
+  for (int64_t byte = 0; byte < dim * int64_t(sizeof(Kv)); byte += 64)
+    __builtin_prefetch(reinterpret_cast<const char*>(vector) + byte);
+}
+
+// Scores of `Heads` queries and `Keys` keys. query (Heads, padded(dim)), padded with zeros.
+template <int Heads, int Keys, class Kv>
+inline void score_keys(const float* query, int64_t dim, const Kv* const* keys, float* scores) {
+  const int64_t stride = padded(dim);
+  Vec total[Heads][Keys];
+  for (int h = 0; h < Heads; h++)
+    for (int k = 0; k < Keys; k++) total[h][k] = zero();
+  int64_t d = 0;
+  for (; d + kWidth <= dim; d += kWidth) {
+    Vec key[Keys];
+    for (int k = 0; k < Keys; k++) key[k] = load(keys[k] + d);
+    for (int h = 0; h < Heads; h++) {
+      const Vec q = load(query + h * stride + d);
+      for (int k = 0; k < Keys; k++) total[h][k] = fma(q, key[k], total[h][k]);
+    }
+  }
+  if (d < dim) {
+    for (int k = 0; k < Keys; k++) {
+      const Vec key = load_part(keys[k] + d, dim - d);
+      for (int h = 0; h < Heads; h++) total[h][k] = fma(load(query + h * stride + d), key, total[h][k]);
+    }
+  }
+  for (int h = 0; h < Heads; h++) {
+    if constexpr (Keys == 4) {
+      const Quad four = sums(total[h][0], total[h][1], total[h][2], total[h][3]);
+      memcpy(scores + h * kTileKeys, &four, sizeof four);
+    } else {
+      for (int k = 0; k < Keys; k++) scores[h * kTileKeys + k] = sum(total[h][k]);
+    }
+  }
+}
+
+// Scores (Heads, kTileKeys) of a tile; its values are on their way meanwhile.
+template <int Heads, class Kv>
+inline void score_tile(const float* query, int64_t key_dim, int64_t value_dim, const Tile<Kv>& tile, float* scores) {
+  int64_t k = 0;
+  for (; k + 4 <= tile.num; k += 4) {
+    for (int i = 0; i < 4; i++) prefetch(tile.values[k + i], value_dim);
+    score_keys<Heads, 4>(query, key_dim, tile.keys + k, scores + k);
+  }
+  for (; k < tile.num; k++) score_keys<Heads, 1>(query, key_dim, tile.keys + k, scores + k);
+}
+
+// Turn one head's scores of a tile into weights, and bring `partial` to their scale.
+inline void weigh_tile(float* scores, int64_t num, float scaling, float softcap, int64_t value_dim, Partial& partial) {
+  Vec high = broadcast(partial.most);
+  for (int64_t k = num; k < padded(num); k++) scores[k] = -kInfinity;
+  for (int64_t k = 0; k < num; k += kWidth) {
+    Vec x = load(scores + k) * broadcast(scaling);
+    if (softcap > 0) {  // tanh(x) = 1 - 2 / (exp(2 x) + 1)
+      const Vec grown = exp(x * broadcast(2 / softcap)) + broadcast(1);
+      x = broadcast(softcap) - broadcast(2 * softcap) / grown;
+    }
+    store(scores + k, x);
+    if (softcap > 0)
+      for (int64_t end = num; end < k + kWidth; end++) scores[end] = -kInfinity;
+    high = max(high, load(scores + k));
+  }
+  const float most = largest(high), shrink = std::exp(partial.most - most);
+  Vec total = zero();
+  for (int64_t k = 0; k < num; k += kWidth) {
+    const Vec weight = exp(load(scores + k) - broadcast(most));
+    store(scores + k, weight);
+    total = total + weight;
+  }
+  partial.sum = partial.sum * shrink + sum(total);
+  partial.most = most;
+  if (shrink != 1)
+    map(partial.values, partial.values, padded(value_dim), [&](Vec x) { return x * broadcast(shrink); });
+}
+
+// Add a tile's weighted values to `Heads` outputs (Heads, padded(dim)): `Wide` vectors at a time, held in registers.
+template <int Heads, int Wide, class Kv>
+inline void add_columns(const float* weights, const Tile<Kv>& tile, int64_t d, int64_t stride, float* out) {
+  Vec total[Heads][Wide];
+  for (int h = 0; h < Heads; h++)
+    for (int w = 0; w < Wide; w++) total[h][w] = load(out + h * stride + d + w * kWidth);
+  for (int64_t k = 0; k < tile.num; k++) {
+    Vec value[Wide];
+    for (int w = 0; w < Wide; w++) value[w] = load(tile.values[k] + d + w * kWidth);
+    for (int h = 0; h < Heads; h++) {
+      const Vec weight = broadcast(weights[h * kTileKeys + k]);
+      for (int w = 0; w < Wide; w++) total[h][w] = fma(weight, value[w], total[h][w]);
+    }
+  }
+  for (int h = 0; h < Heads; h++)
+    for (int w = 0; w < Wide; w++) store(out + h * stride + d + w * kWidth, total[h][w]);
+}
+
+template <int Heads, class Kv>
+inline void add_tile(const float* weights, const Tile<Kv>& tile, int64_t dim, float* out) {
+  constexpr int kWide = kWidth == 16 ? 4 : 2;
+  const int64_t stride = padded(dim);
+  int64_t d = 0;
+  for (; d + kWide * kWidth <= dim; d += kWide * kWidth) add_columns<Heads, kWide>(weights, tile, d, stride, out);
+  for (; d + kWidth <= dim; d += kWidth) add_columns<Heads, 1>(weights, tile, d, stride, out);
+  if (d == dim) return;
+  for (int h = 0; h < Heads; h++) {
+    Vec total = load(out + h * stride + d);
+    for (int64_t k = 0; k < tile.num; k++)
+      total = fma(broadcast(weights[h * kTileKeys + k]), load_part(tile.values[k] + d, dim - d), total);
+    store(out + h * stride + d, total);
+  }
+}
+
+// Attend with `Heads` heads, from `head` of the group on, to one tile.
+template <int Heads, class Kv>
+inline void attend_tile(const AttentionLayer<Kv>& layer, AttentionScratch& scratch, int64_t head,
+                        const Tile<Kv>& tile) {
+  float* scores = scratch.scores.data();
+  const float* query = scratch.query.data() + head * padded(layer.key_dim);
+  score_tile<Heads>(query, layer.key_dim, layer.value_dim, tile, scores);
+  for (int h = 0; h < Heads; h++)
+    weigh_tile(scores + h * kTileKeys, tile.num, layer.scaling, layer.softcap, layer.value_dim,
+               scratch.partials[head + h]);
+  add_tile<Heads>(scores, tile, layer.value_dim, scratch.partials[head].values);
+}
+
+// Attend with a group of query heads, which are in `scratch`, to positions [begin, end) of one sequence.
+template <class Kv>
+void attend_part(const AttentionLayer<Kv>& layer, AttentionScratch& scratch, int64_t kv_head, const int64_t* table,
+                 int64_t begin, int64_t end) {
+  const int64_t group = layer.group(), stride = padded(layer.value_dim);
+  std::fill(scratch.out.begin(), scratch.out.end(), 0.0f);
+  for (int64_t h = 0; h < group; h++) scratch.partials[h] = {-kInfinity, 0, scratch.out.data() + h * stride};
+  int64_t block = begin / layer.block_size, offset = begin % layer.block_size;
+  for (int64_t position = begin; position < end; position += kTileKeys) {
+    Tile<Kv> tile;
+    tile.num = std::min(kTileKeys, end - position);
+    for (int64_t k = 0; k < tile.num; k++) {
+      const int64_t row = kv_head * layer.num_slots + table[block] * layer.block_size + offset;
+      tile.keys[k] = layer.keys + row * layer.key_dim;
+      tile.values[k] = layer.values + row * layer.value_dim;
+      if (++offset == layer.block_size) offset = 0, block++;
+    }
+    int64_t head = 0;
+    for (; head + kMostHeads <= group; head += kMostHeads) attend_tile<kMostHeads>(layer, scratch, head, tile);
+    if (group - head == 3) attend_tile<3>(layer, scratch, head, tile);
+    if (group - head == 2) attend_tile<2>(layer, scratch, head, tile);
+    if (group - head == 1) attend_tile<1>(layer, scratch, head, tile);
+  }
+}
+
+// What weighted values are multiplied by. A sink takes part in the sum, and has no value.
+inline float normaliser(const Partial& partial, const float* sinks, int64_t head) {
+  if (!sinks) return 1 / partial.sum;
+  const float most = std::max(partial.most, sinks[head]), shrink = std::exp(partial.most - most);
+  return shrink / (partial.sum * shrink + std::exp(sinks[head] - most));
+}
+
+// The (row, part) pairs of a batch of decodes, the same in every layer of one window.
+struct DecodePieces {
+  std::vector<int64_t> row_of, first_of_row;  // of a piece; (num_rows + 1,)
+
+  void plan(const int64_t* positions, int64_t num_rows, int64_t window) {
+    row_of.clear();
+    first_of_row.assign(1, 0);
+    for (int64_t row = 0; row < num_rows; row++) {
+      const int64_t parts = positions[row] / kPartKeys - first_key(positions[row], window) / kPartKeys + 1;
+      row_of.insert(row_of.end(), parts, row);
+      first_of_row.push_back(int64_t(row_of.size()));
+    }
+  }
+  int64_t size() const { return int64_t(row_of.size()); }
+  int64_t num_rows() const { return int64_t(first_of_row.size()) - 1; }
+  int64_t num_parts(int64_t row) const { return first_of_row[row + 1] - first_of_row[row]; }
+};
+
+// Vectors of heads in a batch: row r, head h at data + r * row_stride + h * head_stride.
+template <class T>
+struct HeadRows {
+  T* data;
+  int64_t row_stride, head_stride;
+  T* at(int64_t row, int64_t head) const { return data + row * row_stride + head * head_stride; }
+};
+
+// A batch of decodes in one layer. Rows of several parts leave them in `partials`, to be joined when all are there.
+template <class Q, class Kv>
+struct DecodeAttention {
+  AttentionLayer<Kv> layer;
+  const DecodePieces& pieces;
+  const int64_t* positions;  // (num_rows,)
+  const int64_t* tables;     // (num_rows, table_stride)
+  int64_t table_stride;
+  HeadRows<const Q> query;
+  HeadRows<Q> out;
+  float* partials;  // (pieces, num_heads, partial_size()), null where no row has several parts
+
+  int64_t num_items() const { return pieces.size() * layer.num_kv_heads; }
+  bool must_join() const { return pieces.size() > pieces.num_rows(); }
+  int64_t partial_size() const { return padded(layer.value_dim) + 2; }
+  float* partial(int64_t piece, int64_t head) const {
+    return partials + (piece * layer.num_heads + head) * partial_size();
+  }
+
+  // Compute item `index` of num_items().
+  void run(int64_t index, AttentionScratch& scratch) const {
+    const int64_t piece = index / layer.num_kv_heads, kv_head = index % layer.num_kv_heads, group = layer.group();
+    const int64_t row = pieces.row_of[piece], part = piece - pieces.first_of_row[row];
+    scratch.reserve(group, layer.key_dim, layer.value_dim);
+    read_queries(row, kv_head * group, group, scratch.query.data());
+    const int64_t first = first_key(positions[row], layer.window);
+    const int64_t origin = (first / kPartKeys + part) * kPartKeys;
+    attend_part(layer, scratch, kv_head, tables + row * table_stride, std::max(first, origin),
+                std::min(positions[row] + 1, origin + kPartKeys));
+    for (int64_t h = 0; h < group; h++) write(piece, row, kv_head * group + h, scratch.partials[h]);
+  }
+
+  // Join the parts of one head of a row, in order.
+  void join(int64_t row, int64_t head) const {
+    const int64_t first = pieces.first_of_row[row], num = pieces.num_parts(row);
+    if (num == 1) return;
+    Partial whole{-kInfinity, 0, partial(first, head) + 2};
+    for (int64_t i = 0; i < num; i++) whole.most = std::max(whole.most, partial(first + i, head)[0]);
+    for (int64_t i = 0; i < num; i++) {
+      const float* part = partial(first + i, head);
+      const float scale = std::exp(part[0] - whole.most);
+      whole.sum += part[1] * scale;
+      for (int64_t d = 0; d < padded(layer.value_dim); d += kWidth) {
+        const Vec before = i == 0 ? zero() : load(whole.values + d);
+        store(whole.values + d, fma(load(part + 2 + d), broadcast(scale), before));
+      }
+    }
+    store_normal(row, head, whole);
+  }
+
+ private:
+  void read_queries(int64_t row, int64_t head, int64_t num, float* to) const {
+    const int64_t dim = layer.key_dim, whole = dim / kWidth * kWidth;
+    for (int64_t h = 0; h < num; h++, to += padded(dim)) {
+      const Q* from = query.at(row, head + h);
+      map(to, from, whole, [](Vec x) { return x; });
+      if (whole < dim) store(to + whole, load_part(from + whole, dim - whole));
+    }
+  }
+
+  void write(int64_t piece, int64_t row, int64_t head, const Partial& found) const {
+    if (pieces.num_parts(row) == 1) return store_normal(row, head, found);
+    float* kept = partial(piece, head);
+    kept[0] = found.most;
+    kept[1] = found.sum;
+    std::copy_n(found.values, padded(layer.value_dim), kept + 2);
+  }
+
+  void store_normal(int64_t row, int64_t head, const Partial& found) const {
+    const Vec factor = broadcast(normaliser(found, layer.sinks, head));
+    map(out.at(row, head), found.values, layer.value_dim, [&](Vec x) { return x * factor; });
+  }
+};
+
+}  // namespace ss

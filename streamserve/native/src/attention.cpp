@@ -1,0 +1,69 @@
+// The C doors of attention over block tables: decodes of one layer, and the writing of keys and values.
+#include <atomic>
+
+#include "abi.h"
+#include "attend.h"
+
+using namespace ss;
+
+namespace {
+
+// Multiplications below which a second thread costs more than it brings.
+constexpr int64_t kWorthAThread = 1 << 16;
+
+template <class T>
+void attend_decodes(const DecodeCall& call, int64_t num_threads) {
+  DecodePieces pieces;
+  pieces.plan(call.positions, call.num_rows, call.window);
+  const AttentionLayer<T> layer{static_cast<const T*>(call.keys),
+                                static_cast<const T*>(call.values),
+                                call.num_slots,
+                                call.num_heads,
+                                call.num_kv_heads,
+                                call.key_dim,
+                                call.value_dim,
+                                call.block_size,
+                                call.scaling,
+                                call.window,
+                                call.softcap,
+                                call.sinks};
+  DecodeAttention<T, T> attention{layer,
+                                  pieces,
+                                  call.positions,
+                                  call.tables,
+                                  call.table_stride,
+                                  {static_cast<const T*>(call.query), call.query_row_stride, call.query_head_stride},
+                                  {static_cast<T*>(call.out), call.num_heads * call.value_dim, call.value_dim},
+                                  nullptr};
+  std::vector<float> partials;
+  if (attention.must_join()) partials.resize(pieces.size() * call.num_heads * attention.partial_size());
+  attention.partials = partials.data();
+  int64_t num_keys = 0;
+  for (int64_t row = 0; row < call.num_rows; row++)
+    num_keys += call.positions[row] + 1 - first_key(call.positions[row], call.window);
+  if (num_keys * call.num_heads * call.key_dim < kWorthAThread) num_threads = 1;
+  std::atomic<int64_t> next{0};
+  parallel(num_threads, [&](Team team) {
+    AttentionScratch scratch;
+    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < attention.num_items();)
+      attention.run(item, scratch);
+    if (!attention.must_join()) return;
+    team.barrier();
+    const Range part = team.part(call.num_rows * call.num_heads);
+    for (int64_t i = part.begin; i < part.end; i++) attention.join(i / call.num_heads, i % call.num_heads);
+  });
+}
+
+}  // namespace
+
+void ss_attend_decodes(const DecodeCall* call, int64_t dtype, int64_t num_threads) {
+  with_type(dtype, [&](auto one) { attend_decodes<decltype(one)>(*call, num_threads); });
+}
+
+void ss_write_slots(const char* from, int64_t token_stride, int64_t head_stride, char* pool, int64_t num_slots,
+                    const int64_t* slots, int64_t num_tokens, int64_t num_heads, int64_t num_bytes) {
+  for (int64_t head = 0; head < num_heads; head++)
+    for (int64_t token = 0; token < num_tokens; token++)
+      memcpy(pool + (head * num_slots + slots[token]) * num_bytes, from + token * token_stride + head * head_stride,
+             num_bytes);
+}

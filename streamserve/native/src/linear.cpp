@@ -1,0 +1,67 @@
+// The linear's functions for Python, and the choice of the kind. See linear.h.
+#include "linear.h"
+
+#include "abi.h"
+#include "inputs.h"
+#include "linear_kinds.h"
+#include "scratch.h"
+#include "tiles.h"
+
+using namespace ss;
+
+namespace {
+
+template <class T>
+void write_rows(const Linear& linear, const Outputs& outputs, int64_t row, int64_t vec, int64_t num_rows,
+                int64_t num_vecs, const float* sums) {
+  const int64_t first = vec * kWidth, rest = linear.num_outputs - first;
+  const int64_t count = rest < num_vecs * kWidth ? rest : num_vecs * kWidth;  // the last panel may be wider than W
+  for (int64_t r = 0; r < num_rows; r++, sums += num_vecs * kWidth) {
+    T* out = static_cast<T*>(outputs.data) + (row + r) * outputs.stride + first;
+    for (int64_t i = 0; i < count; i++) {
+      float value = sums[i];
+      if (linear.bias != nullptr) value += linear.bias[first + i];
+      if (outputs.adds) value += to_float(out[i]);
+      from_float(value, out[i]);
+    }
+  }
+}
+
+}  // namespace
+
+void ss::write_outputs(const Linear& linear, const Outputs& outputs, int64_t row, int64_t vec, int64_t num_rows,
+                       int64_t num_vecs, const float* sums) {
+  with_type(outputs.dtype, [&](auto number) {
+    write_rows<decltype(number)>(linear, outputs, row, vec, num_rows, num_vecs, sums);
+  });
+}
+
+void ss::multiply(const Linear& linear, const uint8_t* inputs, int64_t num_rows, Range panels, const Outputs& outputs) {
+  constexpr int64_t kVecs = kLanes / kWidth;
+  const Range vecs{panels.begin * kVecs, panels.end * kVecs};
+  if (linear.kind >= kInt8) multiply_grouped(linear, inputs, num_rows, vecs, outputs);
+  else multiply_dense(linear, inputs, num_rows, vecs, outputs);
+}
+
+int64_t ss_linear_bytes(int64_t kind, int64_t num_outputs, int64_t num_inputs) {
+  const Linear linear{kind, nullptr, nullptr, num_outputs, num_inputs};
+  return linear.num_panels() * linear.panel_bytes();
+}
+
+void ss_linear(int64_t kind, const void* packed, const float* bias, int64_t num_outputs, int64_t num_inputs,
+               int64_t x_dtype, const void* x, int64_t num_rows, int64_t y_dtype, void* y, int64_t num_threads) {
+  const Linear linear{kind, static_cast<const uint8_t*>(packed), bias, num_outputs, num_inputs};
+  const Outputs outputs{y, y_dtype, num_outputs};
+  const int64_t stride = input_stride(kind, num_inputs);
+  uint8_t* inputs = scratch<kLinearInputs>(num_rows * stride);
+  parallel(num_threads, [&](Team team) {
+    const Range rows = team.part(num_rows);
+    with_type(x_dtype, [&](auto number) {
+      const auto* first = static_cast<const decltype(number)*>(x);
+      for (int64_t row = rows.begin; row < rows.end; row++)
+        prepare_row(kind, num_inputs, first + row * num_inputs, inputs + row * stride);
+    });
+    team.barrier();
+    multiply(linear, inputs, num_rows, team.part(linear.num_panels()), outputs);
+  });
+}
