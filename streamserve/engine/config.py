@@ -150,6 +150,8 @@ class ModelConfig:
     `chat_template` names the one to use of a model with several ("": "default"; with tools "tool_use", if it has that).
     `packed` None: linear layers by the fastest back end that is right; False: by torch's own. `native`: kernels in C++
     (streamserve/native/) where there are some for the machine (CPU).
+    `quantize`, "int8" or "int4": linear layers are rounded to it while they are loaded (CPU, native kernels). "": as
+    the checkpoint has them; quantised weights of a GGUF file stay so where the kernels compute them.
     `answers`, for "echo" only: what it answers, by words of the question, and else the question itself
     (clients/factory.py); None: words that depend on every token.
     `format` names how the output marks thoughts and tool calls (engine/text/formats/); None: what the tokenizer shows.
@@ -161,6 +163,7 @@ class ModelConfig:
     device: str = "auto"
     packed: bool | None = None
     native: bool = True
+    quantize: str = ""
     parity_probe: bool = True
     chat_template: str = ""
     num_threads: int | None = None
