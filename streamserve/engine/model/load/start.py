@@ -129,6 +129,8 @@ def own_spec(source: Source) -> tuple[DecoderSpec, Weights] | None:
     spec = spec_of(source.config.get_text_config())
     if spec is None:
         return None
+    if source.device.type != "cpu" and any(layer.experts for layer in spec.layers):
+        return None  # our experts wait for the device to count their tokens; transformers' multiply in groups there
     try:
         is_file = is_gguf(source.folder)
         checkpoint: Weights = open_gguf(source.folder, source.dtype) if is_file else Checkpoint(source.folder)
