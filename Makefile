@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The folders whose tests have a long version: `scaled` and `IS_SOAK` of tests/proofs/scale.py, SIM_STEPS.
 SOAK := tests/proofs tests/sim tests/asgi tests/streams tests/e2e/test_sockets.py
 
-.PHONY: help run test pytest proofs newest lint soak mutants paths js map clean
+.PHONY: help run test pytest proofs newest lint soak mutants paths wheel js map clean
 
 # What the tests need.
 TESTED := -r requirements.txt -r tests/requirements.txt --alone tests/requirements-alone.txt
@@ -79,6 +79,12 @@ mutants: ## Plant faults in a copy of the engine, one by one, and see whether th
 paths: ## Count the functions that a prompt, a token, a disconnect and a resume cross (TREE=<another checkout>)
 	@$(PYTHON) project/install.py --venv $(VENV) $(TESTED)
 	$(BIN)/python -m benchmarks.paths --list $(if $(TREE),--tree $(TREE))
+
+wheel: ## Build a wheel with the native kernels compiled for this machine's architecture, into dist/
+	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
+	rm -rf streamserve/native/prebuilt
+	$(BIN)/python -m streamserve.native.build streamserve/native/prebuilt
+	$(BIN)/python -m build --wheel --no-isolation; built=$$?; rm -rf streamserve/native/prebuilt; exit $$built
 
 js: ## Lint, type-check and test the chat element's JavaScript (needs Node 20 and npm)
 	npm ci --prefix tests/js --no-audit --no-fund

@@ -38,6 +38,7 @@ T = TypeVar("T")
 
 ECHO_PATH = "echo"
 DTYPES = ("auto", "float32", "bfloat16")
+QUANTIZE = ("", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
 CLIENTS = ("process", "thread")  # the first is the default
 LOGS = ("file", "memory")  # the first is the default; or the address of a Redis:
@@ -283,6 +284,12 @@ class _SiteReader(SettingsReader):
         model = self.dataclass(ModelConfig, options, where, fixed={"alias": alias, "answers": answers})
         self.one_of(model.dtype, DTYPES, f'{where}["DTYPE"]')
         self.one_of(model.device, DEVICES, f'{where}["DEVICE"]')
+        self.one_of(model.quantize, QUANTIZE, f'{where}["QUANTIZE"]')
+        if model.quantize and (model.device == "cuda" or not model.native or model.packed is False):
+            self.wrong(
+                f'{where}["QUANTIZE"] is {model.quantize!r}, which native kernels compute on a CPU.',
+                "Take it out, or DEVICE, NATIVE or PACKED.",
+            )
         if model.format is not None and "." not in str(model.format):
             self.one_of(model.format, FORMAT_NAMES, f'{where}["FORMAT"]')
         engine, _ = self._engine(own_engine, f'{where}["ENGINE"]', classes, shared)

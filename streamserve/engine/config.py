@@ -145,8 +145,10 @@ class ModelConfig:
     `dtype`: "auto" (the checkpoint's), "float32" or "bfloat16". `device`: "auto" (CUDA if there is a GPU), "cpu",
     "cuda". `chat_template` names one of a model's templates ("": "default"; with tools "tool_use", if the model has
     it). `packed` None: linear layers by the fastest back end that is right; False: by torch's own. `native`: kernels in
-    C++ (streamserve/native/) where there are some for the machine (CPU). `answers`, for "echo" only: what it answers,
-    by words of the question, and else the question itself (clients/factory.py); None: words that depend on every token.
+    C++ (streamserve/native/) where there are some for the machine (CPU). `quantize`, "int8" or "int4": linear layers
+    are rounded to it while they are loaded (CPU, native kernels). "": as the checkpoint has them; quantised weights of
+    a GGUF file stay so where the kernels compute them. `answers`, for "echo" only: what it answers, by words of the
+    question, and else the question itself (clients/factory.py); None: words that depend on every token.
     `format` names how the output marks thoughts and tool calls (engine/text/formats/); None: what the tokenizer shows.
     """
 
@@ -156,6 +158,7 @@ class ModelConfig:
     device: str = "auto"
     packed: bool | None = None
     native: bool = True
+    quantize: str = ""
     parity_probe: bool = True
     chat_template: str = ""
     num_threads: int | None = None

@@ -11,6 +11,9 @@ using namespace ss;
 
 namespace {
 
+// So few numbers are converted sooner than threads meet; so many products are worth another thread.
+constexpr int64_t kFewNumbers = 8192, kProductsAThread = 65536;
+
 template <class T>
 void write_rows(const Linear& linear, const Outputs& outputs, int64_t row, int64_t vec, int64_t num_rows,
                 int64_t num_vecs, const float* sums) {
@@ -54,14 +57,21 @@ void ss_linear(int64_t kind, const void* packed, const float* bias, int64_t num_
   const Outputs outputs{y, y_dtype, num_outputs};
   const int64_t stride = input_stride(kind, num_inputs);
   uint8_t* inputs = scratch<kLinearInputs>(num_rows * stride);
-  parallel(num_threads, [&](Team team) {
-    const Range rows = team.part(num_rows);
+  const auto prepare = [&](Range rows) {
     with_type(x_dtype, [&](auto number) {
       const auto* first = static_cast<const decltype(number)*>(x);
       for (int64_t row = rows.begin; row < rows.end; row++)
         prepare_row(kind, num_inputs, first + row * num_inputs, inputs + row * stride);
     });
-    team.barrier();
+  };
+  const bool is_few = num_rows * num_inputs <= kFewNumbers;
+  if (is_few) prepare({0, num_rows});
+  const int64_t most_threads = 1 + num_rows * num_outputs * num_inputs / kProductsAThread;
+  parallel(num_threads < most_threads ? num_threads : most_threads, [&](Team team) {
+    if (!is_few) {
+      prepare(team.part(num_rows));
+      team.barrier();
+    }
     multiply(linear, inputs, num_rows, team.part(linear.num_panels()), outputs);
   });
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,11 @@ _EXPERT = re.compile(r"(model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts)
 _EXPERT_PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 
 
-def convert(folder: Path, path: Path, tensor_type: str = "F32") -> Path:
-    """Write the model of `folder` to `path`, matrices in `tensor_type` where their rows are whole blocks."""
+def convert(folder: Path, path: Path, tensor_type: str = "F32", *, finer: Mapping[str, str] | None = None) -> Path:
+    """Write the model of `folder` to `path`, matrices in `tensor_type` where their rows are whole blocks.
+
+    `finer`: types of some tensors, by a part of their names.
+    """
     import gguf
     import numpy as np
     from safetensors.torch import load_file
@@ -43,10 +47,11 @@ def convert(folder: Path, path: Path, tensor_type: str = "F32") -> Path:
     _write_config(writer, config, kind)
     writer.add_tokenizer_model("none")
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
-    quantization = gguf.GGMLQuantizationType[tensor_type]
-    block_size = gguf.GGML_QUANT_SIZES[quantization][0]
 
     def add(name: str, values: Any) -> None:
+        own_type = next((kind for part, kind in (finer or {}).items() if part in name), tensor_type)
+        quantization = gguf.GGMLQuantizationType[own_type]
+        block_size = gguf.GGML_QUANT_SIZES[quantization][0]
         values = np.ascontiguousarray(values.float().numpy())
         is_matrix = values.ndim > 1 and values.shape[-1] % block_size == 0 and "ffn_gate_inp" not in name
         if tensor_type == "F32" or not is_matrix:

@@ -167,6 +167,11 @@ class Builder:
 
     def _head(self, table: torch.Tensor) -> Linear:
         name = self.checkpoint.head_name
+        is_tied = self.spec.is_head_tied or name is None
+        stored = self._as_stored([f"{self.checkpoint.prefix}{EMBEDDING}" if is_tied or name is None else name])
+        if stored is not None:
+            self.num_parameters -= table.numel() if is_tied else 0
+            return stored
         if self.spec.is_head_tied or name is None:
             weight, is_kept = table, True
         else:
@@ -286,13 +291,25 @@ class Builder:
 
     def _linear(self, prefix: str, names: Sequence[str], has_bias: bool, shape: tuple[int, int]) -> Linear:
         """Return the layers of these names as one, their outputs side by side."""
-        weights = [self._tensor(f"{prefix}{name}.weight") for name in names]
         biases = [self._tensor(f"{prefix}{name}.bias") for name in names] if has_bias else []
+        stored = self._as_stored([f"{prefix}{name}.weight" for name in names], torch.cat(biases) if biases else None)
+        if stored is not None:
+            if (stored.out_features, stored.in_features) != shape:
+                raise self._wrong_shape(prefix + names[0], self.checkpoint.tensor(f"{prefix}{names[0]}.weight"))
+            return stored
+        weights = [self._tensor(f"{prefix}{name}.weight") for name in names]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         if weight.shape != shape:
             raise self._wrong_shape(prefix + names[0], weight)
         del weights
         return self.maker.make(weight, torch.cat(biases) if biases else None)
+
+    def _as_stored(self, names: Sequence[str], bias: torch.Tensor | None = None) -> Linear | None:
+        """Return the layer of weights that the checkpoint has quantised, side by side; None where they are not."""
+        layer = None if self.maker.packer is None else self.maker.packer.pack(names, bias)
+        if layer is not None:
+            self.num_parameters += layer.out_features * layer.in_features
+        return layer
 
     def _named_norm(self, prefix: str, name: str) -> Norm | None:
         return self._norm(f"{prefix}{name}.weight") if name else None

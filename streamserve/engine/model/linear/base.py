@@ -48,7 +48,8 @@ class BackEnd:
     """A way to compute linear layers. `bytes_per_weight` is what its form of a weight takes.
 
     `serves` says whether it computes a dtype on a device of this machine; `make` builds a layer of a weight
-    (out_features, in_features) and a bias (out_features,), and raises `DoesNotFit`.
+    (out_features, in_features) and a bias (out_features,), and raises `DoesNotFit`. `rounding`: what it may change by
+    rounding weights and inputs, as a share of the largest output.
     """
 
     name: str
@@ -56,6 +57,7 @@ class BackEnd:
     bytes_per_weight: Callable[[torch.dtype], float]
     serves: Callable[[torch.dtype, torch.device], bool]
     make: Callable[[torch.Tensor, torch.Tensor | None], Linear]
+    rounding: float = 0.0
 
 
 class PlainLinear:

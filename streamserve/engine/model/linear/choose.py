@@ -21,6 +21,7 @@ from streamserve.engine.model.linear.base import PLAIN, BackEnd, DoesNotFit, Lin
 from streamserve.engine.model.linear.fbgemm import FBGEMM_FP16
 from streamserve.engine.model.linear.kept import Kept
 from streamserve.engine.model.linear.onednn import ONEDNN, ONEDNN_FP32
+from streamserve.engine.model.linear.packer import Packer
 from streamserve.engine.model.load.source import available_memory
 
 # In order of preference; the plain layer serves where none of them does.
@@ -38,9 +39,13 @@ MARGIN = 0.9  # another back end than the first must take at most this share of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearMaker:
-    """Makes the linear layers of one model: with its back end where that is right, else with the plain one."""
+    """Makes the linear layers of one model: with its back end where that is right, else with the plain one.
+
+    `packer`, where there is one, makes layers of weights that the checkpoint has quantised.
+    """
 
     back_end: BackEnd
+    packer: Packer | None = None
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, is_kept: bool = False) -> Linear:
         """Return a layer of `weight` (out_features, in_features); `is_kept`: the plain weight stays in memory too."""
@@ -52,7 +57,7 @@ class LinearMaker:
             packed = self.back_end.make(weight, bias)
         except DoesNotFit:
             return PLAIN.make(weight, bias)
-        return packed if agrees(packed, weight, bias) else PLAIN.make(weight, bias)
+        return packed if agrees(packed, weight, bias, self.back_end.rounding) else PLAIN.make(weight, bias)
 
 
 def choose(
@@ -89,20 +94,20 @@ def is_right(back_end: BackEnd, dtype: torch.dtype, device: torch.device) -> boo
     weight = torch.randn(96, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
     bias = weight[:, 0].contiguous()
     try:
-        return agrees(back_end.make(weight, bias), weight, bias)
+        return agrees(back_end.make(weight, bias), weight, bias, back_end.rounding)
     except (AttributeError, RuntimeError):  # a private operator is absent, or refuses this processor
         return False
 
 
-def agrees(layer: Linear, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Compare a layer with the plain one on one row and on three."""
+def agrees(layer: Linear, weight: torch.Tensor, bias: torch.Tensor | None, rounding: float = 0.0) -> bool:
+    """Compare a layer with the plain one on one row and on three; its weights are rounded by `rounding`."""
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(3, layer.in_features, generator=generator).to(weight.dtype)
     with torch.no_grad():
         wanted = linear(inputs, weight, bias)
         found = torch.cat([layer(inputs[:1]), layer(inputs)[1:]])
         error = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-6))
-    return error <= TOLERANCE[weight.dtype]  # NaN does not pass
+    return error <= TOLERANCE[weight.dtype] + rounding  # NaN does not pass
 
 
 def fastest(back_ends: Sequence[BackEnd], weights: Sequence[torch.Tensor]) -> str:

@@ -19,6 +19,8 @@ KINDS = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 3, "int4": 4}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 FLOAT_KINDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 GROUP = 32  # inputs with a scale of their own
+# What rounding to groups changes of an output, as a share of the largest: a sanity check, ten times what is seen.
+ROUNDING = {"int8": 0.1, "int4": 0.5}
 # A half-precision scale for 32 weights, and a minimum.
 BYTES_PER_WEIGHT = {"int8": 1 + 2 / GROUP, "int4": 1 / 2 + 4 / GROUP}
 
@@ -72,10 +74,15 @@ def pack(library: Library, weight: torch.Tensor, bias: torch.Tensor | None) -> N
     return NativeLinear(library, kind, packed, tuple(weight.shape), bias, weight.dtype)
 
 
-def quantize(library: Library, kind: str, weight: torch.Tensor, bias: torch.Tensor | None) -> NativeLinear:
-    """Return a linear with `weight` (out_features, in_features) rounded to `kind`, "int8" or "int4"."""
+def quantize(
+    library: Library, kind: str, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype | None = None
+) -> NativeLinear:
+    """Return a linear with `weight` (out_features, in_features) rounded to `kind`, "int8" or "int4".
+
+    `dtype` is that of its inputs and outputs, if it is not the weight's.
+    """
     weight = weight.detach().contiguous()
-    return from_groups(library, group_wise(library, kind, weight), bias, weight.dtype)
+    return from_groups(library, group_wise(library, kind, weight), bias, dtype or weight.dtype)
 
 
 def group_wise(library: Library, kind: str, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -132,6 +139,7 @@ def quantizing_back_end(library: Library, kind: str) -> BackEnd:
         bytes_per_weight=lambda _dtype: BYTES_PER_WEIGHT[kind],
         serves=_serves,
         make=partial(quantize, library, kind),
+        rounding=ROUNDING[kind],
     )
 
 

@@ -30,7 +30,8 @@ from streamserve.engine.model.linear.base import PLAIN, BackEnd, Linear
 from streamserve.engine.model.linear.choose import LinearMaker, choose
 from streamserve.engine.model.linear.kept import Kept
 from streamserve.engine.model.linear.modules import keep_float_logits, linear_weights, pack_linears
-from streamserve.engine.model.linear.native import native_back_end
+from streamserve.engine.model.linear.native import native_back_end, quantizing_back_end
+from streamserve.engine.model.linear.packer import Packer
 from streamserve.engine.model.load.gguf.file import GGUFFile
 from streamserve.engine.model.load.gguf.weights import GGUFWeights
 from streamserve.engine.model.load.source import (
@@ -142,7 +143,15 @@ def load_decoder(
     """Build a decoder of our own layers. Raises `UnlikeSpec` or `ModelLoadError` for weights that do not fit."""
     dtype = source.dtype if isinstance(source.dtype, torch.dtype) else own_dtype(source.config, checkpoint)
     maker = LinearMaker(back_end=PLAIN)
-    if model_config.packed is not False:
+    if model_config.quantize:
+        maker = _quantizing(model_config.quantize, source, kernels)
+    elif kernels is not None and is_kept_quantized(model_config, checkpoint):
+        assert isinstance(checkpoint, GGUFWeights)
+        back_end = quantizing_back_end(kernels.library, "int8")  # of what the packer does not take
+        maker = LinearMaker(back_end=back_end, packer=Packer(kernels.library, checkpoint, dtype))
+    elif model_config.packed is not False:
+        if isinstance(checkpoint, GGUFWeights):
+            require_room(checkpoint)
         maker = choose(
             dtype,
             source.device,
@@ -163,6 +172,27 @@ def load_decoder(
     )
 
 
+def is_kept_quantized(model_config: ModelConfig, checkpoint: Weights) -> bool:
+    """Return whether a checkpoint's quantised weights stay so, where there are kernels for them."""
+    is_quantized = isinstance(checkpoint, GGUFWeights) and checkpoint.is_quantized
+    return is_quantized and model_config.packed is not False
+
+
+def _quantizing(kind: str, source: Source, kernels: Kernels | None) -> LinearMaker:
+    """Return the maker for QUANTIZE. Raise where its kernels are off: it is not to take more memory than planned."""
+    if source.device.type != "cpu":
+        raise ModelLoadError(
+            f"{source.folder} is to be quantised to {kind}, which is computed on a CPU. Set DEVICE to cpu, or take "
+            "QUANTIZE out."
+        )
+    if kernels is None:
+        raise ModelLoadError(
+            f"{source.folder} is to be quantised to {kind}, which the native kernels compute, and they are off. "
+            "Install g++ and run python -m streamserve.native.build, or take QUANTIZE out."
+        )
+    return LinearMaker(back_end=quantizing_back_end(kernels.library, kind))
+
+
 def own_dtype(config: Any, checkpoint: Weights) -> torch.dtype:
     """Return the dtype that the config names, else that of the weights."""
     for part in (config, config.get_text_config()):
@@ -180,7 +210,7 @@ def load_hf(
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     head = model.get_output_embeddings()
     kept = head.weight.detach() if type(head) is torch.nn.Linear and model.dtype in HALF else None
-    linears = [] if model_config.packed is False else _pack(model, source, kernels, progress, kept)
+    linears = _pack(model, source, model_config, kernels, progress, kept)
     if kept is not None:
         keep_float_logits(model, kept, head.bias)
     hf = HFModel(model, attention.attach(model, kernels))
@@ -300,6 +330,7 @@ def read_weights(source: Source) -> Any:
     weights = None
     if is_gguf(folder):
         found_weights = open_gguf(folder, dtype)
+        require_room(found_weights)
         kind, name = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], None
         dtype, weights = found_weights.dtype(), found_weights.lazily()
     try:
@@ -324,9 +355,13 @@ def read_weights(source: Source) -> Any:
 
 
 def open_gguf(path: Path, dtype: torch.dtype | str) -> GGUFWeights:
-    """Open a GGUF file's weights, and say what they take; refuse a file that is larger than the memory."""
-    weights = GGUFWeights(GGUFFile(path), dtype if isinstance(dtype, torch.dtype) else None)
-    size, kind = weights.num_bytes(), weights.file.main_type()
+    """Open a GGUF file's weights."""
+    return GGUFWeights(GGUFFile(path), dtype if isinstance(dtype, torch.dtype) else None)
+
+
+def require_room(weights: GGUFWeights) -> None:
+    """Say what dequantised weights take; raise for more than the machine has."""
+    path, size, kind = weights.file.path, weights.num_bytes(), weights.file.main_type()
     name = str(weights.dtype()).removeprefix("torch.")
     logger.info("%s: weights of type %s take %.2f GB in %s", path, kind, size / 1e9, name)
     if size > total_memory():
@@ -335,19 +370,25 @@ def open_gguf(path: Path, dtype: torch.dtype | str) -> GGUFWeights:
             f"{total_memory() / 1e9:.1f} GB. Take a smaller model, or serve the file with llama-server and point "
             "streamserve's remote client at it."
         )
-    return weights
 
 
 def _pack(
-    model: Any, source: Source, kernels: Kernels | None, progress: Progress, kept: torch.Tensor | None
+    model: Any,
+    source: Source,
+    model_config: ModelConfig,
+    kernels: Kernels | None,
+    progress: Progress,
+    kept: torch.Tensor | None,
 ) -> list[Linear]:
-    maker = choose(
-        model.dtype,
-        model.device,
-        linear_weights(model),
-        source.kept(model.dtype),
-        preferred=native_back_ends(kernels),
-    )
+    if model_config.quantize:
+        maker = _quantizing(model_config.quantize, source, kernels)
+    elif model_config.packed is False:
+        return []
+    else:
+        weights = linear_weights(model)
+        maker = choose(
+            model.dtype, model.device, weights, source.kept(model.dtype), preferred=native_back_ends(kernels)
+        )
     if maker.back_end is PLAIN:
         return []
     progress("packing", 0.0)
@@ -408,8 +449,10 @@ def support_of(path: str) -> Support:
 def _gguf_traits(path: Path) -> tuple[str, str]:
     """Return the type of most weights, and what all take in memory."""
     weights = GGUFWeights(GGUFFile(path))
-    dtype = str(weights.dtype()).removeprefix("torch.")
-    return f"GGUF {weights.file.main_type()}", f"{weights.num_bytes() / 1e9:.2f} GB of weights in {dtype}"
+    plain = f"{weights.num_bytes() / 1e9:.2f} GB of weights in {str(weights.dtype()).removeprefix('torch.')}"
+    if weights.is_quantized:
+        plain = f"{weights.packed_bytes() / 1e9:.2f} GB of weights ({plain} without the native kernels)"
+    return f"GGUF {weights.file.main_type()}", plain
 
 
 def _type_of(folder: Any) -> str:

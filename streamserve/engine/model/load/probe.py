@@ -11,7 +11,7 @@ of our own layers transformers' model is loaded for it, before the decoder, and 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
@@ -32,6 +32,7 @@ from streamserve.engine.model.runner import HFRunner
 from streamserve.engine.plan import Chunk, StepPlan
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}  # |difference| / |reference|
+QUANTIZED = 0.15  # where inputs of linear layers are rounded to int8
 NUM_DECODES = 5
 NUM_LAST_CHUNKS = 3
 NUM_NEIGHBOUR_TOKENS = 5
@@ -89,9 +90,20 @@ class Reference:
     noisy: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, source: Source, tokens: ProbeTokens, *, has_experts: bool) -> Reference:
-        """Load transformers' model, compute, and free it again."""
+    def of(
+        cls,
+        source: Source,
+        tokens: ProbeTokens,
+        *,
+        has_experts: bool,
+        rounded: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> Reference:
+        """Load transformers' model, compute, and free it again; `rounded`: what becomes of a linear layer's weight."""
         model = read_weights(source)
+        if rounded is not None:
+            for module in model.modules():
+                if type(module) is torch.nn.Linear:
+                    module.weight = torch.nn.Parameter(rounded(module.weight.detach()), requires_grad=False)
         with torch.inference_mode(), _fast_linears(model):
             logits = _plain_logits(model, tokens)
             noisy = None
@@ -125,6 +137,8 @@ def probe(runner: HFRunner, reference: Reference | None = None) -> float:
     with torch.inference_mode():
         paged = _paged_logits(runner, reference.tokens)
     tolerance = TOLERANCE[dtype]
+    if "_int" in runner.loaded.linears:
+        tolerance = LOOSEST if reference.noisy is not None else max(tolerance, QUANTIZED)
     error = judged_error(row_errors(paged, reference.logits), dtype)
     if error > tolerance and reference.noisy is not None:
         noise = judged_error(row_errors(reference.noisy, reference.logits), dtype)

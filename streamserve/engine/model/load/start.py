@@ -8,16 +8,23 @@ runs on transformers' own code. Loading only: it knows neither requests nor step
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+
+import torch
 
 from streamserve.engine.capacity import most_useful_blocks, most_whole, num_blocks_for
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.model.decoder.build import check_names
 from streamserve.engine.model.decoder.checkpoint import Checkpoint, UnlikeSpec, Weights
 from streamserve.engine.model.decoder.spec import DecoderSpec, spec_of
+from streamserve.engine.model.kernels import Kernels
 from streamserve.engine.model.kv_cache import bytes_per_block, pool_bytes
+from streamserve.engine.model.linear.native import dequantized, group_wise
+from streamserve.engine.model.load.gguf.weights import GGUFWeights
 from streamserve.engine.model.load.loader import (
     LoadedModel,
     Source,
+    is_kept_quantized,
     kernels_for,
     load_decoder,
     load_hf,
@@ -25,7 +32,13 @@ from streamserve.engine.model.load.loader import (
     open_source,
 )
 from streamserve.engine.model.load.probe import ProbeTokens, Reference, probe
-from streamserve.engine.model.load.source import ModelLoadError, UnsupportedModel, is_gguf
+from streamserve.engine.model.load.source import (
+    ModelLoadError,
+    UnsupportedModel,
+    available_memory,
+    is_gguf,
+    require_safetensors,
+)
 from streamserve.engine.model.load.support import max_model_len
 from streamserve.engine.model.runner import HFRunner
 from streamserve.engine.plan import Progress, no_progress
@@ -66,7 +79,12 @@ def _own_runner(
         return None
     spec, checkpoint = found
     reference = None
-    if model_config.parity_probe:
+    kernels = kernels_for(source, model_config, progress)
+    rounded = rounding(model_config.quantize, kernels)
+    is_quantized = rounded is not None or (kernels is not None and is_kept_quantized(model_config, checkpoint))
+    if is_quantized and plain_bytes(source, checkpoint) > available_memory():
+        logger.warning("%s is not compared with transformers: its plain weights are more than fits", source.folder)
+    elif model_config.parity_probe:
         windows = [layer.window for layer in spec.layers if layer.window]
         tokens = ProbeTokens.of(
             windows,
@@ -75,8 +93,9 @@ def _own_runner(
             device=source.device,
             vocab_size=spec.vocab_size,
         )
-        reference = Reference.of(source, tokens, has_experts=any(layer.experts for layer in spec.layers))
-    kernels = kernels_for(source, model_config, progress)
+        reference = Reference.of(
+            source, tokens, has_experts=any(layer.experts for layer in spec.layers), rounded=rounded
+        )
     loaded = load_decoder(source, spec, checkpoint, model_config, kernels, progress)
     runner = _runner_of(loaded, engine_config)
     if reference is not None:
@@ -90,11 +109,28 @@ def _own_runner(
     return runner
 
 
+def rounding(kind: str, kernels: Kernels | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """Return what QUANTIZE makes of a weight of a linear layer; None where nothing is rounded."""
+    if not kind or kernels is None:
+        return None
+    library = kernels.library
+    return lambda weight: dequantized(group_wise(library, kind, weight.contiguous())).to(weight.dtype)
+
+
+def plain_bytes(source: Source, checkpoint: Weights) -> int:
+    """Return what a model's weights take as they are computed with when they are not quantised."""
+    if isinstance(checkpoint, GGUFWeights):
+        return checkpoint.num_bytes()
+    return sum(file.stat().st_size for file in require_safetensors(source.folder))
+
+
 def own_spec(source: Source) -> tuple[DecoderSpec, Weights] | None:
     """Return what our decoder would compute of a source and its weights; None where it has another architecture."""
     spec = spec_of(source.config.get_text_config())
     if spec is None:
         return None
+    if source.device.type != "cpu" and any(layer.experts for layer in spec.layers):
+        return None  # our experts wait for the device to count their tokens; transformers' multiply in groups there
     try:
         is_file = is_gguf(source.folder)
         checkpoint: Weights = open_gguf(source.folder, source.dtype) if is_file else Checkpoint(source.folder)

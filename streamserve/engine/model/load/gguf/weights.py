@@ -20,10 +20,12 @@ from typing import Any
 
 import torch
 
+from streamserve.engine.model.linear.native import BYTES_PER_WEIGHT
 from streamserve.engine.model.load.errors import ModelLoadError, UnsupportedModel
 from streamserve.engine.model.load.gguf.config import config_of
 from streamserve.engine.model.load.gguf.dequantize import dequantize
 from streamserve.engine.model.load.gguf.file import GGUFFile, TensorPlace
+from streamserve.engine.model.load.gguf.packed import KINDS, Groups, groups_of
 
 PREFIX = "model."
 EMBEDDING, NORM, HEAD = f"{PREFIX}embed_tokens.weight", f"{PREFIX}norm.weight", "lm_head.weight"
@@ -142,14 +144,42 @@ class GGUFWeights:
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a weight; floats of the file's own type are a map of the file."""
+        return self._tensor(name, self._dtype)
+
+    def _tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         weight = self._weights[name]
-        parts = [self._read(self.file.tensors[tensor], weight.expert) for tensor in weight.tensors]
+        parts = [self._read(self.file.tensors[tensor], weight.expert, dtype) for tensor in weight.tensors]
         if weight.rows is not None:
             parts = [part[weight.rows] for part in parts]
         if weight.change is not None:
             return weight.change(*parts)
         (found,) = parts
         return found
+
+    def kind(self, name: str) -> str | None:
+        """Return what a weight's layer is packed to; None for a weight that is not quantised, or is made of several."""
+        weight = self._weights[name]
+        if len(weight.tensors) != 1 or weight.change is not None:
+            return None
+        return KINDS.get(self.file.tensors[weight.tensors[0]].type.name)
+
+    def groups(self, name: str) -> Groups | None:
+        """Return a weight as groups of 32; None where they do not hold it as it is (packed.py)."""
+        weight = self._weights[name]
+        data, shape = self._blocks(self.file.tensors[weight.tensors[0]], weight.expert)
+        found = groups_of(data, self.file.tensors[weight.tensors[0]].type, (shape[0], shape[1]))
+        if found is None or weight.rows is None:
+            return found
+        return tuple(part[weight.rows] for part in found)
+
+    def floats(self, name: str) -> torch.Tensor:
+        """Return a weight in float32."""
+        return self._tensor(name, torch.float32)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether most of the weights are."""
+        return self.file.main_type() in KINDS
 
     def lazily(self) -> dict[str, LazyWeight]:
         """Return all weights, each read when it is indexed: what transformers takes as a state dict."""
@@ -159,13 +189,29 @@ class GGUFWeights:
         """Return what all weights take when they are dequantised."""
         return sum(prod(place.shape) for place in self.file.tensors.values()) * int(self._dtype.itemsize)
 
-    def _read(self, place: TensorPlace, expert: int | None) -> torch.Tensor:
+    def packed_bytes(self) -> int:
+        """Return what all weights take when the quantised ones of linear layers stay so (the embedding does not)."""
+        total = 0.0
+        for place in self.file.tensors.values():
+            kind = KINDS.get(place.type.name)
+            per_weight = self._dtype.itemsize if kind is None else BYTES_PER_WEIGHT[kind]
+            if place.name == "token_embd.weight":
+                per_weight = self._dtype.itemsize + (0 if self.head_name else per_weight)
+            total += prod(place.shape) * per_weight
+        return int(total)
+
+    def _read(self, place: TensorPlace, expert: int | None, dtype: torch.dtype) -> torch.Tensor:
+        data, shape = self._blocks(place, expert)
+        return dequantize(data, place.type, shape, dtype)
+
+    def _blocks(self, place: TensorPlace, expert: int | None) -> tuple[torch.Tensor, tuple[int, ...]]:
+        """Return the bytes of a tensor, or of one expert's part of it, and its shape."""
         data, shape = mapped(self.file, place), place.shape
         if expert is not None:
             shape = shape[1:]
             num_bytes = place.num_bytes // place.shape[0]
             data = data[expert * num_bytes : (expert + 1) * num_bytes]
-        return dequantize(data, place.type, shape, self._dtype)
+        return data, shape
 
 
 @dataclass(frozen=True, slots=True)

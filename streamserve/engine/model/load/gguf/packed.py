@@ -1,0 +1,48 @@
+"""Quantised weights of a GGUF file as groups that our linear layers are packed from, not rounded where that can be.
+
+Layers take groups of 32 inputs: int4 `w = scale * q + minimum`, q 0..15, or int8 `w = scale * q` (linear/native.py).
+
+    Q4_0, Q4_1                int4, exactly
+    Q4_K                      int4; its scales and minima, products of 6 bits and a half, are rounded to halves
+    Q8_0, Q5_0                int8, exactly
+    Q5_1, Q5_K, Q6_K, MXFP4   no groups: to be dequantised and rounded to int8, whose steps are finer than theirs
+
+Knows blocks, no names.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from streamserve.engine.model.load.gguf.dequantize import k_numbers, k_scales, legacy_parts
+from streamserve.engine.model.load.gguf.types import TensorType
+
+GROUP = 32
+INT4, INT8 = ("Q4_0", "Q4_1", "Q4_K"), ("Q8_0", "Q5_0")
+# What the layers of each type are packed to.
+KINDS = {**dict.fromkeys(INT4, "int4"), **dict.fromkeys((*INT8, "Q5_1", "Q5_K", "Q6_K", "MXFP4"), "int8")}
+Groups = tuple[torch.Tensor, ...]
+
+
+def groups_of(data: torch.Tensor, kind: TensorType, shape: tuple[int, int]) -> Groups | None:
+    """Return q (out, in), scales and for int4 minima (out, in / 32), both fp16; None for a type that has no such form.
+
+    `data` (num_bytes,) holds the blocks of a matrix of `shape` (out, in).
+    """
+    if kind.name not in (*INT4, *INT8):
+        return None
+    blocks = data.view(-1, kind.block_bytes)
+    if kind.name == "Q4_K":
+        scales, minima = k_scales(blocks)
+        q: torch.Tensor = k_numbers(blocks, kind.name)
+        found: Groups = (q, scales, -minima)
+    else:
+        q, scale, minimum = legacy_parts(blocks, kind.name)
+        if kind.name == "Q4_0":
+            q, minimum = (q + 8).to(torch.uint8), -8 * scale
+        found = (q, scale) if minimum is None else (q, scale, minimum)
+    q, *parts = found
+    factors = [part.view(shape[0], shape[1] // GROUP).half() for part in parts]
+    if not all(bool(part.isfinite().all()) for part in factors) or bool((q.view(torch.int8) == -128).any()):
+        return None
+    return (q.view(shape), *factors)

@@ -1,0 +1,48 @@
+"""Groups of 32 made of a file's blocks stand for the same weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from streamserve.engine.model.linear.native import dequantized
+from streamserve.engine.model.load.gguf.dequantize import dequantize
+from streamserve.engine.model.load.gguf.packed import INT4, INT8, KINDS, groups_of
+from streamserve.engine.model.load.gguf.types import TYPES
+from tests.engine.model.load.gguf.test_dequantize import blocks_of
+
+BY_NAME = {kind.name: kind for kind in TYPES.values()}
+
+
+@pytest.mark.parametrize("name", [*INT4, *INT8])
+def test_groups_stand_for_the_same_weights(name: str) -> None:
+    """Bit for bit, but for Q4_K, whose scales are rounded to halves."""
+    kind = BY_NAME[name]
+    data, shape = blocks_of(name, 60).flatten(), (12, 5 * kind.block_size)
+    if name == "Q8_0":
+        data = data.view(-1, 34).clone()
+        data[:, 2:][data[:, 2:] == 128] = 0
+        data = data.flatten()
+    groups = groups_of(data, kind, shape)
+    assert groups is not None
+    assert (len(groups) == 3) == (name in INT4)
+    wanted = dequantize(data, kind, shape, torch.float32)
+    error = (dequantized(groups) - wanted).abs().max() / wanted.abs().max()
+    assert float(error) <= (1e-3 if name == "Q4_K" else 0.0)
+
+
+@pytest.mark.parametrize("name", sorted(KINDS.keys() - {*INT4, *INT8}))
+def test_other_types_have_no_groups(name: str) -> None:
+    """A type that groups of 32 do not hold says so."""
+    kind = BY_NAME[name]
+    assert groups_of(blocks_of(name, 4).flatten(), kind, (4, kind.block_size)) is None
+
+
+def test_what_a_kernel_cannot_hold_is_not_packed() -> None:
+    """int8 numbers are -127..127 there, and scales are finite halves."""
+    blocks = blocks_of("Q8_0", 2)
+    blocks[0, 2] = 128
+    assert groups_of(blocks.flatten(), BY_NAME["Q8_0"], (2, 32)) is None
+    blocks[0, 2] = 1
+    blocks[1, :2] = torch.tensor([0, 0x7C], dtype=torch.uint8)  # infinity
+    assert groups_of(blocks.flatten(), BY_NAME["Q8_0"], (2, 32)) is None
