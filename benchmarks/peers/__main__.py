@@ -99,6 +99,7 @@ def parse_options() -> argparse.Namespace:
     options.add_argument("--busy", action="store_true", help="measure on a busy machine: medians, no ratios")
     options.add_argument("--quick", action="store_true", help="one round with a tiny model, as a smoke test")
     chosen = options.parse_args()
+    chosen.cache = chosen.cache.resolve()  # servers run in the repository's folder
     chosen.lengths = Lengths(long=chosen.long, mixed=chosen.mixed)
     if chosen.quick:
         chosen.model, chosen.rounds, chosen.streams, chosen.rate, chosen.busy = "tiny", 1, "1,4", 2.0, True
@@ -118,13 +119,18 @@ def _listed(text: str) -> list[str]:
 
 
 def describe(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what the report says of the run."""
+    """Return what the report says of the run; the command is without the folders of this machine."""
+    words = ["python -m benchmarks.peers", *sys.argv[1:]]
+    for name in ("--cache", "--out"):
+        if name in words:
+            at = words.index(name)
+            del words[at : at + 2]
     return {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": describe_machine(),
+        "command": " ".join(words),
         "model": options.model,
         "rounds": options.rounds,
-        "command": " ".join(["python -m benchmarks.peers", *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": describe_machine(),
     }
 
 
@@ -140,10 +146,10 @@ def install_all(bench: Bench, options: argparse.Namespace, results: Results) -> 
 
 def planned(bench: Bench, options: argparse.Namespace) -> Iterator[tuple[str, Start]]:
     """Yield a name and a start for each contender that is asked for and installed."""
-    variants: list[dict[str, str]] = [{}, *(dict([text.split("=", 1)]) for text in options.environ)]
     for precision in options.ours:
-        for environ in variants:
-            yield f"{OURS} {precision}", partial(bench.ours, precision, environ)
+        yield f"{OURS} {precision}", partial(bench.ours, precision, {})
+        for text in options.environ:
+            yield f"{OURS} {precision} {text}", partial(bench.ours, precision, dict([text.split("=", 1)]))
     for name in bench.pythons:
         for precision in getattr(options, name):
             yield f"{name} {precision}", partial(getattr(bench, name), precision)

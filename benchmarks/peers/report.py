@@ -60,8 +60,12 @@ def as_json(results: Results) -> dict[str, object]:
 
 def as_markdown(results: Results) -> str:
     """Return a table of medians and a table of ratios for each load."""
-    about = ", ".join(f"{name} {value}" for name, value in results.about.items())
-    lines = [f"{about}. DRAM {results.bandwidth / 1e9:.1f} GB/s. Medians of the rounds.", ""]
+    about = results.about
+    lines = [
+        f"`{about['command']}`: model {about['model']}, medians of {about['rounds']} rounds, {about['date']};"
+        f" {about['machine']}, DRAM {results.bandwidth / 1e9:.1f} GB/s.",
+        "",
+    ]
     if not results.is_quiet:
         lines += [f"**{NOISE}**", *(f"- {noise}" for noise in results.noise), ""]
     for load in results.loads:

@@ -86,7 +86,8 @@ class Bench:
         """Serve our site; `environ` makes a variant of it."""
         dtype, more = DTYPES.get(precision, "bfloat16"), {"QUANTIZE": precision} if precision in QUANTIZED else {}
         variant = " ".join(f"{name}={value}" for name, value in environ.items())
-        model, folder = replace(self.model, dtype=dtype), self.folder / f"ours-{precision}-{len(environ)}"
+        folder = self.folder / f"ours-{precision}-{variant.replace('/', '_')}".rstrip("-")
+        model = replace(self.model, dtype=dtype)
         serving = site(model, folder, is_fcfs=False, environ=environ, more=more)
         return self._contender(serving, OURS, precision, variant=variant)
 

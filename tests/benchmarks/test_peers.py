@@ -35,7 +35,8 @@ def entry(kind: str, precision: str, variant: str = "") -> Entry:
 
 def results(**itls: tuple[float, ...]) -> Results:
     """Return rounds of one stream in which each contender had these latencies; `_` stands for a space."""
-    made = Results(about={"model": "S", "machine": "a <fast> machine"}, bandwidth=1e9)
+    about = {"command": "peers", "model": "S", "rounds": 1, "date": "2026-11-26", "machine": "a <fast> machine"}
+    made = Results(about=about, bandwidth=1e9)
     for name, values in itls.items():
         made.entries.append(entry(*name.split("_")))
         for value in values:
