@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import re
 import sys
 import tempfile
 import time
@@ -173,10 +174,10 @@ def start_all(
 
 
 def _reason(text: str) -> str:
-    """Return the end of a log from the last line that names an error, else its last line, on one line."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    last = max((number for number, line in enumerate(lines) if "Error" in line), default=-1)
-    return " ".join(lines[last:])[:400]
+    """Return the first line of a failure, and the end of the log below it from the last error that it names."""
+    first, *log = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
+    at = max((number for number, line in enumerate(log) if re.search(r"\bError\b|\w+Error: ", line)), default=-1)
+    return " ".join([first, *log[at:]])[:400]
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def wait_until_ready(url: str, processes: Mapping[Path, subprocess.Popen[bytes]]) -> None:
-    """Wait until the address answers 200; raises RuntimeError with the end of its log when a process ends first.
+    """Wait until the address answers 200; raises RuntimeError with the end of its log when that does not happen.
 
     The processes are known by their logs. No proxy comes between.
     """
@@ -187,5 +187,6 @@ def wait_until_ready(url: str, processes: Mapping[Path, subprocess.Popen[bytes]]
         ended = [log for log, process in processes.items() if process.poll() is not None]
         if ended or time.monotonic() > deadline:
             log = (ended or list(processes))[0]
-            raise RuntimeError(f"{url} does not answer:\n{log.read_text(errors='replace')[-4000:]}")
+            why = "it has ended" if ended else f"in {_READY_SECONDS:.0f} s"
+            raise RuntimeError(f"no answer, {why}:\n{log.read_text(errors='replace')[-4000:]}")
         time.sleep(0.2)
