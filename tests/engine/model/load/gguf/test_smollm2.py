@@ -79,7 +79,7 @@ async def test_the_engine_answers_a_question(path: Path) -> None:
     """Greedy, in float32: the right city, by the tokens that transformers computes of the dequantised weights."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-    model = ModelConfig(alias="m", path=str(path), dtype="float32", device="cpu", parity_probe=False)
+    model = ModelConfig(alias="m", path=str(path), dtype="float32", device="cpu", parity_probe=False, native=False)
     client = hf_client(model, EngineConfig(num_blocks=16))
     client.start()
     request = GenerateRequest(
