@@ -15,6 +15,7 @@ from streamserve.models import Stream as StreamRow
 from streamserve.web import site as site_module
 from tests.conftest import Caller, body_of, until_ready
 from tests.support.checks.stream_checks import check_native, check_native_part, going_away_of, parse_sse, text_of
+from tests.support.sites.rows import in_row
 from tests.support.streams.hand_made import until
 from tests.support.streams.outages import FullFile
 from tests.web.sites.outage.conftest import BODY, Response, num_tokens
@@ -99,7 +100,7 @@ async def test_a_cut_answer_is_resumed_where_it_was(
     stream = site.streams.find(reading.stream_id)
     assert stream is not None
     await until(lambda: not stream.lease.is_held, "its lease is released")
-    assert (await StreamRow.objects.aget(pk=reading.stream_id)).producer == ""
+    await in_row(reading.stream_id, producer="")
     site.streams.writer._outage_seconds = 3600.0
     await full.end()
     await until(lambda: site.streams.writer.outage is None, "the log has room")
