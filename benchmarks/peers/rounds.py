@@ -1,4 +1,4 @@
-"""The rounds: every contender gets the same loads, one contender after the other, and the one that begins changes."""
+"""The rounds: contenders take turns with the same loads, and another contender begins each round."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class Bench:
             yield contender
 
     def _mark(self) -> str:
-        """Return what tells this checkpoint from another of the same name."""
+        """Return a hash of this checkpoint's files: it differs from another checkpoint's of the same name."""
         stats = [file.stat() for file in sorted(self.model.folder.glob("*.safetensors"))]
         return f"{zlib.crc32(repr([(stat.st_size, stat.st_mtime_ns) for stat in stats]).encode()):08x}"
 

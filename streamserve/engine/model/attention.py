@@ -1,9 +1,9 @@
-"""Paged attention for Hugging Face modelling code: the function behind `AttentionInterface`.
+"""Paged attention: of our decoder layers by `attend`, of transformers' modelling code by `AttentionInterface`.
 
-The function finds its `PagedAttention` on the attention module (set at load), writes the step's keys and values to
-their slots, then attends: all decodes of similar length in one call, each prefill chunk in slices of queries. Knows
-slots and numbers, not sequences. Lives on the engine thread. (Slices of queries with the group of heads packed into
-the rows: twice as fast as torch's SDPA in bf16 on CPU.)
+A call writes the step's keys and values to their slots, then attends: all decodes of similar length in one call, each
+prefill chunk in slices of queries. transformers' call finds its `PagedAttention` on the attention module (set at load).
+Knows slots and numbers, not sequences. Lives on the engine thread. (Slices of queries with the group of heads packed
+into the rows: twice as fast as torch's SDPA in bf16 on CPU.)
 
 Shapes: Hq query heads = Hkv key/value heads x G; T packed tokens; S rows of a decode group; L keys; D, Dv head dims.
 """

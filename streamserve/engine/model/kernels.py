@@ -134,7 +134,7 @@ def open_kernels(on_progress: Callable[[float], None] = lambda _fraction: None) 
 def _warn(reason: str) -> None:
     """Say once that a slower path serves."""
     _logger.warning(
-        "Native kernels are off: %s. Attention, draws and small batches take two to four times as long without them.",
+        "Native kernels are off: %s. Without them a step takes up to twice as long.",
         reason,
     )
 

@@ -60,7 +60,7 @@ def is_ours(folder: Path) -> bool:
 
 
 def processor() -> str:
-    """Return what tells this machine's processor from another."""
+    """Return the name and the features of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux

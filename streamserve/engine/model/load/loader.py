@@ -1,6 +1,6 @@
 """Load a causal language model into memory: find it, check it, and build it of our layers, or of transformers' own.
 
-`support_of` tells whether this engine runs a model that is on this machine, and why not, without reading its weights
+`support_of` returns whether this engine runs a model that is on this machine, and why not, without reading its weights
 (for `streamserve_models`). What is refused there is refused at a load by the same functions, with the same words.
 
 Knows transformers; not the KV memory, not plans. Runs once, before the engine thread's loop.
@@ -420,7 +420,7 @@ IS_PROVEN, IS_TRIED, IS_REFUSED, IS_ABSENT = "supported", "tried at load", "refu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Support:
-    """One model. `traits` are what its attention has beside the plain kind; `reason` tells why it is refused."""
+    """One model. `traits` are what its attention has beside the plain kind; `reason`: why it is refused."""
 
     verdict: str
     model_type: str = ""
