@@ -1,4 +1,4 @@
-"""`HFRunner`: plans in, tokens out, through a language model over our KV memory.
+"""`ModelRunner`: plans in, tokens out, through a language model over our KV memory.
 
 Holds the model and the KV memory; knows no requests. A `LaunchedStep` is its handle of a step, and becomes its result
 once that has arrived on the host. Engine thread only.
@@ -103,7 +103,7 @@ class LaunchedStep:
             yield chunk.seq_id, Sampled(seq_id=chunk.seq_id, token_ids=kept, logprobs=of_kept)
 
 
-class HFRunner:
+class ModelRunner:
     """Runs plans on one model. See `plan.Runner` for the contract.
 
     `can_overlap`: by default on a GPU; on a CPU, where `launch` does all the work, it works too and gains nothing.

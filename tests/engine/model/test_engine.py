@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from streamserve.engine.model.runner import HFRunner
+from streamserve.engine.model.runner import ModelRunner
 from streamserve.engine.plan import PENDING
 from streamserve.engine.sequence import Sequence, SequenceRequest
 from tests.engine.model.parity.test_parity import MAX_TOKENS, generate, references
@@ -35,12 +35,12 @@ def loaded(request: pytest.FixtureRequest, tiny_folder: Callable[[str], Path]) -
     runner.close()
 
 
-def poison(runner: HFRunner, block_id: int) -> None:
+def poison(runner: ModelRunner, block_id: int) -> None:
     """Overwrite an evicted block."""
     runner.kv.fill_block(block_id, float("nan"))
 
 
-def make_drive(runner: HFRunner, **config: Any) -> Drive:
+def make_drive(runner: ModelRunner, **config: Any) -> Drive:
     """A core over `runner` whose freed and evicted blocks are poisoned."""
     drive = Drive(runner=runner, **{"overlap": False, **config})
     drive.core.pool._on_evict = partial(poison, runner)  # `Drive` poisons only its own echo runner

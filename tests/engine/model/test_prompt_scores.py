@@ -14,7 +14,7 @@ import torch
 from streamserve.engine.in_flight import halves
 from streamserve.engine.model import prompt_scores
 from streamserve.engine.model.decoder.decoder import Decoder
-from streamserve.engine.model.runner import HFRunner
+from streamserve.engine.model.runner import ModelRunner
 from streamserve.engine.plan import RawLogprobs, StepOutOfMemory, StepPlan
 from streamserve.engine.sequence import Sequence, SequenceRequest
 from tests.support.engines.cores import Drive, request, sampling
@@ -32,7 +32,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def runner(family: str, tiny_folder: Callable[[str], Path]) -> Iterator[HFRunner]:
+def runner(family: str, tiny_folder: Callable[[str], Path]) -> Iterator[ModelRunner]:
     loaded = load_tiny(tiny_folder(family))
     loaded.can_overlap = True
     yield loaded
@@ -71,7 +71,7 @@ def assert_scores(family: str, found: list[tuple[int, RawLogprobs]], prompt: tup
 @pytest.mark.parametrize("overlap", [False, True], ids=["one by one", "overlapped"])
 @pytest.mark.parametrize("every", [0, 3], ids=["in one go", "preempted"])
 def test_equal_those_of_one_pass(
-    family: str, runner: HFRunner, overlap: bool, every: int, monkeypatch: pytest.MonkeyPatch
+    family: str, runner: ModelRunner, overlap: bool, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In chunks of a prompt, a slice of the head's rows at a time, beside others; nothing is scored twice."""
     monkeypatch.setattr(prompt_scores, "_SLICE_BYTES", 4 * VOCAB_SIZE * 5)  # five rows
@@ -92,7 +92,7 @@ def test_equal_those_of_one_pass(
     drive.assert_empty()
 
 
-def test_the_prefix_cache_gives_no_position_that_is_to_be_scored(family: str, runner: HFRunner) -> None:
+def test_the_prefix_cache_gives_no_position_that_is_to_be_scored(family: str, runner: ModelRunner) -> None:
     """A cached prompt is computed again where it is scored; what was shown before may come from the cache."""
     prompt = tuple(range(5, 5 + 3 * runner.block_size))
     drive = Drive(runner=runner)
@@ -110,7 +110,7 @@ def test_the_prefix_cache_gives_no_position_that_is_to_be_scored(family: str, ru
 
 
 @pytest.mark.parametrize("length", [1, 2])
-def test_the_prompt_alone(family: str, runner: HFRunner, length: int) -> None:
+def test_the_prompt_alone(family: str, runner: ModelRunner, length: int) -> None:
     """With max_tokens 0 nothing is generated; a prompt of one token has nothing to score."""
     drive = Drive(runner=runner)
     answer = drive.run(asked(0, range(7, 7 + length), how={"max_tokens": 0}))[0]
@@ -119,7 +119,7 @@ def test_the_prompt_alone(family: str, runner: HFRunner, length: int) -> None:
 
 
 def test_a_step_that_lacks_memory_is_scored_in_halves(
-    family: str, runner: HFRunner, monkeypatch: pytest.MonkeyPatch
+    family: str, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each half has its own positions."""
     prompt, launch, num_failed = tuple(range(9, 40)), runner.launch, 0
@@ -156,7 +156,7 @@ def test_a_step_scores_a_bounded_part_of_a_prompt() -> None:
         assert {len(raw.top) for _, raw in scored(drive, 0)} == {top}
 
 
-def test_numbers_that_are_not_finite_end_that_sequence_alone(family: str, runner: HFRunner) -> None:
+def test_numbers_that_are_not_finite_end_that_sequence_alone(family: str, runner: ModelRunner) -> None:
     """A head that gives NaN for one row."""
     good = asked(1, range(50, 70))
     drive = Drive(runner=runner)

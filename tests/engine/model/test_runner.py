@@ -1,4 +1,4 @@
-"""`HFRunner` keeps the `Runner` contract: ints in, ints out, one bad sequence costs only itself."""
+"""`ModelRunner` keeps the `Runner` contract: ints in, ints out, one bad sequence costs only itself."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.model.load.start import load_runner
-from streamserve.engine.model.runner import HFRunner
+from streamserve.engine.model.runner import ModelRunner
 from streamserve.engine.plan import PENDING, Chunk, Sampled, StepPlan
 from tests.support.engines.specs import spec_of
 
@@ -18,7 +18,7 @@ BLOCK_SIZE = 4
 NUM_BLOCKS = 200
 
 
-def load_tiny(folder: Path, **fields: Any) -> HFRunner:
+def load_tiny(folder: Path, **fields: Any) -> ModelRunner:
     """Load a tiny model in fp32 with small blocks."""
     engine = EngineConfig(
         block_size=fields.pop("block_size", BLOCK_SIZE), num_blocks=fields.pop("num_blocks", NUM_BLOCKS)
@@ -62,7 +62,7 @@ class Running:
 class Driver:
     """Sequences over one runner. Blocks are dealt from a shuffled deck (the seed is in the failure's locals)."""
 
-    def __init__(self, runner: HFRunner, *, seed: int = 0) -> None:
+    def __init__(self, runner: ModelRunner, *, seed: int = 0) -> None:
         self.runner = runner
         self.deck = list(range(1, runner.num_blocks))
         random.Random(seed).shuffle(self.deck)

@@ -28,7 +28,7 @@ from streamserve.engine.model.hf import HFModel
 from streamserve.engine.model.linear.onednn import is_native
 from streamserve.engine.model.load.loader import Source, read_weights
 from streamserve.engine.model.load.source import UnsupportedModel
-from streamserve.engine.model.runner import HFRunner
+from streamserve.engine.model.runner import ModelRunner
 from streamserve.engine.plan import Chunk, StepPlan
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}  # |difference| / |reference|
@@ -62,7 +62,7 @@ class ProbeTokens:
         return cls(tokens=tuple(probe_tokens(length, vocab_size)), parts=parts)
 
     @classmethod
-    def for_runner(cls, runner: HFRunner) -> ProbeTokens:
+    def for_runner(cls, runner: ModelRunner) -> ProbeTokens:
         """Return what probes this runner."""
         return cls.of(
             [layer.sliding_window for layer in runner.layers.values() if layer.sliding_window],
@@ -125,7 +125,7 @@ class Reference:
                 return cls(tokens=tokens, logits=logits, noisy=_plain_logits(model, tokens))
 
 
-def probe(runner: HFRunner, reference: Reference | None = None) -> float:
+def probe(runner: ModelRunner, reference: Reference | None = None) -> float:
     """Return the relative error of the paged path; raise `UnsupportedModel` if it is above the dtype's tolerance."""
     model, dtype = runner.loaded.model, runner.loaded.dtype
     if reference is None:
@@ -224,7 +224,7 @@ def _fast_linears(model: Any) -> AbstractContextManager[Any]:
     return _FloatLinears() if is_slow else nullcontext()
 
 
-def _paged_logits(runner: HFRunner, tokens: ProbeTokens) -> torch.Tensor:
+def _paged_logits(runner: ModelRunner, tokens: ProbeTokens) -> torch.Tensor:
     """Run the parts one after another in memory of their own; return the logits after each."""
     num_blocks = blocks_for_tokens(len(tokens.tokens), runner.block_size)
     # Backwards and with gaps, the neighbour's block in the middle: no table is the identity.

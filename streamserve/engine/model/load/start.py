@@ -40,13 +40,15 @@ from streamserve.engine.model.load.source import (
     require_safetensors,
 )
 from streamserve.engine.model.load.support import max_model_len
-from streamserve.engine.model.runner import HFRunner
+from streamserve.engine.model.runner import ModelRunner
 from streamserve.engine.plan import Progress, no_progress
 
 logger = logging.getLogger(__name__)
 
 
-def load_runner(model_config: ModelConfig, engine_config: EngineConfig, progress: Progress = no_progress) -> HFRunner:
+def load_runner(
+    model_config: ModelConfig, engine_config: EngineConfig, progress: Progress = no_progress
+) -> ModelRunner:
     """Load a model, allocate its KV memory, and check by numbers that it computes what transformers does."""
     source = open_source(model_config, progress)
     runner = _own_runner(source, model_config, engine_config, progress)
@@ -56,12 +58,14 @@ def load_runner(model_config: ModelConfig, engine_config: EngineConfig, progress
     return runner
 
 
-def load_hf_runner(model_config: ModelConfig, engine_config: EngineConfig) -> HFRunner:
+def load_hf_runner(model_config: ModelConfig, engine_config: EngineConfig) -> ModelRunner:
     """Load a model of any family as one that our decoder does not have (to compare the two)."""
     return _hf_runner(open_source(model_config), model_config, engine_config, no_progress)
 
 
-def _hf_runner(source: Source, model_config: ModelConfig, engine_config: EngineConfig, progress: Progress) -> HFRunner:
+def _hf_runner(
+    source: Source, model_config: ModelConfig, engine_config: EngineConfig, progress: Progress
+) -> ModelRunner:
     loaded = load_hf(source, model_config, kernels_for(source, model_config, progress), progress)
     runner = _runner_of(loaded, engine_config)
     if model_config.parity_probe:
@@ -72,7 +76,7 @@ def _hf_runner(source: Source, model_config: ModelConfig, engine_config: EngineC
 
 def _own_runner(
     source: Source, model_config: ModelConfig, engine_config: EngineConfig, progress: Progress
-) -> HFRunner | None:
+) -> ModelRunner | None:
     """Return a runner of our own layers; None for a model that they do not compute."""
     found = own_spec(source)
     if found is None:
@@ -141,9 +145,9 @@ def own_spec(source: Source) -> tuple[DecoderSpec, Weights] | None:
     return spec, checkpoint
 
 
-def _runner_of(loaded: LoadedModel, config: EngineConfig) -> HFRunner:
+def _runner_of(loaded: LoadedModel, config: EngineConfig) -> ModelRunner:
     longest = max_model_len(loaded.config, config.max_model_len)
-    return HFRunner(
+    return ModelRunner(
         loaded,
         block_size=config.block_size,
         num_blocks=choose_num_blocks(loaded, config, longest),

@@ -15,7 +15,7 @@ from streamserve.engine.model.load.gguf.file import GGUFFile
 from streamserve.engine.model.load.gguf.weights import GGUFWeights
 from streamserve.engine.model.load.source import ModelLoadError
 from streamserve.engine.model.load.start import load_runner
-from streamserve.engine.model.runner import HFRunner
+from streamserve.engine.model.runner import ModelRunner
 from tests.support.models.gguf_checkpoints import convert
 from tests.support.models.model_driver import Driver, load_tiny, prompts
 from tests.support.models.tiny_models import VOCAB_SIZE, save_model
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model"), "llama", **WIDE)
 
 
-def answers(runner: HFRunner, **options: Any) -> list[list[int]]:
+def answers(runner: ModelRunner, **options: Any) -> list[list[int]]:
     return Driver(runner).run(prompts(VOCAB_SIZE), max_tokens=6, chunk=16, **options)
 
 

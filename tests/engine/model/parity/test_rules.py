@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from streamserve.engine.model.runner import HFRunner
+from streamserve.engine.model.runner import ModelRunner
 from streamserve.engine.sequence import Sequence, SequenceRequest
 from streamserve.protocol.requests import SamplingParams
 from tests.support.engines.cores import Drive, request, sampling
@@ -42,7 +42,7 @@ BAD_WORDS = {
 
 
 @pytest.fixture(scope="module")
-def runner(tiny_folder: Callable[[str], Path]) -> Iterator[HFRunner]:
+def runner(tiny_folder: Callable[[str], Path]) -> Iterator[ModelRunner]:
     loaded = load_tiny(tiny_folder("llama"))
     loaded.can_overlap = True
     yield loaded
@@ -84,14 +84,14 @@ def requests(way: str) -> list[SequenceRequest]:
     ]
 
 
-def poison(runner: HFRunner, block_id: int) -> None:
+def poison(runner: ModelRunner, block_id: int) -> None:
     """Overwrite an evicted block."""
     runner.kv.fill_block(block_id, float("nan"))
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["one by one", "overlapped"])
 @pytest.mark.parametrize("way", WAYS)
-def test_equals_the_plain_loop(runner: HFRunner, way: str, overlap: bool) -> None:
+def test_equals_the_plain_loop(runner: ModelRunner, way: str, overlap: bool) -> None:
     """Alone and beside others, with a step in flight or none, and preempted every few steps."""
     model, asked = build_model("llama"), requests(way)
     wanted = {
