@@ -145,11 +145,11 @@ class Run:
         """Have a model answer, show the answer unless `show` is False, and return it whole.
 
         `fields` are fields of POST /streams: max_tokens, temperature, stop. Several answers may run side by side; those
-        that are shown follow each other. Without messages: the caller's own. `tools` are functions that the model may
-        call; it is asked again with their results, `max_rounds` times at most. Readers see calls and results, unless
-        `show_results` is False. Messages whose content is `Static`, at the beginning, are computed once for all
-        callers. `through` is a filter of this answer alone: readers see its text, and `Answer` has the model's own
-        text. Raises StreamserveError.
+        that are shown follow each other, in the order in which their first tokens come. Without messages: the caller's
+        own. `tools` are functions that the model may call; it is asked again with their results, `max_rounds` times at
+        most. Readers see calls and results, unless `show_results` is False. Messages whose content is `Static`, at the
+        beginning, are computed once for all callers. `through` is a filter of this answer alone: readers see its text,
+        and `Answer` has the model's own text. Raises StreamserveError.
         """
         client, request, admission = self._prepare(messages, model, fields)
         offered = {one.tool.name: one for one in map(function_tool, tools)}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import aclosing
+from itertools import permutations
 from typing import Any
 
 import pytest
 
-from streamserve.clients.pipeline.run import Run
+from streamserve.clients.pipeline.run import Answer, Run
 from streamserve.protocol.errors import BadRequest, ProducerLost, StreamserveError
 from streamserve.protocol.events import Citation, Done, Error, Status, Token
 from streamserve.protocol.requests import Admission, GenerateRequest, Grammar, Message, Resume, SamplingParams, Tool
@@ -53,8 +54,8 @@ async def test_steps_citations_and_the_answer_come_in_order(site: Site) -> None:
 
 
 async def test_answers_side_by_side_follow_each_other(site: Site, gate: Gate) -> None:
-    """They are computed in the same steps, and shown one after the other, whole."""
-    answers = []
+    """They are computed in the same steps, and shown one after the other, whole: first whose first token came first."""
+    answers: list[Answer] = []
 
     async def function(run: Run) -> None:
         answers.extend(await asyncio.gather(*(run.generate(f"part {index}", **SHORT) for index in range(3))))
@@ -64,7 +65,7 @@ async def test_answers_side_by_side_follow_each_other(site: Site, gate: Gate) ->
     await until(lambda: len(site.echo._router) == 3, "all three are in the engine")  # type: ignore[attr-defined]
     gate.open()
     events = await running
-    assert text_of(events) == "".join(map(str, answers))
+    assert text_of(events) in {"".join(map(str, order)) for order in permutations(answers)}
     assert len({str(one) for one in answers}) == 3
     assert any(len(plan.chunks) == 3 for plan in gate.plans)
 
