@@ -35,6 +35,7 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "ss_attend_decodes": (ADDRESS, INT, INT),
     "ss_write_slots": (ADDRESS, INT, INT, ADDRESS, INT, ADDRESS, INT, INT, INT),
     "ss_draw": (ADDRESS, INT),
+    "ss_decode_step": (ADDRESS, ADDRESS, INT),
 }
 RETURNS: Mapping[str, Any] = {
     "ss_abi_version": INT,

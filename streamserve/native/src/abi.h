@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "linear.h"
+
 #define SS_API extern "C" __attribute__((visibility("default")))
 
 constexpr int64_t kAbiVersion = 1;  // library.py's ABI_VERSION; a changed argument list raises both
@@ -77,3 +79,52 @@ struct DrawCall {
   int64_t num_rows, vocab_size, row_stride;
 };
 SS_API void ss_draw(const DrawCall* call, int64_t num_threads);
+
+// A whole decode step (step.cpp). The model's description lives as long as the model.
+
+enum NormKind : int64_t { kNoNorm = 0, kNormOfHeads = 1, kNormOfRows = 2 };
+
+constexpr int64_t kMostHeadDim = 512;
+
+struct StepRotation {
+  const float* frequencies;  // (num_pairs,)
+  int64_t num_pairs;
+  float scaling;  // of cosines and sines
+};
+
+// Weights of norms are float32, and null where there is no such norm.
+struct StepLayer {
+  ss::Linear qkv, out, gate_up, down;
+  const float *attention_norm, *after_attention_norm, *mlp_norm, *after_mlp_norm;  // (hidden_size,)
+  const float *query_norm, *key_norm;  // (num_heads * head_dim,), (num_kv_heads * head_dim,)
+  void *keys, *values;                 // pools (num_kv_heads, num_slots, head_dim) of the model's dtype
+  const float* sinks;                  // (num_heads,), or null
+  int64_t num_heads, num_kv_heads, head_dim;
+  int64_t window;     // 0: none
+  int64_t rotation;   // -1: none
+  int64_t norm_kind;  // NormKind, of query_norm and key_norm
+  float scaling;
+  float softcap;  // 0: none
+};
+
+struct StepModel {
+  const StepLayer* layers;
+  const StepRotation* rotations;
+  const void* embedding;  // (vocab_size, hidden_size) of the model's dtype
+  const float* norm;
+  ss::Linear head;
+  int64_t num_layers, num_rotations, hidden_size, dtype, block_size, num_slots;
+  int64_t activation;  // Activation of step_parts.h
+  float eps, embedding_multiplier, residual_multiplier;
+};
+
+// One token of each of num_rows sequences.
+struct StepCall {
+  const int64_t *token_ids, *positions, *slots;  // (num_rows,)
+  const int64_t* tables;                         // (num_rows, table_stride)
+  const float* query_scale;                      // (num_rows,), or null
+  float* hidden;                                 // out: (num_rows, hidden_size), normalised
+  float* logits;                                 // out: (num_rows, head.num_outputs), or null
+  int64_t num_rows, table_stride;
+};
+SS_API void ss_decode_step(const StepModel* model, const StepCall* call, int64_t num_threads);

@@ -245,24 +245,20 @@ struct DecodePieces {
   int64_t num_parts(int64_t row) const { return first_of_row[row + 1] - first_of_row[row]; }
 };
 
-// Vectors of heads in a batch: row r, head h at data + r * row_stride + h * head_stride.
-template <class T>
-struct HeadRows {
-  T* data;
-  int64_t row_stride, head_stride;
-  T* at(int64_t row, int64_t head) const { return data + row * row_stride + head * head_stride; }
-};
-
 // A batch of decodes in one layer. Rows of several parts leave them in `partials`, to be joined when all are there.
-template <class Q, class Kv>
+//
+// `queries.read(row, kv_head, is_newest, to)` gives a group's queries (group, padded(key_dim)), padded with zeros. It is
+// called with `is_newest` before the part that ends with the row's own position is read, and may store its keys there.
+template <class Kv, class Queries, class T>
 struct DecodeAttention {
   AttentionLayer<Kv> layer;
   const DecodePieces& pieces;
   const int64_t* positions;  // (num_rows,)
   const int64_t* tables;     // (num_rows, table_stride)
   int64_t table_stride;
-  HeadRows<const Q> query;
-  HeadRows<Q> out;
+  const Queries& queries;
+  T* out;  // rows of num_heads * value_dim, out_stride apart
+  int64_t out_stride;
   float* partials;  // (pieces, num_heads, partial_size()), null where no row has several parts
 
   int64_t num_items() const { return pieces.size() * layer.num_kv_heads; }
@@ -277,7 +273,7 @@ struct DecodeAttention {
     const int64_t piece = index / layer.num_kv_heads, kv_head = index % layer.num_kv_heads, group = layer.group();
     const int64_t row = pieces.row_of[piece], part = piece - pieces.first_of_row[row];
     scratch.reserve(group, layer.key_dim, layer.value_dim);
-    read_queries(row, kv_head * group, group, scratch.query.data());
+    queries.read(row, kv_head, part + 1 == pieces.num_parts(row), scratch.query.data());
     const int64_t first = first_key(positions[row], layer.window);
     const int64_t origin = (first / kPartKeys + part) * kPartKeys;
     attend_part(layer, scratch, kv_head, tables + row * table_stride, std::max(first, origin),
@@ -304,15 +300,6 @@ struct DecodeAttention {
   }
 
  private:
-  void read_queries(int64_t row, int64_t head, int64_t num, float* to) const {
-    const int64_t dim = layer.key_dim, whole = dim / kWidth * kWidth;
-    for (int64_t h = 0; h < num; h++, to += padded(dim)) {
-      const Q* from = query.at(row, head + h);
-      map(to, from, whole, [](Vec x) { return x; });
-      if (whole < dim) store(to + whole, load_part(from + whole, dim - whole));
-    }
-  }
-
   void write(int64_t piece, int64_t row, int64_t head, const Partial& found) const {
     if (pieces.num_parts(row) == 1) return store_normal(row, head, found);
     float* kept = partial(piece, head);
@@ -323,7 +310,7 @@ struct DecodeAttention {
 
   void store_normal(int64_t row, int64_t head, const Partial& found) const {
     const Vec factor = broadcast(normaliser(found, layer.sinks, head));
-    map(out.at(row, head), found.values, layer.value_dim, [&](Vec x) { return x * factor; });
+    map(out + row * out_stride + head * layer.value_dim, found.values, layer.value_dim, [&](Vec x) { return x * factor; });
   }
 };
 

@@ -11,6 +11,19 @@ namespace {
 // Multiplications below which a second thread costs more than it brings.
 constexpr int64_t kWorthAThread = 1 << 16;
 
+// Queries as Python has them.
+template <class T>
+struct StridedQueries {
+  const DecodeCall& call;
+
+  void read(int64_t row, int64_t kv_head, bool, float* to) const {
+    const int64_t dim = call.key_dim, group = call.num_heads / call.num_kv_heads;
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++, to += padded(dim))
+      copy_padded(to, static_cast<const T*>(call.query) + row * call.query_row_stride + head * call.query_head_stride,
+                  dim);
+  }
+};
+
 template <class T>
 void attend_decodes(const DecodeCall& call, int64_t num_threads) {
   DecodePieces pieces;
@@ -27,14 +40,16 @@ void attend_decodes(const DecodeCall& call, int64_t num_threads) {
                                 call.window,
                                 call.softcap,
                                 call.sinks};
-  DecodeAttention<T, T> attention{layer,
-                                  pieces,
-                                  call.positions,
-                                  call.tables,
-                                  call.table_stride,
-                                  {static_cast<const T*>(call.query), call.query_row_stride, call.query_head_stride},
-                                  {static_cast<T*>(call.out), call.num_heads * call.value_dim, call.value_dim},
-                                  nullptr};
+  const StridedQueries<T> queries{call};
+  DecodeAttention<T, StridedQueries<T>, T> attention{layer,
+                                                     pieces,
+                                                     call.positions,
+                                                     call.tables,
+                                                     call.table_stride,
+                                                     queries,
+                                                     static_cast<T*>(call.out),
+                                                     call.num_heads * call.value_dim,
+                                                     nullptr};
   std::vector<float> partials;
   if (attention.must_join()) partials.resize(pieces.size() * call.num_heads * attention.partial_size());
   attention.partials = partials.data();

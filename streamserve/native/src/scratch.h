@@ -8,7 +8,7 @@
 namespace ss {
 
 // One buffer each; a function that calls another while it uses a buffer needs another name.
-enum ScratchName { kLinearInputs, kNumScratch };
+enum ScratchName { kLinearInputs, kStepInputs, kStepRow, kNumScratch };
 
 struct ScratchBuffer {
   void* data = nullptr;

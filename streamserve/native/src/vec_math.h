@@ -41,6 +41,14 @@ inline void map(To* to, const From* from, int64_t count, const Function& f) {
   if (i < count) store_part(to + i, f(load_part(from + i, count - i)), count - i);
 }
 
+// Copy `count` numbers as floats, and zeros up to a whole vector.
+template <class T>
+inline void copy_padded(float* to, const T* from, int64_t count) {
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) store(to + i, load(from + i));
+  if (i < count) store(to + i, load_part(from + i, count - i));
+}
+
 inline Vec exp(Vec input) {
   const Lanes given = (Lanes)input.v;
   const Ints vanishes = given < -87.33f, explodes = given > 88.72f;

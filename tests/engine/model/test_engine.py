@@ -27,11 +27,16 @@ PENALISED = sampling(
 SEEDED = sampling(max_tokens=MAX_TOKENS, temperature=0.9, top_p=0.9, seed=3)
 
 
-@pytest.fixture(scope="module", params=sorted(CONFIGS))
+# Each family with native kernels where they can be had, and some without.
+LOADED = [*((name, True) for name in sorted(CONFIGS)), *((name, False) for name in ("gemma3_text", "qwen3", "smollm3"))]
+
+
+@pytest.fixture(scope="module", params=LOADED, ids=lambda one: one[0] if one[1] else f"{one[0]} by torch")
 def loaded(request: pytest.FixtureRequest, tiny_folder: Callable[[str], Path]) -> Any:
-    runner = load_tiny(tiny_folder(request.param))
+    model_type, native = request.param
+    runner = load_tiny(tiny_folder(model_type), native=native)
     runner.can_overlap = True  # where a test asks for it
-    yield request.param, runner
+    yield model_type, runner
     runner.close()
 
 

@@ -17,6 +17,7 @@ from streamserve.engine.model.batch import StepBatch
 from streamserve.engine.model.decoder.layer import DecoderLayer, Step
 from streamserve.engine.model.decoder.parts import Norm, Rotary
 from streamserve.engine.model.decoder.spec import DecoderSpec
+from streamserve.engine.model.decoder.step import DecodeStep, can_compute
 from streamserve.engine.model.kernels import Kernels
 from streamserve.engine.model.kv_cache import KVCache, LayerShape
 from streamserve.engine.model.linear.base import Linear
@@ -52,8 +53,11 @@ class Decoder:
     norm: Norm
     head: Linear
     layer_inputs: LayerInputs | None = None
-    kernels: Kernels | None = None
     num_parameters: int = 0
+    kernels: Kernels | None = None
+    decode_step: DecodeStep | None = None  # where it can be computed whole; see `use`
+    # Hidden states of the last forward pass, and what the head gives for its decodes: computed with them.
+    _decoded: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -91,8 +95,37 @@ class Decoder:
                 found += [layer.layer_input.gate, layer.layer_input.out]
         return [linear for linear in (*found, self.head) if linear is not None]
 
+    def use(self, kernels: Kernels | None) -> None:
+        """Compute with native kernels from now on: decodes in one call, if they can do that for this decoder."""
+        self.kernels, self.decode_step = kernels, None
+        if kernels is not None and can_compute(self.spec, self.layers, self.head):
+            self.decode_step = DecodeStep(
+                kernels,
+                self.spec,
+                self.layers,
+                embedding=self.embedding,
+                embedding_multiplier=self.embedding_multiplier,
+                norm=self.norm,
+                head=self.head,
+            )
+
     def forward(self, kv: KVCache, batch: StepBatch) -> torch.Tensor:
-        """Run the body on a batch, whose keys and values are stored in `kv`; return the hidden states (T, C)."""
+        """Run the body on a batch, whose keys and values are stored in `kv`; return the hidden states (T, C).
+
+        Decodes are computed apart from prefills where there is a `decode_step`: a decode's numbers are the same whether
+        a neighbour's prompt is computed beside it or not.
+        """
+        self._decoded = None
+        if self.decode_step is None or not batch.decodes:
+            return self._forward(kv, batch)
+        decodes, prefills = batch.apart()
+        hidden, products = self.decode_step(kv, decodes, self._query_scale(decodes.position_ids[0]))
+        if prefills is not None:
+            hidden = torch.cat((hidden, self._forward(kv, prefills).float()))
+        self._decoded = hidden, products
+        return hidden
+
+    def _forward(self, kv: KVCache, batch: StepBatch) -> torch.Tensor:
         input_ids, positions = batch.input_ids[0], batch.position_ids[0]
         tokens = embedding(input_ids, self.embedding)
         if self.embedding_multiplier != 1.0:
@@ -111,11 +144,25 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return float32 logits (n, V) of `rows` (n,) of the hidden states (T, C)."""
-        logits = self.head.floats(hidden.index_select(0, rows))
+        logits = self._products(hidden, rows)
         if self.spec.logit_multiplier != 1.0:
             logits = logits * self.spec.logit_multiplier
         cap = self.spec.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def _products(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return what the head gives for `rows`: of decodes of the last pass it is known."""
+        if self._decoded is None or hidden is not self._decoded[0]:
+            return self.head.floats(hidden.index_select(0, rows))
+        known = self._decoded[1]
+        if torch.equal(rows, torch.arange(len(known))):
+            return known
+        is_known = rows < len(known)
+        others = hidden.index_select(0, rows[~is_known]).to(self.dtype)
+        out = known.new_empty(len(rows), known.shape[1])
+        out[is_known] = known.index_select(0, rows[is_known])
+        out[~is_known] = self.head.floats(others)
+        return out
 
     def _query_scale(self, positions: torch.Tensor) -> torch.Tensor | None:
         if self.spec.query_scale is None:

@@ -161,7 +161,7 @@ def load_decoder(
         )
     progress("packing", 0.0)
     decoder = build(spec, checkpoint, maker, dtype, source.device, lambda fraction: progress("packing", fraction))
-    decoder.kernels = kernels
+    decoder.use(kernels)
     return LoadedModel(
         model=decoder,
         layers=decoder.layer_shapes,

@@ -1,0 +1,306 @@
+// A whole decode step of a dense decoder in one parallel region: tokens in, hidden states and logits out.
+//
+//     x = embedding(token) * multiplier
+//     each layer:  x += norm?(out(attention(turn(norm?(qkv(norm?(x)))))))
+//                  x += norm?(down(act(gate) * up))        [gate | up] = gate_up(norm?(x))
+//     logits = head(norm(x))
+//
+// A part that a layer does not have is null. States are float32 throughout; weights are of any kind (linear.h), the
+// pools of the model's dtype. Between phases all threads wait for each other, five or six times a layer. Where rows are
+// few, each thread makes a linear's inputs for itself: that is sooner done than waited for.
+#include <atomic>
+#include <vector>
+
+#include "abi.h"
+#include "attend.h"
+#include "inputs.h"
+#include "linear.h"
+#include "scratch.h"
+#include "step_parts.h"
+
+using namespace ss;
+
+namespace {
+
+// So many numbers each thread prepares for itself.
+constexpr int64_t kFewNumbers = 4096;
+
+struct Rotation {
+  int64_t num_pairs;
+  std::vector<float> cosines, sines;  // (num_rows, num_pairs)
+
+  void turn(float* head, int64_t row) const {
+    if (num_pairs) rotate(head, &cosines[row * num_pairs], &sines[row * num_pairs], num_pairs);
+  }
+};
+
+// The memory of a step, which all threads share.
+struct StepMemory {
+  std::vector<float> hidden, qkv, attended, change, both, partials;  // both: [gate | up]
+  std::vector<uint8_t> inputs;
+  std::vector<Rotation> rotations;
+  std::vector<DecodePieces> pieces;      // of each layer's window, at piece_of[layer]
+  std::vector<int64_t> windows, piece_of;
+  std::vector<std::atomic<int64_t>> next;  // the next item of each layer's attention
+
+  StepMemory(const StepModel& model, const StepCall& call) : next(model.num_layers) {
+    int64_t widest = model.hidden_size, query = 0, kv = 0, inner = 0, partial = 0;
+    for (int64_t i = 0; i < model.num_layers; i++) {
+      const StepLayer& layer = model.layers[i];
+      query = std::max(query, layer.num_heads * layer.head_dim);
+      kv = std::max(kv, layer.qkv.num_outputs);
+      inner = std::max(inner, layer.down.num_inputs);
+      const int64_t place = std::find(windows.begin(), windows.end(), layer.window) - windows.begin();
+      if (place == int64_t(windows.size())) {
+        windows.push_back(layer.window);
+        pieces.emplace_back();
+        pieces.back().plan(call.positions, call.num_rows, layer.window);
+      }
+      piece_of.push_back(place);
+      partial = std::max(partial, pieces[place].size() * layer.num_heads * (padded(layer.head_dim) + 2));
+      next[i] = 0;
+    }
+    widest = std::max({widest, query, inner});
+    hidden.resize(call.num_rows * model.hidden_size);
+    qkv.resize(call.num_rows * kv);
+    attended.resize(call.num_rows * query);
+    change.resize(call.num_rows * model.hidden_size);
+    both.resize(call.num_rows * 2 * inner);
+    partials.resize(partial);
+    inputs.resize(call.num_rows * input_bytes(widest) + 64);
+    for (int64_t i = 0; i < model.num_rotations; i++) {
+      const int64_t pairs = model.rotations[i].num_pairs;
+      rotations.push_back({pairs, std::vector<float>(call.num_rows * pairs), std::vector<float>(call.num_rows * pairs)});
+    }
+  }
+
+  // Enough for a prepared row of any kind.
+  static int64_t input_bytes(int64_t num_inputs) {
+    return std::max(input_stride(kDense32, num_inputs), input_stride(kInt8, num_inputs));
+  }
+  uint8_t* aligned_inputs() { return inputs.data() + (64 - reinterpret_cast<uintptr_t>(inputs.data()) % 64) % 64; }
+};
+
+// The heads of a layer's [q | k | v], normalised and turned as they are asked for. Keys and values go to their slots.
+template <class Kv>
+struct StepHeads {
+  const StepModel& model;
+  const StepCall& call;
+  const StepLayer& layer;
+  const Rotation* rotation;
+  const float* qkv;  // (num_rows, qkv.num_outputs)
+
+  void read(int64_t row, int64_t kv_head, bool is_newest, float* to) const {
+    const int64_t dim = layer.head_dim, group = layer.num_heads / layer.num_kv_heads;
+    const float* heads = qkv + row * layer.qkv.num_outputs;
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++, to += padded(dim)) {
+      copy_padded(to, heads + head * dim, dim);
+      finish(to, row, layer.query_norm ? layer.query_norm + head * dim : nullptr);
+      if (call.query_scale)
+        map(to, to, padded(dim), [&](Vec x) { return x * broadcast(call.query_scale[row]); });
+    }
+    if (!is_newest) return;
+    const float* key = heads + (layer.num_heads + kv_head) * dim;
+    float turned[kMostHeadDim];
+    copy_padded(turned, key, dim);
+    finish(turned, row, layer.key_norm ? layer.key_norm + kv_head * dim : nullptr);
+    const int64_t slot = (kv_head * model.num_slots + call.slots[row]) * dim;
+    map(static_cast<Kv*>(layer.keys) + slot, turned, dim, [](Vec x) { return x; });
+    map(static_cast<Kv*>(layer.values) + slot, key + layer.num_kv_heads * dim, dim, [](Vec x) { return x; });
+  }
+
+ private:
+  void finish(float* head, int64_t row, const float* weight) const {
+    if (weight && layer.norm_kind == kNormOfHeads) rms_norm(head, weight, layer.head_dim, model.eps, head);
+    if (rotation) rotation->turn(head, row);
+  }
+};
+
+// One thread's share of a step.
+template <class Kv>
+class StepThread {
+ public:
+  StepThread(const StepModel& model, const StepCall& call, StepMemory& memory, Team team)
+      : model_(model), call_(call), memory_(memory), team_(team), rows_(team.part(call.num_rows)) {}
+
+  void run() {
+    begin();
+    for (int64_t i = 0; i < model_.num_layers; i++) {
+      const StepLayer& layer = model_.layers[i];
+      const float* heads = memory_.qkv.data();
+      multiply_rows(layer.qkv, normal(layer.attention_norm), memory_.qkv.data());
+      if (layer.norm_kind == kNormOfRows) normalise_rows(layer);
+      attend(layer, i, heads);
+      add(layer.out, plain(memory_.attended.data(), layer.out.num_inputs), layer.after_attention_norm);
+      feed_forward(layer);
+    }
+    end();
+  }
+
+ private:
+  const StepModel& model_;
+  const StepCall& call_;
+  StepMemory& memory_;
+  Team team_;
+  Range rows_;
+
+  float* hidden(int64_t row) const { return memory_.hidden.data() + row * model_.hidden_size; }
+
+  // Rows of a linear's input, as functions row -> numbers; `own` is this thread's memory for a row.
+  auto normal(const float* weight) const {
+    return [this, weight](int64_t row, float* own) -> const float* {
+      if (!weight) return hidden(row);
+      rms_norm(hidden(row), weight, model_.hidden_size, model_.eps, own);
+      return own;
+    };
+  }
+  static auto plain(const float* data, int64_t stride) {
+    return [data, stride](int64_t row, float*) { return data + row * stride; };
+  }
+
+  void begin() {
+    for (int64_t row = rows_.begin; row < rows_.end; row++) {
+      with_type(model_.dtype, [&](auto number) {
+        const auto* table = static_cast<const decltype(number)*>(model_.embedding);
+        map(hidden(row), table + call_.token_ids[row] * model_.hidden_size, model_.hidden_size,
+            [&](Vec x) { return x * broadcast(model_.embedding_multiplier); });
+      });
+      for (int64_t i = 0; i < model_.num_rotations; i++) {
+        const StepRotation& given = model_.rotations[i];
+        Rotation& rotation = memory_.rotations[i];
+        for (int64_t pair = 0; pair < given.num_pairs; pair++) {
+          const float angle = float(call_.positions[row]) * given.frequencies[pair];
+          rotation.cosines[row * given.num_pairs + pair] = std::cos(angle) * given.scaling;
+          rotation.sines[row * given.num_pairs + pair] = std::sin(angle) * given.scaling;
+        }
+      }
+    }
+    team_.barrier();
+  }
+
+  // The inputs of a linear for all rows, prepared.
+  template <class Source>
+  const uint8_t* prepare(const Linear& linear, const Source& source) {
+    const int64_t stride = input_stride(linear.kind, linear.num_inputs);
+    const bool for_itself = call_.num_rows * linear.num_inputs <= kFewNumbers;
+    uint8_t* to = for_itself ? scratch<kStepInputs>(call_.num_rows * stride) : memory_.aligned_inputs();
+    float* own = reinterpret_cast<float*>(scratch<kStepRow>(linear.num_inputs * 4));
+    const Range rows = for_itself ? Range{0, call_.num_rows} : rows_;
+    for (int64_t row = rows.begin; row < rows.end; row++)
+      prepare_row(linear.kind, linear.num_inputs, source(row, own), to + row * stride);
+    if (!for_itself) team_.barrier();
+    return to;
+  }
+
+  template <class Source>
+  void multiply_rows(const Linear& linear, const Source& source, float* out) {
+    multiply_part(linear, prepare(linear, source), team_.part(linear.num_panels()), out, linear.num_outputs, false);
+    team_.barrier();
+  }
+
+  void multiply_part(const Linear& linear, const uint8_t* inputs, Range panels, float* out, int64_t stride, bool adds) {
+    multiply(linear, inputs, call_.num_rows, panels, Outputs{out, kFloat32, stride, adds});
+  }
+
+  // x += norm?(linear(source)) * multiplier
+  template <class Source>
+  void add(const Linear& linear, const Source& source, const float* norm) {
+    const Range panels = team_.part(linear.num_panels());
+    const uint8_t* inputs = prepare(linear, source);
+    const bool adds = !norm && model_.residual_multiplier == 1;
+    float* out = adds ? memory_.hidden.data() : memory_.change.data();
+    multiply_part(linear, inputs, panels, out, model_.hidden_size, adds);
+    team_.barrier();
+    if (adds) return;
+    for (int64_t row = rows_.begin; row < rows_.end; row++) {
+      float* change = out + row * model_.hidden_size;
+      if (norm) rms_norm(change, norm, model_.hidden_size, model_.eps, change);
+      for (int64_t i = 0; i < model_.hidden_size; i++) hidden(row)[i] += change[i] * model_.residual_multiplier;
+    }
+    team_.barrier();
+  }
+
+  // Norms over all query heads together, and over all key heads.
+  void normalise_rows(const StepLayer& layer) {
+    const int64_t query = layer.num_heads * layer.head_dim, key = layer.num_kv_heads * layer.head_dim;
+    for (int64_t row = rows_.begin; row < rows_.end; row++) {
+      float* heads = memory_.qkv.data() + row * layer.qkv.num_outputs;
+      rms_norm(heads, layer.query_norm, query, model_.eps, heads);
+      rms_norm(heads + query, layer.key_norm, key, model_.eps, heads + query);
+    }
+    team_.barrier();
+  }
+
+  void attend(const StepLayer& layer, int64_t index, const float* qkv) {
+    const Rotation* rotation = layer.rotation < 0 ? nullptr : &memory_.rotations[layer.rotation];
+    const StepHeads<Kv> heads{model_, call_, layer, rotation, qkv};
+    const DecodePieces& pieces = memory_.pieces[memory_.piece_of[index]];
+    const AttentionLayer<Kv> shape{static_cast<const Kv*>(layer.keys),
+                                   static_cast<const Kv*>(layer.values),
+                                   model_.num_slots,
+                                   layer.num_heads,
+                                   layer.num_kv_heads,
+                                   layer.head_dim,
+                                   layer.head_dim,
+                                   model_.block_size,
+                                   layer.scaling,
+                                   layer.window,
+                                   layer.softcap,
+                                   layer.sinks};
+    const DecodeAttention<Kv, StepHeads<Kv>, float> attention{shape,
+                                                              pieces,
+                                                              call_.positions,
+                                                              call_.tables,
+                                                              call_.table_stride,
+                                                              heads,
+                                                              memory_.attended.data(),
+                                                              layer.num_heads * layer.head_dim,
+                                                              memory_.partials.data()};
+    static thread_local AttentionScratch scratch;
+    std::atomic<int64_t>& next = memory_.next[index];
+    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < attention.num_items();)
+      attention.run(item, scratch);
+    team_.barrier();
+    if (!attention.must_join()) return;
+    const Range part = team_.part(call_.num_rows * layer.num_heads);
+    for (int64_t i = part.begin; i < part.end; i++) attention.join(i / layer.num_heads, i % layer.num_heads);
+    team_.barrier();
+  }
+
+  // Each thread computes the same columns of gate and up, so that it can multiply them without waiting.
+  void feed_forward(const StepLayer& layer) {
+    const int64_t inner = layer.down.num_inputs, num_panels = inner / kLanes;
+    const uint8_t* inputs = prepare(layer.gate_up, normal(layer.mlp_norm));
+    const Range panels = team_.part(num_panels);
+    const Range upper{panels.begin + num_panels, panels.end + num_panels};
+    float* both = memory_.both.data();
+    multiply_part(layer.gate_up, inputs, panels, both, 2 * inner, false);
+    multiply_part(layer.gate_up, inputs, upper, both, 2 * inner, false);
+    for (int64_t row = 0; row < call_.num_rows; row++) {
+      float* gates = both + row * 2 * inner + panels.begin * kLanes;
+      gate(model_.activation, gates, gates + inner, (panels.end - panels.begin) * kLanes);
+    }
+    team_.barrier();
+    add(layer.down, plain(both, 2 * inner), layer.after_mlp_norm);
+  }
+
+  void end() {
+    for (int64_t row = rows_.begin; row < rows_.end; row++)
+      rms_norm(hidden(row), model_.norm, model_.hidden_size, model_.eps, call_.hidden + row * model_.hidden_size);
+    team_.barrier();
+    if (!call_.logits) return;
+    multiply_rows(model_.head, plain(call_.hidden, model_.hidden_size), call_.logits);
+  }
+};
+
+template <class Kv>
+void run_step(const StepModel& model, const StepCall& call, int64_t num_threads) {
+  StepMemory memory(model, call);
+  parallel(num_threads, [&](Team team) { StepThread<Kv>(model, call, memory, team).run(); });
+}
+
+}  // namespace
+
+void ss_decode_step(const StepModel* model, const StepCall* call, int64_t num_threads) {
+  with_type(model->dtype, [&](auto number) { run_step<decltype(number)>(*model, *call, num_threads); });
+}
