@@ -14,6 +14,7 @@ from ctypes import c_float, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
+from streamserve.native.arena import Arena
 from streamserve.native.build import NativeUnavailable, OnProgress, build, find
 from streamserve.native.levels import Level, best_level
 
@@ -50,7 +51,7 @@ class Library:
 
     def __init__(self, path: Path, level: Level) -> None:
         """Load the library at `path`. Raises `NativeUnavailable` if it is not of this version."""
-        self.path, self.level = path, level
+        self.path, self.level, self.arena = path, level, Arena()
         _share_openmp()
         try:
             handle = ctypes.CDLL(str(path))

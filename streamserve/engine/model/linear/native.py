@@ -148,4 +148,4 @@ def _serves(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def _room(library: Library, kind: str, shape: torch.Size) -> torch.Tensor:
-    return torch.empty(library.linear_bytes(KINDS[kind], *shape), dtype=torch.uint8)
+    return torch.frombuffer(library.arena.take(library.linear_bytes(KINDS[kind], *shape)), dtype=torch.uint8)
