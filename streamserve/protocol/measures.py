@@ -106,10 +106,10 @@ class Buckets:
     counts: array[int] = field(default_factory=lambda: array("I", bytes(4 * (len(BOUNDS) + 1))))
     total: float = 0.0
 
-    def observe(self, seconds: float) -> None:
-        """Count one value."""
-        self.counts[bisect_left(BOUNDS, seconds)] += 1
-        self.total += seconds
+    def observe(self, seconds: float, times: int = 1) -> None:
+        """Count a value, so many times."""
+        self.counts[bisect_left(BOUNDS, seconds)] += times
+        self.total += seconds * times
 
     def add(self, other: Buckets) -> None:
         """Count all that `other` has."""
@@ -159,7 +159,7 @@ class Timings:
     first_at: float | None = None
     last_at: float | None = None
     ended_at: float | None = None
-    gaps: Buckets = field(default_factory=Buckets)  # between the token events of one choice
+    gaps: Buckets = field(default_factory=Buckets)  # between the tokens of one choice
     _phase: str = ""  # "" before acceptance
     _phase_at: float = 0.0
     _phases: dict[str, float] = field(default_factory=dict)
@@ -167,16 +167,18 @@ class Timings:
     _knows_first: bool = True
     _knows_all: bool = True
 
-    def note(self, now: float, choice: int = 0) -> None:
-        """Count a token event committed now."""
+    def note(self, now: float, choice: int = 0, num_tokens: int = 1) -> None:
+        """Count a token event committed now: its tokens share the gap before them, as in the engine's own figures."""
         if self._phase is not _GENERATION:
             if self.first_at is None:
                 self.first_at = now
             self.enter(_GENERATION, now)
         before = self._last_ats.get(choice)
         if before is not None:
-            self.gaps.observe(now - before)
-        self._last_ats[choice] = self.last_at = now
+            self.gaps.observe((now - before) / max(1, num_tokens), num_tokens)
+        if num_tokens:
+            self._last_ats[choice] = now
+        self.last_at = now
 
     def skip(self, now: float) -> None:
         """Count a token event committed at an unknown time before now."""

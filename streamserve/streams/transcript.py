@@ -180,7 +180,7 @@ class Transcript:
                 choice.ended, self.may_repeat = event.index, True
             self.num_tokens += len(token_ids)
             if is_ours:
-                self.timings.note(time.monotonic(), index)
+                self.timings.note(time.monotonic(), index, len(token_ids))
             else:
                 self.timings.skip(time.monotonic())
         elif isinstance(event, ChoiceDone):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.protocol.measures import BOUNDS, E2E, ITL, Buckets, ModelMeasures, Recently
+from streamserve.protocol.measures import BOUNDS, E2E, ITL, Buckets, ModelMeasures, Recently, Timings
 from streamserve.protocol.metrics import percentile
 
 times = st.lists(st.floats(1e-4, 900.0), min_size=1, max_size=60)
@@ -65,6 +65,18 @@ def test_the_shown_histogram_loses_nothing(values: list[float]) -> None:
     for index, bound in enumerate(histogram.bounds):
         assert sum(histogram.counts[: index + 1]) == sum(value <= bound for value in values)
     assert sum(histogram.counts) == len(values)
+
+
+def test_tokens_that_come_together_share_their_gap() -> None:
+    """Four tokens in one event after 0.48 s are four gaps of 0.12 s; an event without a token is none."""
+    timings = Timings(0.0)
+    timings.accept(0.0)
+    timings.note(1.0)
+    timings.note(1.48, num_tokens=4)
+    timings.note(1.6, num_tokens=0)
+    timings.note(1.7)
+    assert timings.gaps.counts == buckets_of([0.12, 0.12, 0.12, 0.12, 0.22]).counts
+    assert timings.gaps.total == pytest.approx(0.7)
 
 
 def test_nothing_has_no_percentile() -> None:

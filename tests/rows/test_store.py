@@ -228,7 +228,7 @@ async def test_a_stream_without_a_returning_reader_is_abandoned(one: Worker, two
     stream, reading = await held(one, gate, asked(max_tokens=500), 4)
     await left(reading)
     await in_row(stream.id, producer="")
-    await StreamRow.objects.filter(pk=stream.id).aupdate(producer="0123456789abcdef", released_at=None)
+    await StreamRow.objects.filter(pk=stream.id).aupdate(producer=f"{one.workers.host}-dead", released_at=None)
     await two.reaper.round()
     await in_row(stream.id, producer="", released_at__isnull=False, state="running")
     await two.reaper.round()

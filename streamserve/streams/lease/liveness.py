@@ -4,7 +4,7 @@
     <folder>/host                 a random number that identifies the host: all processes that use this folder
 
 A process id is `<host>-<random>`, and never used again. The locks of another host cannot be seen, so its processes
-never count as dead. An id without a host is from the previous release, and counts as one of this host.
+never count as dead.
 Unix; calls block briefly: no lock is waited for.
 
     {prefix}:worker:<process id>     a key in Redis for each process; expires after 3 s, renewed each second
@@ -34,9 +34,8 @@ _HOST_DIGITS = 8
 
 
 def host_of(process_id: str) -> str:
-    """Return the host in a process id; "" if it has none."""
-    host, dash, _ = process_id.partition("-")
-    return host if dash else ""
+    """Return the host in a process id; "" of a row that no process produces."""
+    return process_id.partition("-")[0]
 
 
 def own_host(folder: Path) -> str:
@@ -72,7 +71,7 @@ class Liveness:
 
     def can_judge(self, process_id: str) -> bool:
         """Return whether the death of this process can be detected."""
-        return host_of(process_id) in ("", self.host)
+        return host_of(process_id) == self.host
 
     def tidy(self) -> None:
         """Remove the files of dead processes. A process without a file counts as dead."""

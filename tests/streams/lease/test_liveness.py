@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import subprocess
 import sys
@@ -26,7 +25,7 @@ def test_a_worker_is_alive_until_it_closes(tmp_path: Path) -> None:
     assert one.is_alive(one.own_id)
     assert one.is_alive(two.own_id)
     assert two.is_alive(one.own_id)
-    assert not one.is_alive("0123456789abcdef")
+    assert not one.is_alive(f"{one.host}-0123456789abcdef")
     assert not one.is_alive(f"{one.host}-0123456789abcdef")
     two.close()
     assert not one.is_alive(two.own_id)
@@ -85,19 +84,7 @@ def test_workers_of_one_folder_have_one_host(tmp_path: Path) -> None:
 
 
 def test_an_id_fits_its_column(tmp_path: Path) -> None:
-    """A worker id fits the 32 characters of `Stream.producer`, in this release and the one before."""
+    """A worker id fits the 32 characters of `Stream.producer`."""
     worker = Liveness(tmp_path)
     assert len(worker.own_id) == 25
-    worker.close()
-
-
-def test_an_id_without_a_host_is_judged_here(tmp_path: Path) -> None:
-    """An id without a host comes from the release before: a rolling restart runs both."""
-    worker = Liveness(tmp_path)
-    old = "0123456789abcdef"
-    assert worker.can_judge(old)
-    with (tmp_path / f"{old}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert worker.is_alive(old)
-    assert not worker.is_alive(old)
     worker.close()
