@@ -320,7 +320,7 @@ async def test_a_process_logs_complaints_at_startup(tmp_path: Path) -> None:
 
 @pytest.mark.django_db
 def test_several_hosts_without_redis_are_found(tmp_path: Path) -> None:
-    """W010, at `check --deploy` only, by the rows of running streams: this host's pass, and those that nobody produces."""
+    """W010, at `check --deploy` only, by the rows of running streams: this host's pass, and so does no producer."""
     row = {"model": "echo", "owner": "user:1", "tenant": "user:1"}
     here, there = Liveness(tmp_path / "workers"), Liveness(tmp_path / "there")
     producers = [here.own_id, "", there.own_id]
