@@ -42,7 +42,6 @@ OPTIONS = (
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-tree-reassoc",  # the order of integer sums is chosen for the registers
-    "-fno-exceptions",
     "-fno-rtti",
 )
 COMPILERS = ("g++", "clang++", "c++")

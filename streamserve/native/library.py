@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from streamserve.native.arena import Arena
-from streamserve.native.build import NativeUnavailable, OnProgress, build, find
+from streamserve.native.build import NativeUnavailable, OnProgress, build, find, source_key
 from streamserve.native.levels import Level, best_level
 
-ABI_VERSION = 1  # src/abi.h has the same number
+ABI_VERSION = 2  # src/abi.h has the same number
 ADDRESS, INT, FLOAT = c_void_p, c_int64, c_float
+DONE, OUT_OF_MEMORY, OUT_OF_RANGE = 0, 1, 2  # Status of src/status.h
 
-# The functions of src/abi.h, with their arguments' types. All return None but those of RETURNS.
+# The functions of src/abi.h, with their arguments' types. All return None but those of RETURNS and CHECKED.
 FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "ss_abi_version": (),
     "ss_self_check": (),
@@ -44,6 +45,8 @@ RETURNS: Mapping[str, Any] = {
     "ss_team_size": INT,
     "ss_linear_bytes": INT,
 }
+# What returns a Status, and raises MemoryError or IndexError for it: outputs hold anything then.
+CHECKED = frozenset({"ss_linear", "ss_attend_decodes", "ss_write_slots", "ss_draw", "ss_decode_step"})
 
 
 class Library:
@@ -52,6 +55,7 @@ class Library:
     def __init__(self, path: Path, level: Level) -> None:
         """Load the library at `path`. Raises `NativeUnavailable` if it is not of this version."""
         self.path, self.level, self.arena = path, level, Arena()
+        self.source = f"{level.name}-{source_key(level)}"  # what it was made from, by whatever compiler
         _share_openmp()
         try:
             handle = ctypes.CDLL(str(path))
@@ -63,13 +67,23 @@ class Library:
             raise NativeUnavailable(f"the library {path} has version {version}, and {ABI_VERSION} is needed")
         for name, types in FUNCTIONS.items():
             function = self._functions[name.removeprefix("ss_")]
-            function.argtypes, function.restype = types, RETURNS.get(name)
+            function.argtypes, function.restype = types, INT if name in CHECKED else RETURNS.get(name)
+            if name in CHECKED:
+                function.errcheck = _raise_status
 
     def __getattr__(self, name: str) -> Any:
         try:
             return self.__dict__["_functions"][name]
         except KeyError:
             raise AttributeError(name) from None
+
+
+def _raise_status(status: int, function: Any, _arguments: Any) -> None:
+    """Raise what a function's status says."""
+    if status == OUT_OF_MEMORY:
+        raise MemoryError(f"{function.__name__}: not enough memory")
+    if status == OUT_OF_RANGE:
+        raise IndexError(f"{function.__name__}: a token, slot or block is beyond its table")
 
 
 def open_library(

@@ -2,15 +2,17 @@
 //
 // Addresses point to contiguous memory that the caller keeps alive; sizes are int64; dtypes are DType of types.h. A
 // function never throws, allocates only scratch memory, and uses `num_threads` threads of the process's OpenMP pool.
+// Where a Status other than kDone is returned, outputs hold anything.
 #pragma once
 
 #include <cstdint>
 
 #include "linear.h"
+#include "status.h"
 
 #define SS_API extern "C" __attribute__((visibility("default")))
 
-constexpr int64_t kAbiVersion = 1;  // library.py's ABI_VERSION; a changed argument list raises both
+constexpr int64_t kAbiVersion = 2;  // library.py's ABI_VERSION; a changed argument list raises both
 
 SS_API int64_t ss_abi_version();
 
@@ -44,8 +46,9 @@ SS_API void ss_quantize_int4(int64_t dtype, const void* weight, int64_t num_outp
                              void* scales, void* minima, int64_t num_threads);
 
 // y (num_rows, num_outputs) = x (num_rows, num_inputs) times the packed weight, plus `bias` (num_outputs,) or null.
-SS_API void ss_linear(int64_t kind, const void* packed, const float* bias, int64_t num_outputs, int64_t num_inputs,
-                      int64_t x_dtype, const void* x, int64_t num_rows, int64_t y_dtype, void* y, int64_t num_threads);
+SS_API ss::Status ss_linear(int64_t kind, const void* packed, const float* bias, int64_t num_outputs, int64_t num_inputs,
+                            int64_t x_dtype, const void* x, int64_t num_rows, int64_t y_dtype, void* y,
+                            int64_t num_threads);
 
 // Decode attention of one layer (attend.h). Queries, pools and outputs have one dtype; strides count numbers.
 struct DecodeCall {
@@ -62,12 +65,13 @@ struct DecodeCall {
   float scaling;
   float softcap;  // 0: none
 };
-SS_API void ss_attend_decodes(const DecodeCall* call, int64_t dtype, int64_t num_threads);
+SS_API ss::Status ss_attend_decodes(const DecodeCall* call, int64_t dtype, int64_t num_threads);
 
 // Copy each token's vectors to its slot, for each head: from token t, head h at from + t * token_stride + h *
 // head_stride to pool (num_heads, num_slots, num_bytes). Sizes and strides in bytes.
-SS_API void ss_write_slots(const char* from, int64_t token_stride, int64_t head_stride, char* pool, int64_t num_slots,
-                           const int64_t* slots, int64_t num_tokens, int64_t num_heads, int64_t num_bytes);
+SS_API ss::Status ss_write_slots(const char* from, int64_t token_stride, int64_t head_stride, char* pool,
+                                 int64_t num_slots, const int64_t* slots, int64_t num_tokens, int64_t num_heads,
+                                 int64_t num_bytes);
 
 // The draws of a step (sample.cpp). A temperature of 0 is greedy.
 struct DrawCall {
@@ -78,7 +82,7 @@ struct DrawCall {
   uint8_t* is_finite;   // (num_rows,)
   int64_t num_rows, vocab_size, row_stride;
 };
-SS_API void ss_draw(const DrawCall* call, int64_t num_threads);
+SS_API ss::Status ss_draw(const DrawCall* call, int64_t num_threads);
 
 // A whole decode step (step.cpp). The model's description lives as long as the model.
 
@@ -110,10 +114,10 @@ struct StepLayer {
 struct StepModel {
   const StepLayer* layers;
   const StepRotation* rotations;
-  const void* embedding;  // (vocab_size, hidden_size) of the model's dtype
+  const void* embedding;  // (num_embeddings, hidden_size) of the model's dtype
   const float* norm;
   ss::Linear head;
-  int64_t num_layers, num_rotations, hidden_size, dtype, block_size, num_slots;
+  int64_t num_layers, num_rotations, num_embeddings, hidden_size, dtype, block_size, num_slots;
   int64_t activation;  // Activation of step_parts.h
   float eps, embedding_multiplier, residual_multiplier;
 };
@@ -127,4 +131,4 @@ struct StepCall {
   float* logits;                                 // out: (num_rows, head.num_outputs), or null
   int64_t num_rows, table_stride;
 };
-SS_API void ss_decode_step(const StepModel* model, const StepCall* call, int64_t num_threads);
+SS_API ss::Status ss_decode_step(const StepModel* model, const StepCall* call, int64_t num_threads);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "parallel.h"
+#include "status.h"
 #include "vec_math.h"
 
 namespace ss {
@@ -42,6 +43,14 @@ struct AttentionLayer {
 // The first position that the query at `position` sees.
 inline int64_t first_key(int64_t position, int64_t window) {
   return window > 0 && position >= window ? position + 1 - window : 0;
+}
+
+// Throw std::out_of_range unless every block that the rows read, from position 0 on, is in the pools.
+inline void require_blocks(const int64_t* positions, const int64_t* tables, int64_t num_rows, int64_t table_stride,
+                           int64_t block_size, int64_t num_slots) {
+  require_below(table_stride * block_size, positions, num_rows);
+  for (int64_t row = 0; row < num_rows; row++)
+    require_below(num_slots / block_size, tables + row * table_stride, positions[row] / block_size + 1);
 }
 
 // What a part gives for one query head: a sum of weights relative to exp(most), and of values so weighted.

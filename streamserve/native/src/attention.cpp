@@ -3,6 +3,7 @@
 
 #include "abi.h"
 #include "attend.h"
+#include "status.h"
 
 using namespace ss;
 
@@ -26,6 +27,7 @@ struct StridedQueries {
 
 template <class T>
 void attend_decodes(const DecodeCall& call, int64_t num_threads) {
+  require_blocks(call.positions, call.tables, call.num_rows, call.table_stride, call.block_size, call.num_slots);
   DecodePieces pieces;
   pieces.plan(call.positions, call.num_rows, call.window);
   const AttentionLayer<T> layer{static_cast<const T*>(call.keys),
@@ -71,14 +73,17 @@ void attend_decodes(const DecodeCall& call, int64_t num_threads) {
 
 }  // namespace
 
-void ss_attend_decodes(const DecodeCall* call, int64_t dtype, int64_t num_threads) {
-  with_type(dtype, [&](auto one) { attend_decodes<decltype(one)>(*call, num_threads); });
+Status ss_attend_decodes(const DecodeCall* call, int64_t dtype, int64_t num_threads) {
+  return status_of([&] { with_type(dtype, [&](auto one) { attend_decodes<decltype(one)>(*call, num_threads); }); });
 }
 
-void ss_write_slots(const char* from, int64_t token_stride, int64_t head_stride, char* pool, int64_t num_slots,
-                    const int64_t* slots, int64_t num_tokens, int64_t num_heads, int64_t num_bytes) {
-  for (int64_t head = 0; head < num_heads; head++)
-    for (int64_t token = 0; token < num_tokens; token++)
-      memcpy(pool + (head * num_slots + slots[token]) * num_bytes, from + token * token_stride + head * head_stride,
-             num_bytes);
+Status ss_write_slots(const char* from, int64_t token_stride, int64_t head_stride, char* pool, int64_t num_slots,
+                      const int64_t* slots, int64_t num_tokens, int64_t num_heads, int64_t num_bytes) {
+  return status_of([&] {
+    require_below(num_slots, slots, num_tokens);
+    for (int64_t head = 0; head < num_heads; head++)
+      for (int64_t token = 0; token < num_tokens; token++)
+        memcpy(pool + (head * num_slots + slots[token]) * num_bytes, from + token * token_stride + head * head_stride,
+               num_bytes);
+  });
 }

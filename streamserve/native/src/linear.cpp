@@ -51,27 +51,29 @@ int64_t ss_linear_bytes(int64_t kind, int64_t num_outputs, int64_t num_inputs) {
   return linear.num_panels() * linear.panel_bytes();
 }
 
-void ss_linear(int64_t kind, const void* packed, const float* bias, int64_t num_outputs, int64_t num_inputs,
-               int64_t x_dtype, const void* x, int64_t num_rows, int64_t y_dtype, void* y, int64_t num_threads) {
-  const Linear linear{kind, static_cast<const uint8_t*>(packed), bias, num_outputs, num_inputs};
-  const Outputs outputs{y, y_dtype, num_outputs};
-  const int64_t stride = input_stride(kind, num_inputs);
-  uint8_t* inputs = scratch<kLinearInputs>(num_rows * stride);
-  const auto prepare = [&](Range rows) {
-    with_type(x_dtype, [&](auto number) {
-      const auto* first = static_cast<const decltype(number)*>(x);
-      for (int64_t row = rows.begin; row < rows.end; row++)
-        prepare_row(kind, num_inputs, first + row * num_inputs, inputs + row * stride);
+Status ss_linear(int64_t kind, const void* packed, const float* bias, int64_t num_outputs, int64_t num_inputs,
+                 int64_t x_dtype, const void* x, int64_t num_rows, int64_t y_dtype, void* y, int64_t num_threads) {
+  return status_of([&] {
+    const Linear linear{kind, static_cast<const uint8_t*>(packed), bias, num_outputs, num_inputs};
+    const Outputs outputs{y, y_dtype, num_outputs};
+    const int64_t stride = input_stride(kind, num_inputs);
+    uint8_t* inputs = scratch<kLinearInputs>(num_rows * stride);
+    const auto prepare = [&](Range rows) {
+      with_type(x_dtype, [&](auto number) {
+        const auto* first = static_cast<const decltype(number)*>(x);
+        for (int64_t row = rows.begin; row < rows.end; row++)
+          prepare_row(kind, num_inputs, first + row * num_inputs, inputs + row * stride);
+      });
+    };
+    const bool is_few = num_rows * num_inputs <= kFewNumbers;
+    if (is_few) prepare({0, num_rows});
+    const int64_t most_threads = 1 + num_rows * num_outputs * num_inputs / kProductsAThread;
+    parallel(num_threads < most_threads ? num_threads : most_threads, [&](Team team) {
+      if (!is_few) {
+        prepare(team.part(num_rows));
+        team.barrier();
+      }
+      multiply(linear, inputs, num_rows, team.part(linear.num_panels()), outputs);
     });
-  };
-  const bool is_few = num_rows * num_inputs <= kFewNumbers;
-  if (is_few) prepare({0, num_rows});
-  const int64_t most_threads = 1 + num_rows * num_outputs * num_inputs / kProductsAThread;
-  parallel(num_threads < most_threads ? num_threads : most_threads, [&](Team team) {
-    if (!is_few) {
-      prepare(team.part(num_rows));
-      team.barrier();
-    }
-    multiply(linear, inputs, num_rows, team.part(linear.num_panels()), outputs);
   });
 }

@@ -185,18 +185,20 @@ Wish wish_of(const DrawCall& call, int64_t row) {
 
 }  // namespace
 
-void ss_draw(const DrawCall* call, int64_t num_threads) {
-  std::atomic<int64_t> next{0};
-  parallel(std::min(num_threads, call->num_rows), [&](Team) {
-    Drawer drawer(call->vocab_size);
-    for (int64_t row; (row = next.fetch_add(1, std::memory_order_relaxed)) < call->num_rows;) {
-      const float* logits = call->logits + row * call->row_stride;
-      const Wish wish = wish_of(*call, row);
-      bool is_finite;
-      const float most = largest_of(logits, call->vocab_size, is_finite);
-      call->is_finite[row] = is_finite;
-      if (!is_finite || wish.temperature <= 0) call->token_ids[row] = first_place(logits, call->vocab_size, most);
-      else call->token_ids[row] = drawer.draw(logits, most, wish);
-    }
+Status ss_draw(const DrawCall* call, int64_t num_threads) {
+  return status_of([&] {
+    std::atomic<int64_t> next{0};
+    parallel(std::min(num_threads, call->num_rows), [&](Team) {
+      Drawer drawer(call->vocab_size);
+      for (int64_t row; (row = next.fetch_add(1, std::memory_order_relaxed)) < call->num_rows;) {
+        const float* logits = call->logits + row * call->row_stride;
+        const Wish wish = wish_of(*call, row);
+        bool is_finite;
+        const float most = largest_of(logits, call->vocab_size, is_finite);
+        call->is_finite[row] = is_finite;
+        if (!is_finite || wish.temperature <= 0) call->token_ids[row] = first_place(logits, call->vocab_size, most);
+        else call->token_ids[row] = drawer.draw(logits, most, wish);
+      }
+    });
   });
 }

@@ -3,30 +3,46 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
+#include <new>
 
 namespace ss {
 
 // One buffer each; a function that calls another while it uses a buffer needs another name.
 enum ScratchName { kLinearInputs, kStepInputs, kStepRow, kNumScratch };
 
-struct ScratchBuffer {
-  void* data = nullptr;
-  int64_t size = 0;
-  ~ScratchBuffer() { free(data); }
+class ScratchBuffer {
+ public:
+  ~ScratchBuffer() { release(); }
+
+  // Return at least `size` bytes.
+  uint8_t* reserve(int64_t size) {
+    if (size_ < size) {
+      release();
+      const int64_t larger = (size + size / 2 + 63) / 64 * 64;
+      data_ = static_cast<uint8_t*>(::operator new(size_t(larger), kAlignment));
+      size_ = larger;
+    }
+    return data_;
+  }
+
+ private:
+  static constexpr std::align_val_t kAlignment{64};
+  uint8_t* data_ = nullptr;
+  int64_t size_ = 0;
+
+  void release() {
+    ::operator delete(data_, kAlignment);
+    data_ = nullptr;
+    size_ = 0;
+  }
 };
 
 // Return at least `size` bytes, aligned to 64, with anything in them; valid until this thread's next call with NAME.
+// Throws std::bad_alloc.
 template <ScratchName NAME>
 uint8_t* scratch(int64_t size) {
   static thread_local ScratchBuffer buffer;
-  if (buffer.size < size) {
-    free(buffer.data);
-    buffer.size = (size + size / 2 + 63) / 64 * 64;
-    buffer.data = aligned_alloc(64, size_t(buffer.size));
-    if (buffer.data == nullptr) abort();
-  }
-  return static_cast<uint8_t*>(buffer.data);
+  return buffer.reserve(size);
 }
 
 }  // namespace ss

@@ -295,12 +295,17 @@ class StepThread {
 
 template <class Kv>
 void run_step(const StepModel& model, const StepCall& call, int64_t num_threads) {
+  require_below(model.num_embeddings, call.token_ids, call.num_rows);
+  require_below(model.num_slots, call.slots, call.num_rows);
+  require_blocks(call.positions, call.tables, call.num_rows, call.table_stride, model.block_size, model.num_slots);
   StepMemory memory(model, call);
   parallel(num_threads, [&](Team team) { StepThread<Kv>(model, call, memory, team).run(); });
 }
 
 }  // namespace
 
-void ss_decode_step(const StepModel* model, const StepCall* call, int64_t num_threads) {
-  with_type(model->dtype, [&](auto number) { run_step<decltype(number)>(*model, *call, num_threads); });
+Status ss_decode_step(const StepModel* model, const StepCall* call, int64_t num_threads) {
+  return status_of([&] {
+    with_type(model->dtype, [&](auto number) { run_step<decltype(number)>(*model, *call, num_threads); });
+  });
 }

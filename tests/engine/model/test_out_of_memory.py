@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import resource
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +12,12 @@ import torch
 
 from streamserve.engine.model.runner import is_out_of_memory
 from streamserve.engine.plan import Chunk, StepOutOfMemory, StepPlan
+from tests.support.memory import spare_memory
 from tests.support.models.model_driver import Driver, load_tiny, prompts
 from tests.support.models.tiny_models import VOCAB_SIZE, save_model
 
 NUM_WIDE = 1 << 14  # of the hidden layer: 64 KiB for each token of a step
 SPARE_BYTES = 256 << 20
-
-
-@contextmanager
-def spare_memory(num_bytes: int) -> Iterator[None]:
-    """Limit this process to that much more memory than it has now."""
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (num_pages * resource.getpagesize() + num_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +29,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def large_plan(num_sequences: int) -> StepPlan:
-    """200 tokens of each sequence."""
+    """Return 200 tokens of each sequence."""
     tables = [tuple(range(1 + 50 * i, 51 + 50 * i)) for i in range(num_sequences)]
     chunks = (Chunk(seq_id=i, start=0, token_ids=(3,) * 200, block_table=table) for i, table in enumerate(tables))
     return StepPlan(step_id=1, chunks=tuple(chunks))
@@ -58,6 +45,18 @@ def test_a_runner_survives_a_step_that_does_not_fit(wide: Any) -> None:
                 wide.launch(large_plan(30))
             assert caught.value.__context__ is None  # whose frames would hold the step's tensors
         assert wide.collect(wide.launch(large_plan(1))).sampled == ()
+        assert Driver(wide, seed=2).run(prompts(VOCAB_SIZE), max_tokens=4, chunk=7) == wanted
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: only there a process can be held to so much memory")
+def test_decodes_that_do_not_fit(wide: Any) -> None:
+    """A native step says so too, and the process lives."""
+    wanted = Driver(wide, seed=1).run(prompts(VOCAB_SIZE), max_tokens=4, chunk=7)
+    rows = tuple(Chunk(seq_id=i, start=0, token_ids=(3,), block_table=(1 + i,)) for i in range(1900))
+    with spare_memory(SPARE_BYTES // 4):
+        for _ in range(3):
+            with pytest.raises(StepOutOfMemory, match="memory"):
+                wide.launch(StepPlan(step_id=1, chunks=rows))
         assert Driver(wide, seed=2).run(prompts(VOCAB_SIZE), max_tokens=4, chunk=7) == wanted
 
 
@@ -79,10 +78,22 @@ def test_what_counts_as_out_of_memory(error: Exception, is_memory: bool) -> None
     assert is_out_of_memory(error) is is_memory
 
 
-def test_other_errors_pass_through(tiny_folder: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("token_id", [VOCAB_SIZE + 5, -2])
+def test_other_errors_pass_through(tiny_folder: Callable[[str], Path], token_id: int, native: bool) -> None:
     """An error that is not about memory passes through unchanged."""
-    runner = load_tiny(tiny_folder("llama"))
-    chunk = Chunk(seq_id=0, start=0, token_ids=(VOCAB_SIZE + 5,), block_table=(1,))
+    runner = load_tiny(tiny_folder("llama"), native=native)
+    chunk = Chunk(seq_id=0, start=0, token_ids=(token_id,), block_table=(1,))
     with pytest.raises(IndexError):
         runner.launch(StepPlan(step_id=0, chunks=(chunk,)))
+    runner.close()
+
+
+def test_a_block_beyond_the_pool(tiny_folder: Callable[[str], Path]) -> None:
+    """No memory of another owner is read or written: a decode in it is an `IndexError`."""
+    runner = load_tiny(tiny_folder("llama"))
+    for tables in ((runner.num_blocks, 1), (-1, 1), (1, runner.num_blocks), (1, -1)):
+        chunk = Chunk(seq_id=0, start=5, token_ids=(3,), block_table=tables)
+        with pytest.raises(IndexError):
+            runner.launch(StepPlan(step_id=0, chunks=(chunk,)))
     runner.close()

@@ -67,8 +67,8 @@ class _Model(ctypes.Structure):
     _fields_ = (
         *((name, _pointer) for name in ("layers", "rotations", "embedding", "norm")),
         ("head", _Linear),
-        *((name, _int) for name in ("num_layers", "num_rotations", "hidden_size", "dtype", "block_size", "num_slots")),
-        ("activation", _int),
+        *((name, _int) for name in ("num_layers", "num_rotations", "num_embeddings", "hidden_size", "dtype")),
+        *((name, _int) for name in ("block_size", "num_slots", "activation")),
         *((name, _float) for name in ("eps", "embedding_multiplier", "residual_multiplier")),
     )
 
@@ -116,6 +116,7 @@ class DecodeStep:
             head=self._linear(head),
             num_layers=len(layers),
             num_rotations=len(spec.rotaries),
+            num_embeddings=len(embedding),
             hidden_size=spec.hidden_size,
             dtype=DTYPES[embedding.dtype],
             activation=ACTIVATIONS[spec.activation],
@@ -131,7 +132,7 @@ class DecodeStep:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute a batch of decodes: float32 hidden states (T, C), and what the head gives for them (T, V).
 
-        `query_scale`: T numbers.
+        `query_scale`: T numbers. Raises `IndexError` for a token, slot or block that there is not, and `MemoryError`.
         """
         assert not batch.prefills
         self._use(kv)
