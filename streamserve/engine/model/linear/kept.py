@@ -1,6 +1,6 @@
 """The back end that was chosen for a model, kept in a file: a restart takes the same.
 
-    <cache folder>/linear/<hash of model, processor, threads and versions>.txt      the back end's name
+    <cache folder>/linear/<hash of model, processor, threads, library and versions>.txt     the back end's name
 
 The folder belongs to our user alone. Two engines that measure at the same time agree: the first to write wins.
 """
@@ -23,9 +23,10 @@ _FIELDS = ("model name", "Processor", "CPU part", "flags", "Features")  # of /pr
 class Kept:
     """One model's choice. `read` and `write` return None where the folder cannot be used."""
 
-    def __init__(self, folder: Path, revision: str, dtype: torch.dtype) -> None:
-        """`revision` is the hash of the model's files."""
-        parts = (revision, str(dtype), processor(), str(torch.get_num_threads()), torch.__version__, __version__)
+    def __init__(self, folder: Path, revision: str, dtype: torch.dtype, library: str = "") -> None:
+        """`revision` is the hash of the model's files; `library` is what was there to choose from natively, if any."""
+        threads = str(torch.get_num_threads())
+        parts = (revision, str(dtype), processor(), threads, torch.__version__, __version__, library)
         name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
         self.file = folder / "linear" / f"{name}.txt"
 

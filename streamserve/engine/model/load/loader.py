@@ -67,9 +67,9 @@ class Source:
     device: torch.device
     revision: str
 
-    def kept(self, dtype: torch.dtype) -> Kept:
-        """Return where the choice of its back end is kept."""
-        return Kept(cache_folder(), self.revision, dtype)
+    def kept(self, dtype: torch.dtype, kernels: Kernels | None) -> Kept:
+        """Return where the choice of its back end is kept, which is made anew when kernels come, go or change."""
+        return Kept(cache_folder(), self.revision, dtype, "" if kernels is None else kernels.library.source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,7 @@ def load_decoder(
             dtype,
             source.device,
             sample_weights(spec, checkpoint, dtype),
-            source.kept(dtype),
+            source.kept(dtype, kernels),
             preferred=native_back_ends(kernels),
         )
     progress("packing", 0.0)
@@ -386,9 +386,8 @@ def _pack(
         return []
     else:
         weights = linear_weights(model)
-        maker = choose(
-            model.dtype, model.device, weights, source.kept(model.dtype), preferred=native_back_ends(kernels)
-        )
+        kept_choice = source.kept(model.dtype, kernels)
+        maker = choose(model.dtype, model.device, weights, kept_choice, preferred=native_back_ends(kernels))
     if maker.back_end is PLAIN:
         return []
     progress("packing", 0.0)

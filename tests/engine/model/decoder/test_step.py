@@ -19,6 +19,7 @@ from streamserve.engine.model.kernels import Kernels
 from streamserve.engine.model.kv_cache import KVCache
 from streamserve.engine.model.linear.choose import LinearMaker
 from streamserve.engine.model.linear.native import native_back_end, quantize
+from streamserve.engine.model.load import loader
 from streamserve.engine.model.load.loader import open_source
 from streamserve.engine.model.load.start import own_spec
 from streamserve.engine.plan import Chunk, StepPlan
@@ -55,6 +56,8 @@ def load(folder: Path, dtype: str, native: Library, kind: str = "") -> Decoder:
 
 class Quantizer:
     """Makes native linears in int8 or int4, however far from the plain ones they are."""
+
+    packer = None
 
     def __init__(self, native: Library, kind: str) -> None:
         self.native, self.kind = native, kind
@@ -202,3 +205,17 @@ def test_the_engine_takes_it(tiny_folder: Callable[[str], Path]) -> None:
         assert isinstance(runner.loaded.model, Decoder)
         assert (runner.loaded.model.decode_step is not None) == native
         runner.close()
+
+
+def test_what_was_chosen_without_kernels_does_not_keep_it_off(
+    tiny_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler that is installed later makes the step native, whatever back end served before."""
+    if find_compiler() is None:
+        pytest.skip("needs a C++ compiler: apt install g++")
+    monkeypatch.setattr(loader, "cache_folder", lambda: tmp_path)
+    source = load_tiny(tiny_folder("llama"), native=False).loaded.source
+    assert source.kept(torch.float32, None).write("onednn_fp32") == "onednn_fp32"
+    model = load_tiny(tiny_folder("llama")).loaded.model
+    assert isinstance(model, Decoder)
+    assert model.decode_step is not None

@@ -86,6 +86,16 @@ def test_another_model_is_measured_for_itself(tmp_path: Path) -> None:
     assert len(files) == 4
 
 
+def test_a_library_is_a_new_choice(two: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was kept without native kernels, or with other ones, does not hold where they are."""
+    without, native = (Kept(tmp_path, "m", torch.float32, library) for library in ("", "avx2-0123"))
+    assert without.write("slow") == "slow"
+    preferred = [replace(FAST, name="native")]
+    assert choose(torch.float32, CPU, weights(), native, preferred=preferred).back_end is not SLOW
+    assert Kept(tmp_path, "m", torch.float32, "avx2-4567").read() is None
+    assert choose(torch.float32, CPU, weights(), without).back_end is SLOW
+
+
 def test_nothing_is_measured_that_cannot_be_kept(two: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a folder of ours the first in order is taken: it is the same at the next start."""
     assert choose(torch.float32, CPU, weights()).back_end is SLOW
