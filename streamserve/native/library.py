@@ -35,6 +35,7 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "ss_quantize_int4": (INT, ADDRESS, INT, INT, ADDRESS, ADDRESS, ADDRESS, INT),
     "ss_linear": (INT, ADDRESS, ADDRESS, INT, INT, INT, ADDRESS, INT, INT, ADDRESS, INT),
     "ss_attend_decodes": (ADDRESS, INT, INT),
+    "ss_attend_prompt": (ADDRESS, INT, INT),
     "ss_write_slots": (ADDRESS, INT, INT, ADDRESS, INT, ADDRESS, INT, INT, INT),
     "ss_draw": (ADDRESS, INT),
     "ss_decode_step": (ADDRESS, ADDRESS, INT),
@@ -46,7 +47,9 @@ RETURNS: Mapping[str, Any] = {
     "ss_linear_bytes": INT,
 }
 # What returns a Status, and raises MemoryError or IndexError for it: outputs hold anything then.
-CHECKED = frozenset({"ss_linear", "ss_attend_decodes", "ss_write_slots", "ss_draw", "ss_decode_step"})
+CHECKED = frozenset(
+    {"ss_linear", "ss_attend_decodes", "ss_attend_prompt", "ss_write_slots", "ss_draw", "ss_decode_step"}
+)
 
 
 class Library:

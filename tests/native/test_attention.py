@@ -1,9 +1,9 @@
-"""Decode attention over block tables equals the plain sum, and a row depends on its own blocks alone."""
+"""Attention over block tables equals the plain sum, and a row depends on its own blocks alone; so of a prompt."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -151,6 +151,74 @@ def test_only_slots_of_the_row_are_read(library: Library) -> None:
         assert torch.equal(attend(kernels, case, slice(row, row + 1)), wanted)
         case.keys[:, slots[len(slots) // 2]] = float("nan")
         assert attend(kernels, case, slice(row, row + 1)).isnan().all()
+
+
+def as_prompt(case: Case, seed: int) -> Case:
+    """Return tokens of the case's last sequence as rows, the last of them its newest."""
+    last = int(case.positions[-1])
+    start = random.Random(seed).choice([0, last // 2, max(0, last - 5)])
+    num_rows = last + 1 - start
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(num_rows, len(case.query), case.query.shape[2], generator=generator).to(case.query.dtype)
+    return replace(
+        case,
+        query=query.transpose(0, 1),
+        positions=torch.arange(start, last + 1),
+        block_tables=case.block_tables[-1:].repeat(num_rows, 1),
+    )
+
+
+def attend_prompt(kernels: Kernels, case: Case, rows: slice = slice(None)) -> torch.Tensor:
+    """Attend with neighbouring rows of one sequence."""
+    start, table = int(case.positions[rows][0]), case.block_tables[0]
+    return kernels.attend_prompt(case.query[:, rows], case.keys, case.values, start, table, case.block_size, **case.how)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_a_prompt_equals_the_plain_sum(library: Library, dtype: torch.dtype) -> None:
+    """Whatever the heads, dims, blocks, window, softcap and sinks are, and wherever the chunk begins."""
+    kernels = Kernels(library)
+    for seed in range(NUM_CASES // 3):
+        case = as_prompt(make_case(random.Random(seed), dtype), seed)
+        few = slice(-min(len(case.positions), 40), None)
+        last = replace(
+            case, query=case.query[:, few], positions=case.positions[few], block_tables=case.block_tables[few]
+        )
+        error = float((attend_prompt(kernels, case)[few].double() - reference(last)).abs().max())
+        assert error < TOLERANCE[dtype], f"seed {seed}: {error}"
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_a_prompts_rows_are_decodes(library: Library, dtype: torch.dtype) -> None:
+    """Bit for bit: what a token sees decides, not whether it is computed alone or beside its neighbours."""
+    kernels = Kernels(library)
+    for seed in range(NUM_CASES):
+        case = as_prompt(make_case(random.Random(seed), dtype), seed)
+        assert torch.equal(attend_prompt(kernels, case), attend(kernels, case)), f"seed {seed}"
+
+
+def test_chunks_change_nothing(library: Library) -> None:
+    """Bit for bit: wherever a prompt is cut, and in whatever number of rows."""
+    kernels = Kernels(library)
+    for seed in range(NUM_CASES):
+        case = as_prompt(make_case(random.Random(seed), torch.float32), seed)
+        cut = random.Random(seed).randint(1, len(case.positions))
+        cuts = [slice(0, cut), slice(cut, None)] if cut < len(case.positions) else [slice(None)]
+        parts = [attend_prompt(kernels, case, rows) for rows in cuts]
+        assert torch.equal(torch.cat(parts), attend_prompt(kernels, case)), f"seed {seed}"
+
+
+def test_a_prompt_reads_its_slots_alone(library: Library) -> None:
+    """NaN in every slot that its first row's window and its last row do not hold changes nothing."""
+    kernels = Kernels(library)
+    for seed in range(20):
+        case = as_prompt(make_case(random.Random(seed), torch.float32), seed)
+        wanted = attend_prompt(kernels, case)
+        seen = torch.cat([slots_of(case, 0), slots_of(case, len(case.positions) - 1)])
+        seen = torch.cat([seen, *(slots_of(case, row)[-1:] for row in range(len(case.positions)))])
+        hidden = torch.ones(case.keys.shape[1], dtype=torch.bool).index_fill_(0, seen, False)
+        case.keys[:, hidden] = case.values[:, hidden] = float("nan")
+        assert torch.equal(attend_prompt(kernels, case), wanted), f"seed {seed}"
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)

@@ -115,11 +115,8 @@ def attend(
         kernels.write_slots(kv.values[layer], batch.slot_mapping, value)
     parts = [_attend_group(layer, query[:, group.rows], variant, kv, group, kernels) for group in batch.decodes]
     for span in batch.prefills:
-        if span.start == 0:  # all keys are in this step: no gather
-            keys, values = key[:, span.rows], value[:, span.rows]
-        else:
-            keys, values = kv.read(layer, span.context)
-        parts.append(attend_prefill(query[:, span.rows], keys, values, span, variant))
+        rows = span.rows
+        parts.append(_attend_span(layer, query[:, rows], key[:, rows], value[:, rows], variant, kv, span, kernels))
     parts = [part.to(query.dtype) for part in parts]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -141,6 +138,35 @@ def _attend_group(
         softcap=variant.softcap,
         sinks=variant.sinks,
     )
+
+
+def _attend_span(
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    variant: Variant,
+    kv: KVCache,
+    span: PrefillMetadata,
+    kernels: Kernels | None,
+) -> torch.Tensor:
+    """Attend with a chunk's tokens, whose keys and values are stored: query (Hq, T, D), key (Hkv, T, D)."""
+    if kernels is not None and query.dtype == kv.keys[layer].dtype:
+        return kernels.attend_prompt(
+            query,
+            kv.keys[layer],
+            kv.values[layer],
+            span.start,
+            span.block_table,
+            kv.block_size,
+            scaling=variant.scaling,
+            window=variant.window,
+            softcap=variant.softcap,
+            sinks=variant.sinks,
+        )
+    if span.start > 0:
+        key, value = kv.read(layer, span.context)
+    return attend_prefill(query, key, value, span, variant)
 
 
 def attend_decodes(

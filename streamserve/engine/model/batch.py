@@ -83,6 +83,7 @@ class PrefillMetadata:
     first_row: int
     num_tokens: int
     start: int
+    block_table: torch.Tensor  # (num_blocks,)
     context_slots: torch.Tensor  # (start + num_tokens,) slots of positions 0, 1, …
     masks: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
     triangles: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -242,9 +243,15 @@ def _build_prefills(chunks: tuple[Chunk, ...], first_row: int, block_size: int) 
     for chunk in chunks:
         num_tokens = len(chunk.token_ids)
         positions = torch.arange(chunk.start + num_tokens)
-        slots = _slots_of(torch.tensor([chunk.block_table]).expand(len(positions), -1), positions, block_size)
+        table = torch.tensor(chunk.block_table)
         spans.append(
-            PrefillMetadata(first_row=first_row, num_tokens=num_tokens, start=chunk.start, context_slots=slots)
+            PrefillMetadata(
+                first_row=first_row,
+                num_tokens=num_tokens,
+                start=chunk.start,
+                block_table=table,
+                context_slots=_slots_of(table.expand(len(positions), -1), positions, block_size),
+            )
         )
         first_row += num_tokens
     return tuple(spans)

@@ -35,6 +35,19 @@ class _DecodeCall(ctypes.Structure):
     )
 
 
+class _PromptCall(ctypes.Structure):
+    """`PromptCall` of native/src/abi.h."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("query", "out", "keys", "values", "table", "sinks")),
+        *((name, _int) for name in ("query_row_stride", "query_head_stride", "num_slots", "start")),
+        *((name, _int) for name in ("num_rows", "num_heads", "num_kv_heads", "key_dim", "value_dim", "block_size")),
+        ("window", _int),
+        ("scaling", _float),
+        ("softcap", _float),
+    )
+
+
 class _DrawCall(ctypes.Structure):
     """`DrawCall` of native/src/abi.h."""
 
@@ -96,6 +109,41 @@ class Kernels:
             window or 0, scaling, softcap or 0.0,
         )  # fmt: skip
         self.library.attend_decodes(ctypes.byref(call), DTYPES[query.dtype], torch.get_num_threads())
+        return out
+
+    def attend_prompt(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        start: int,
+        block_table: torch.Tensor,
+        block_size: int,
+        *,
+        scaling: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """A sequence's tokens from position `start` on, each over what is before it and itself, in its blocks.
+
+        query (Hq, T, D), pools (Hkv, num_slots, dim) -> (T, Hq, Dv). Keys and values of the tokens are stored already.
+        block_table (num_blocks,). A token's numbers are bitwise those of `attend_decodes`.
+        """
+        assert query.dtype == keys.dtype
+        if query.stride(2) != 1:
+            query = query.contiguous()
+        num_heads, num_rows, key_dim = query.shape
+        num_kv_heads, num_slots, value_dim = values.shape
+        out = query.new_empty(num_rows, num_heads, value_dim)
+        sinks = None if sinks is None else sinks.float().contiguous()
+        call = _PromptCall(
+            query.data_ptr(), out.data_ptr(), keys.data_ptr(), values.data_ptr(), block_table.data_ptr(),
+            None if sinks is None else sinks.data_ptr(), query.stride(1), query.stride(0), num_slots, start,
+            num_rows, num_heads, num_kv_heads, key_dim, value_dim, block_size,
+            window or 0, scaling, softcap or 0.0,
+        )  # fmt: skip
+        self.library.attend_prompt(ctypes.byref(call), DTYPES[query.dtype], torch.get_num_threads())
         return out
 
     def draw(

@@ -67,6 +67,23 @@ struct DecodeCall {
 };
 SS_API ss::Status ss_attend_decodes(const DecodeCall* call, int64_t dtype, int64_t num_threads);
 
+// Attention of several tokens of one sequence (attend_prompts.h), whose keys and values the pools hold already.
+struct PromptCall {
+  const void* query;  // (num_rows, num_heads, key_dim), strided
+  void* out;          // (num_rows, num_heads, value_dim)
+  const void* keys;   // (num_kv_heads, num_slots, key_dim)
+  const void* values;
+  const int64_t* table;  // the sequence's blocks
+  const float* sinks;    // (num_heads,), or null
+  int64_t query_row_stride, query_head_stride, num_slots;
+  int64_t start;  // position of the first row
+  int64_t num_rows, num_heads, num_kv_heads, key_dim, value_dim, block_size;
+  int64_t window;  // 0: none
+  float scaling;
+  float softcap;  // 0: none
+};
+SS_API ss::Status ss_attend_prompt(const PromptCall* call, int64_t dtype, int64_t num_threads);
+
 // Copy each token's vectors to its slot, for each head: from token t, head h at from + t * token_stride + h *
 // head_stride to pool (num_heads, num_slots, num_bytes). Sizes and strides in bytes.
 SS_API ss::Status ss_write_slots(const char* from, int64_t token_stride, int64_t head_stride, char* pool,

@@ -1,10 +1,12 @@
-// Decode attention over block tables: one query per sequence, its keys and values read where their blocks are.
+// Attention over block tables: keys and values are read where their blocks are. Decodes here, prompts in
+// attend_prompts.h, of the same pieces.
 //
-// A piece of work is one sequence, one key/value head and one part of the context: `kPartKeys` positions at most, so
-// that a long context is shared among threads. Parts begin at multiples of `kPartKeys`, whatever the batch and the
-// number of threads, and their results are joined in order: a row's bits depend on that row alone. All query heads of
-// a group share one read of keys and values. (Ideas: Dao et al., FlashAttention, the running softmax; Flash-Decoding,
-// the parts; vLLM's paged attention, the block tables.)
+// What a query sees is cut into tiles of `kTileKeys` positions and parts of `kPartKeys`, both at multiples of their
+// size: a score is summed in the order of its dims, a tile's weights lane by lane, values position by position, and
+// parts are joined in order. So a row's bits depend on its position and on what it sees: not on the rows beside it, the
+// number of threads, or whether it is a decode or part of a prompt. All query heads of a group share one read of keys
+// and values. (Ideas: Dao et al., FlashAttention, the running softmax; Flash-Decoding, the parts; vLLM's paged
+// attention, the block tables.)
 //
 //   keys (Hkv, num_slots, D), values (Hkv, num_slots, Dv)
 //   slot of position i: table[i / block_size] * block_size + i % block_size
@@ -16,6 +18,7 @@
 #include <cmath>
 #include <vector>
 
+#include "linear.h"
 #include "parallel.h"
 #include "status.h"
 #include "vec_math.h"
@@ -72,13 +75,29 @@ struct AttentionScratch {
   }
 };
 
-// Where a tile's keys and values are.
+// Where a tile's keys and values are: of its positions [begin, end), counted from its first.
 template <class Kv>
 struct Tile {
-  int64_t num;
+  int64_t begin, end;
   const Kv* keys[kTileKeys];
   const Kv* values[kTileKeys];
 };
+
+// The tile of the positions [begin, end) of a sequence, which lie between two multiples of kTileKeys.
+template <class Kv>
+Tile<Kv> tile_at(const AttentionLayer<Kv>& layer, int64_t kv_head, const int64_t* table, int64_t begin, int64_t end) {
+  const int64_t origin = begin / kTileKeys * kTileKeys;
+  Tile<Kv> tile;
+  tile.begin = begin - origin, tile.end = end - origin;
+  int64_t block = begin / layer.block_size, offset = begin % layer.block_size;
+  for (int64_t k = tile.begin; k < tile.end; k++) {
+    const int64_t row = kv_head * layer.num_slots + table[block] * layer.block_size + offset;
+    tile.keys[k] = layer.keys + row * layer.key_dim;
+    tile.values[k] = layer.values + row * layer.value_dim;
+    if (++offset == layer.block_size) offset = 0, block++;
+  }
+  return tile;
+}
 
 template <class Kv>
 inline void prefetch(const Kv* vector, int64_t dim) {
@@ -121,18 +140,18 @@ inline void score_keys(const float* query, int64_t dim, const Kv* const* keys, f
 // Scores (Heads, kTileKeys) of a tile; its values are on their way meanwhile.
 template <int Heads, class Kv>
 inline void score_tile(const float* query, int64_t key_dim, int64_t value_dim, const Tile<Kv>& tile, float* scores) {
-  int64_t k = 0;
-  for (; k + 4 <= tile.num; k += 4) {
+  int64_t k = tile.begin;
+  for (; k + 4 <= tile.end; k += 4) {
     for (int i = 0; i < 4; i++) prefetch(tile.values[k + i], value_dim);
     score_keys<Heads, 4>(query, key_dim, tile.keys + k, scores + k);
   }
-  for (; k < tile.num; k++) score_keys<Heads, 1>(query, key_dim, tile.keys + k, scores + k);
+  for (; k < tile.end; k++) score_keys<Heads, 1>(query, key_dim, tile.keys + k, scores + k);
 }
 
-// Turn one head's scores of a tile into weights, and bring `partial` to their scale.
-inline void weigh_tile(float* scores, int64_t num, float scaling, float softcap, int64_t value_dim, Partial& partial) {
-  Vec high = broadcast(partial.most);
-  for (int64_t k = num; k < padded(num); k++) scores[k] = -kInfinity;
+// Turn one row's scores of a tile, `num` positions, into weights, and bring `partial` to their scale. Positions that the
+// row does not see have the weight 0.
+inline void weigh_tile(float* scores, int64_t num, Range seen, float scaling, float softcap, int64_t value_dim,
+                       Partial& partial) {
   for (int64_t k = 0; k < num; k += kWidth) {
     Vec x = load(scores + k) * broadcast(scaling);
     if (softcap > 0) {  // tanh(x) = 1 - 2 / (exp(2 x) + 1)
@@ -140,11 +159,12 @@ inline void weigh_tile(float* scores, int64_t num, float scaling, float softcap,
       x = broadcast(softcap) - broadcast(2 * softcap) / grown;
     }
     store(scores + k, x);
-    if (softcap > 0)
-      for (int64_t end = num; end < k + kWidth; end++) scores[end] = -kInfinity;
-    high = max(high, load(scores + k));
   }
-  const float most = largest(high), shrink = std::exp(partial.most - most);
+  std::fill(scores, scores + seen.begin, -kInfinity);
+  std::fill(scores + seen.end, scores + padded(num), -kInfinity);
+  Vec high = broadcast(partial.most);
+  for (int64_t k = 0; k < num; k += kWidth) high = max(high, load(scores + k));
+  const float most = largest(high), shrink = most == partial.most ? 1 : std::exp(partial.most - most);
   Vec total = zero();
   for (int64_t k = 0; k < num; k += kWidth) {
     const Vec weight = exp(load(scores + k) - broadcast(most));
@@ -163,7 +183,7 @@ inline void add_columns(const float* weights, const Tile<Kv>& tile, int64_t d, i
   Vec total[Heads][Wide];
   for (int h = 0; h < Heads; h++)
     for (int w = 0; w < Wide; w++) total[h][w] = load(out + h * stride + d + w * kWidth);
-  for (int64_t k = 0; k < tile.num; k++) {
+  for (int64_t k = tile.begin; k < tile.end; k++) {
     Vec value[Wide];
     for (int w = 0; w < Wide; w++) value[w] = load(tile.values[k] + d + w * kWidth);
     for (int h = 0; h < Heads; h++) {
@@ -185,7 +205,7 @@ inline void add_tile(const float* weights, const Tile<Kv>& tile, int64_t dim, fl
   if (d == dim) return;
   for (int h = 0; h < Heads; h++) {
     Vec total = load(out + h * stride + d);
-    for (int64_t k = 0; k < tile.num; k++)
+    for (int64_t k = tile.begin; k < tile.end; k++)
       total = fma(broadcast(weights[h * kTileKeys + k]), load_part(tile.values[k] + d, dim - d), total);
     store(out + h * stride + d, total);
   }
@@ -199,7 +219,7 @@ inline void attend_tile(const AttentionLayer<Kv>& layer, AttentionScratch& scrat
   const float* query = scratch.query.data() + head * padded(layer.key_dim);
   score_tile<Heads>(query, layer.key_dim, layer.value_dim, tile, scores);
   for (int h = 0; h < Heads; h++)
-    weigh_tile(scores + h * kTileKeys, tile.num, layer.scaling, layer.softcap, layer.value_dim,
+    weigh_tile(scores + h * kTileKeys, tile.end, {tile.begin, tile.end}, layer.scaling, layer.softcap, layer.value_dim,
                scratch.partials[head + h]);
   add_tile<Heads>(scores, tile, layer.value_dim, scratch.partials[head].values);
 }
@@ -211,22 +231,26 @@ void attend_part(const AttentionLayer<Kv>& layer, AttentionScratch& scratch, int
   const int64_t group = layer.group(), stride = padded(layer.value_dim);
   std::fill(scratch.out.begin(), scratch.out.end(), 0.0f);
   for (int64_t h = 0; h < group; h++) scratch.partials[h] = {-kInfinity, 0, scratch.out.data() + h * stride};
-  int64_t block = begin / layer.block_size, offset = begin % layer.block_size;
-  for (int64_t position = begin; position < end; position += kTileKeys) {
-    Tile<Kv> tile;
-    tile.num = std::min(kTileKeys, end - position);
-    for (int64_t k = 0; k < tile.num; k++) {
-      const int64_t row = kv_head * layer.num_slots + table[block] * layer.block_size + offset;
-      tile.keys[k] = layer.keys + row * layer.key_dim;
-      tile.values[k] = layer.values + row * layer.value_dim;
-      if (++offset == layer.block_size) offset = 0, block++;
-    }
+  for (int64_t position = begin; position < end;) {
+    const int64_t stop = std::min(end, round_up(position + 1, kTileKeys));
+    const Tile<Kv> tile = tile_at(layer, kv_head, table, position, stop);
+    position = stop;
     int64_t head = 0;
     for (; head + kMostHeads <= group; head += kMostHeads) attend_tile<kMostHeads>(layer, scratch, head, tile);
     if (group - head == 3) attend_tile<3>(layer, scratch, head, tile);
     if (group - head == 2) attend_tile<2>(layer, scratch, head, tile);
     if (group - head == 1) attend_tile<1>(layer, scratch, head, tile);
   }
+}
+
+// Join the result of the part after those in `whole` to them.
+inline void join_part(Partial& whole, const Partial& part, int64_t value_dim) {
+  const float most = std::max(whole.most, part.most);
+  const float before = std::exp(whole.most - most), scale = std::exp(part.most - most);
+  whole.most = most;
+  whole.sum = whole.sum * before + part.sum * scale;
+  for (int64_t d = 0; d < padded(value_dim); d += kWidth)
+    store(whole.values + d, fma(load(part.values + d), broadcast(scale), load(whole.values + d) * broadcast(before)));
 }
 
 // What weighted values are multiplied by. A sink takes part in the sum, and has no value.
@@ -294,27 +318,23 @@ struct DecodeAttention {
   void join(int64_t row, int64_t head) const {
     const int64_t first = pieces.first_of_row[row], num = pieces.num_parts(row);
     if (num == 1) return;
-    Partial whole{-kInfinity, 0, partial(first, head) + 2};
-    for (int64_t i = 0; i < num; i++) whole.most = std::max(whole.most, partial(first + i, head)[0]);
-    for (int64_t i = 0; i < num; i++) {
-      const float* part = partial(first + i, head);
-      const float scale = std::exp(part[0] - whole.most);
-      whole.sum += part[1] * scale;
-      for (int64_t d = 0; d < padded(layer.value_dim); d += kWidth) {
-        const Vec before = i == 0 ? zero() : load(whole.values + d);
-        store(whole.values + d, fma(load(part + 2 + d), broadcast(scale), before));
-      }
-    }
+    Partial whole = kept(first, head);
+    for (int64_t i = 1; i < num; i++) join_part(whole, kept(first + i, head), layer.value_dim);
     store_normal(row, head, whole);
   }
 
  private:
   void write(int64_t piece, int64_t row, int64_t head, const Partial& found) const {
     if (pieces.num_parts(row) == 1) return store_normal(row, head, found);
-    float* kept = partial(piece, head);
-    kept[0] = found.most;
-    kept[1] = found.sum;
-    std::copy_n(found.values, padded(layer.value_dim), kept + 2);
+    float* to = partial(piece, head);
+    to[0] = found.most;
+    to[1] = found.sum;
+    std::copy_n(found.values, padded(layer.value_dim), to + 2);
+  }
+
+  Partial kept(int64_t piece, int64_t head) const {
+    float* from = partial(piece, head);
+    return {from[0], from[1], from + 2};
   }
 
   void store_normal(int64_t row, int64_t head, const Partial& found) const {

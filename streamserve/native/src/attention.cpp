@@ -1,8 +1,9 @@
-// The C doors of attention over block tables: decodes of one layer, and the writing of keys and values.
+// The C doors of attention over block tables: decodes and prompts of one layer, and the writing of keys and values.
 #include <atomic>
 
 #include "abi.h"
 #include "attend.h"
+#include "attend_prompts.h"
 #include "status.h"
 
 using namespace ss;
@@ -13,45 +14,51 @@ namespace {
 constexpr int64_t kWorthAThread = 1 << 16;
 
 // Queries as Python has them.
-template <class T>
+template <class T, class Call>
 struct StridedQueries {
-  const DecodeCall& call;
+  const Call& call;
 
-  void read(int64_t row, int64_t kv_head, bool, float* to) const {
+  void read(int64_t row, int64_t kv_head, float* to) const {
     const int64_t dim = call.key_dim, group = call.num_heads / call.num_kv_heads;
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++, to += padded(dim))
       copy_padded(to, static_cast<const T*>(call.query) + row * call.query_row_stride + head * call.query_head_stride,
                   dim);
   }
+  void read(int64_t row, int64_t kv_head, bool, float* to) const { read(row, kv_head, to); }
 };
+
+template <class T, class Call>
+AttentionLayer<T> layer_of(const Call& call) {
+  return {static_cast<const T*>(call.keys),
+          static_cast<const T*>(call.values),
+          call.num_slots,
+          call.num_heads,
+          call.num_kv_heads,
+          call.key_dim,
+          call.value_dim,
+          call.block_size,
+          call.scaling,
+          call.window,
+          call.softcap,
+          call.sinks};
+}
 
 template <class T>
 void attend_decodes(const DecodeCall& call, int64_t num_threads) {
   require_blocks(call.positions, call.tables, call.num_rows, call.table_stride, call.block_size, call.num_slots);
   DecodePieces pieces;
   pieces.plan(call.positions, call.num_rows, call.window);
-  const AttentionLayer<T> layer{static_cast<const T*>(call.keys),
-                                static_cast<const T*>(call.values),
-                                call.num_slots,
-                                call.num_heads,
-                                call.num_kv_heads,
-                                call.key_dim,
-                                call.value_dim,
-                                call.block_size,
-                                call.scaling,
-                                call.window,
-                                call.softcap,
-                                call.sinks};
-  const StridedQueries<T> queries{call};
-  DecodeAttention<T, StridedQueries<T>, T> attention{layer,
-                                                     pieces,
-                                                     call.positions,
-                                                     call.tables,
-                                                     call.table_stride,
-                                                     queries,
-                                                     static_cast<T*>(call.out),
-                                                     call.num_heads * call.value_dim,
-                                                     nullptr};
+  using Queries = StridedQueries<T, DecodeCall>;
+  const Queries queries{call};
+  DecodeAttention<T, Queries, T> attention{layer_of<T>(call),
+                                           pieces,
+                                           call.positions,
+                                           call.tables,
+                                           call.table_stride,
+                                           queries,
+                                           static_cast<T*>(call.out),
+                                           call.num_heads * call.value_dim,
+                                           nullptr};
   std::vector<float> partials;
   if (attention.must_join()) partials.resize(pieces.size() * call.num_heads * attention.partial_size());
   attention.partials = partials.data();
@@ -71,10 +78,32 @@ void attend_decodes(const DecodeCall& call, int64_t num_threads) {
   });
 }
 
+template <class T>
+void attend_prompt(const PromptCall& call, int64_t num_threads) {
+  require_below(call.num_slots / call.block_size, call.table, (call.start + call.num_rows - 1) / call.block_size + 1);
+  const PromptSpan span{0, call.num_rows, call.start, call.table};
+  std::vector<PromptPiece> pieces;
+  cut_prompts(&span, 1, call.num_heads / call.num_kv_heads, pieces);
+  using Queries = StridedQueries<T, PromptCall>;
+  const Queries queries{call};
+  const PromptAttention<T, Queries, T> attention{layer_of<T>(call), pieces, queries, static_cast<T*>(call.out),
+                                                 call.num_heads * call.value_dim};
+  std::atomic<int64_t> next{0};
+  parallel(std::min(num_threads, attention.num_items()), [&](Team) {
+    static thread_local PromptScratch scratch;
+    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < attention.num_items();)
+      attention.run(item, scratch);
+  });
+}
+
 }  // namespace
 
 Status ss_attend_decodes(const DecodeCall* call, int64_t dtype, int64_t num_threads) {
   return status_of([&] { with_type(dtype, [&](auto one) { attend_decodes<decltype(one)>(*call, num_threads); }); });
+}
+
+Status ss_attend_prompt(const PromptCall* call, int64_t dtype, int64_t num_threads) {
+  return status_of([&] { with_type(dtype, [&](auto one) { attend_prompt<decltype(one)>(*call, num_threads); }); });
 }
 
 Status ss_write_slots(const char* from, int64_t token_stride, int64_t head_stride, char* pool, int64_t num_slots,

@@ -1,0 +1,232 @@
+// Attention of prompts over block tables: several tokens of a sequence, whose keys and values are in the pools.
+//
+// A piece of work is some neighbouring positions of one sequence, with the heads that share a key/value head:
+//
+//     rows of a piece   [position 0: heads 0 .. G-1 | position 1: heads 0 .. G-1 | ...]
+//
+// It goes through the keys that any of its rows sees, tile by tile. A tile's keys are turned, so that a lane is a key, and
+// a score's dims are added up in the order in which decodes add theirs (`sum` of simd.h). What follows is done by what
+// decodes do it with. So a row's numbers are bitwise those of a decode at its position, wherever a chunk begins and ends.
+#pragma once
+
+#include "attend.h"
+
+namespace ss {
+
+constexpr int64_t kPieceRows = 128;  // more read keys less often, and leave less work to share among threads
+constexpr int kBlockRows = 4;        // rows that go through a tile together
+constexpr int kBlockVecs = 2;        // vectors of keys whose scores are summed together
+
+// Some tokens of one sequence in a batch.
+struct PromptSpan {
+  int64_t first_row, num_rows, start;  // `start`: position of the first row
+  const int64_t* table;
+};
+
+// Neighbouring rows of a span.
+struct PromptPiece {
+  int64_t first_row, num_rows, start;
+  const int64_t* table;
+};
+
+// The pieces of all spans for layers with `group` query heads a key/value head. The last of a span comes first: it sees
+// most, and threads that find no more work wait for short pieces.
+inline void cut_prompts(const PromptSpan* spans, int64_t num_spans, int64_t group, std::vector<PromptPiece>& pieces) {
+  const int64_t size = std::max<int64_t>(1, kPieceRows / group);
+  pieces.clear();
+  for (int64_t i = 0; i < num_spans; i++) {
+    const PromptSpan& span = spans[i];
+    for (int64_t row = (span.num_rows - 1) / size * size; row >= 0; row -= size)
+      pieces.push_back(
+          {span.first_row + row, std::min(size, span.num_rows - row), span.start + row, span.table});
+  }
+}
+
+// Memory of one thread. Rows are rounded up to whole blocks.
+struct PromptScratch {
+  std::vector<float> query, scores, keys, values, row, part_values, whole_values;
+  std::vector<Partial> part, whole;
+
+  void reserve(int64_t num_rows, int64_t key_dim, int64_t value_dim) {
+    query.resize(num_rows * padded(key_dim));
+    scores.resize(kBlockRows * kTileKeys);
+    keys.resize(padded(key_dim) * kTileKeys);
+    row.resize(4 * padded(key_dim));
+    values.resize(kTileKeys * padded(value_dim));
+    part_values.resize(num_rows * padded(value_dim));
+    whole_values.resize(num_rows * padded(value_dim));
+    part.resize(num_rows);
+    whole.resize(num_rows);
+  }
+};
+
+// Sums of a block's products over the dims that leave `first` when divided by Step, for each row and key.
+struct BlockSums {
+  Vec at[kBlockRows][kBlockVecs];
+};
+
+// query (kBlockRows, stride), keys (stride, kTileKeys). Halves are added in the order of `sum`: dims that are kWidth
+// apart, then lanes l and l + kWidth / 2, and so on.
+template <int Step>
+__attribute__((always_inline)) inline BlockSums sum_dims(const float* query, int64_t stride, const float* keys,
+                                                         int64_t first) {
+  BlockSums total;
+  if constexpr (Step == kWidth) {
+    for (auto& row : total.at)
+      for (Vec& vec : row) vec = zero();
+    for (int64_t d = first; d < stride; d += kWidth) {
+      Vec key[kBlockVecs];
+      for (int v = 0; v < kBlockVecs; v++) key[v] = load(keys + d * kTileKeys + v * kWidth);
+      for (int r = 0; r < kBlockRows; r++) {
+        const Vec q = broadcast(query[r * stride + d]);
+        for (int v = 0; v < kBlockVecs; v++) total.at[r][v] = fma(q, key[v], total.at[r][v]);
+      }
+    }
+  } else {
+    total = sum_dims<2 * Step>(query, stride, keys, first);
+    const BlockSums other = sum_dims<2 * Step>(query, stride, keys, first + Step);
+    for (int r = 0; r < kBlockRows; r++)
+      for (int v = 0; v < kBlockVecs; v++) total.at[r][v] = total.at[r][v] + other.at[r][v];
+  }
+  return total;
+}
+
+// Write four rows (4, stride) as columns, kTileKeys apart.
+inline void turn_rows(const float* rows, int64_t stride, float* columns) {
+  for (int64_t d = 0; d < stride; d += 4) {
+    Quad a, b, c, e;
+    memcpy(&a, rows + d, 16), memcpy(&b, rows + stride + d, 16);
+    memcpy(&c, rows + 2 * stride + d, 16), memcpy(&e, rows + 3 * stride + d, 16);
+    const Quad low_ab{a[0], b[0], a[1], b[1]}, high_ab{a[2], b[2], a[3], b[3]};
+    const Quad low_ce{c[0], e[0], c[1], e[1]}, high_ce{c[2], e[2], c[3], e[3]};
+    const Quad turned[4] = {{low_ab[0], low_ab[1], low_ce[0], low_ce[1]},
+                            {low_ab[2], low_ab[3], low_ce[2], low_ce[3]},
+                            {high_ab[0], high_ab[1], high_ce[0], high_ce[1]},
+                            {high_ab[2], high_ab[3], high_ce[2], high_ce[3]}};
+    for (int i = 0; i < 4; i++) memcpy(columns + (d + i) * kTileKeys, &turned[i], 16);
+  }
+}
+
+// A batch of prompts in one layer. `queries.read(row, kv_head, to)` gives a group's queries (group, padded(key_dim)),
+// padded with zeros.
+template <class Kv, class Queries, class T>
+struct PromptAttention {
+  AttentionLayer<Kv> layer;
+  const std::vector<PromptPiece>& pieces;
+  const Queries& queries;
+  T* out;  // rows of num_heads * value_dim, out_stride apart
+  int64_t out_stride;
+
+  int64_t num_items() const { return int64_t(pieces.size()) * layer.num_kv_heads; }
+
+  // Compute item `index` of num_items().
+  void run(int64_t index, PromptScratch& scratch) const {
+    const PromptPiece& piece = pieces[index / layer.num_kv_heads];
+    const int64_t kv_head = index % layer.num_kv_heads, group = layer.group();
+    const int64_t num_rows = round_up(piece.num_rows * group, kBlockRows);
+    begin(piece, kv_head, num_rows, scratch);
+    const int64_t last = piece.start + piece.num_rows;
+    for (int64_t position = first_key(piece.start, layer.window); position < last;) {
+      if (position % kPartKeys == 0) join_parts(scratch, num_rows);
+      const int64_t stop = std::min(last, round_up(position + 1, kTileKeys));
+      attend_tile(piece, kv_head, num_rows, position, stop, scratch);
+      position = stop;
+    }
+    for (int64_t row = 0; row < piece.num_rows * group; row++) {
+      const int64_t head = kv_head * group + row % group;
+      store_row(piece.first_row + row / group, head, scratch.whole[row], scratch.part[row]);
+    }
+  }
+
+ private:
+  static bool is_empty(const Partial& partial) { return partial.most == -kInfinity; }
+
+  void begin(const PromptPiece& piece, int64_t kv_head, int64_t num_rows, PromptScratch& scratch) const {
+    const int64_t group = layer.group(), stride = padded(layer.key_dim);
+    scratch.reserve(num_rows, layer.key_dim, layer.value_dim);
+    for (int64_t i = 0; i < piece.num_rows; i++)
+      queries.read(piece.first_row + i, kv_head, scratch.query.data() + i * group * stride);
+    std::fill(scratch.query.begin() + piece.num_rows * group * stride, scratch.query.end(), 0.0f);
+    for (int64_t row = 0; row < num_rows; row++)
+      scratch.whole[row] = {-kInfinity, 0, scratch.whole_values.data() + row * padded(layer.value_dim)};
+    begin_part(scratch, num_rows);
+  }
+
+  void begin_part(PromptScratch& scratch, int64_t num_rows) const {
+    std::fill(scratch.part_values.begin(), scratch.part_values.end(), 0.0f);
+    for (int64_t row = 0; row < num_rows; row++)
+      scratch.part[row] = {-kInfinity, 0, scratch.part_values.data() + row * padded(layer.value_dim)};
+  }
+
+  // Join what the rows saw of a part to what they saw before it.
+  void join_parts(PromptScratch& scratch, int64_t num_rows) const {
+    for (int64_t row = 0; row < num_rows; row++) join(scratch.whole[row], scratch.part[row]);
+    begin_part(scratch, num_rows);
+  }
+
+  void join(Partial& whole, const Partial& part) const {
+    if (is_empty(part)) return;
+    if (!is_empty(whole)) return join_part(whole, part, layer.value_dim);
+    std::copy_n(part.values, padded(layer.value_dim), whole.values);
+    whole.most = part.most, whole.sum = part.sum;
+  }
+
+  // Attend with all rows to the positions [begin, end), which lie between two multiples of kTileKeys.
+  void attend_tile(const PromptPiece& piece, int64_t kv_head, int64_t num_rows, int64_t begin, int64_t end,
+                   PromptScratch& scratch) const {
+    Tile<float> tile = copy_tile(tile_at(layer, kv_head, piece.table, begin, end), scratch);
+    const int64_t group = layer.group(), stride = padded(layer.key_dim), origin = end - tile.end;
+    float* scores = scratch.scores.data();
+    // Rows before `first` see nothing of the tile: it comes after them.
+    const int64_t first = std::max<int64_t>(0, (begin - piece.start) * group) / kBlockRows * kBlockRows;
+    for (int64_t row = first; row < num_rows; row += kBlockRows) {
+      for (int64_t k = 0; k < tile.end; k += kBlockVecs * kWidth) {
+        const BlockSums sums = sum_dims<1>(scratch.query.data() + row * stride, stride, scratch.keys.data() + k, 0);
+        for (int r = 0; r < kBlockRows; r++)
+          for (int v = 0; v < kBlockVecs; v++) store(scores + r * kTileKeys + k + v * kWidth, sums.at[r][v]);
+      }
+      for (int r = 0; r < kBlockRows; r++) {
+        const int64_t position = piece.start + (row + r) / group;
+        const Range seen{std::max(first_key(position, layer.window) - origin, tile.begin),
+                         std::min(position + 1 - origin, tile.end)};
+        float* own = scores + r * kTileKeys;
+        if (seen.begin >= seen.end) std::fill_n(own, kTileKeys, 0.0f);
+        else weigh_tile(own, tile.end, seen, layer.scaling, layer.softcap, layer.value_dim, scratch.part[row + r]);
+      }
+      add_tile<kBlockRows>(scores, tile, padded(layer.value_dim), scratch.part[row].values);
+    }
+  }
+
+  // Copy a tile as floats: its keys turned, (padded(key_dim), kTileKeys).
+  Tile<float> copy_tile(const Tile<Kv>& from, PromptScratch& scratch) const {
+    const int64_t stride = padded(layer.key_dim), value_stride = padded(layer.value_dim);
+    Tile<float> tile;
+    tile.begin = from.begin, tile.end = from.end;
+    for (int64_t k = from.begin / 4 * 4; k < from.end; k += 4) {
+      for (int64_t i = 0; i < 4; i++) {
+        const Kv* key = from.keys[std::min(std::max(k + i, from.begin), from.end - 1)];
+        copy_padded(scratch.row.data() + i * stride, key, layer.key_dim);
+      }
+      turn_rows(scratch.row.data(), stride, scratch.keys.data() + k);
+    }
+    for (int64_t k = from.begin; k < from.end; k++) {
+      float* to = scratch.values.data() + k * value_stride;
+      copy_padded(to, from.values[k], layer.value_dim);
+      tile.values[k] = to;
+    }
+    return tile;
+  }
+
+  void store_row(int64_t row, int64_t head, Partial& whole, const Partial& part) const {
+    const Partial* found = &part;
+    if (!is_empty(whole)) {
+      join(whole, part);
+      found = &whole;
+    }
+    const Vec factor = broadcast(normaliser(*found, layer.sinks, head));
+    map(out + row * out_stride + head * layer.value_dim, found->values, layer.value_dim,
+        [&](Vec x) { return x * factor; });
+  }
+};
+
+}  // namespace ss
