@@ -111,7 +111,7 @@ def test_the_models_of_a_site(tmp_path: Path, upstream_url: str) -> None:
         ({"model_type": "olmoe"}, "tried at load", "context of"),
         ({"model_type": "bert"}, "refused", "an encoder"),
         ({"model_type": "t5"}, "refused", "encoder-decoder"),
-        ({"model_type": "llama", "quantization_config": {"quant_method": "awq"}}, "refused", "quantised"),
+        ({"model_type": "llama", "quantization_config": {"quant_method": "hqq"}}, "refused", "quantised by hqq"),
         ({"model_type": "novel_thing"}, "refused", "transformers cannot read"),
     ],
     ids=lambda value: value if isinstance(value, str) else value["model_type"],

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -52,7 +52,10 @@ class UnlikeSpec(Exception):
 
 
 class Weights(Protocol):
-    """The weights of a decoder by name: those of a folder, or of a GGUF file. `prefix` stands before the body's."""
+    """The weights of a decoder by name: of a folder, quantised or not, or of a GGUF file.
+
+    `prefix` stands before the names of the body's.
+    """
 
     prefix: str
     head_name: str | None
@@ -74,6 +77,18 @@ class Weights(Protocol):
     def require(self, names: Iterable[str]) -> None:
         """Raise `ModelLoadError` for names that are not there."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class LazyWeight:
+    """A weight that is read when it is indexed: what transformers takes in a state dict."""
+
+    weights: Weights
+    name: str
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """Return the weight, or a part of it."""
+        return self.weights.tensor(self.name)[index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +123,10 @@ class Checkpoint:
     def names(self, prefix: str) -> Iterator[str]:
         """Yield the names that begin with `prefix`."""
         return (name for name in self._places if name.startswith(prefix))
+
+    def place(self, name: str) -> Place:
+        """Return where a tensor is, with its shape and dtype."""
+        return self._places[name]
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor: a map of its part of the file, or a copy where it is small."""

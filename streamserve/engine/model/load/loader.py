@@ -8,6 +8,7 @@ Knows transformers; not the KV memory, not plans. Runs once, before the engine t
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ import torch
 from streamserve.engine.config import ModelConfig
 from streamserve.engine.model import attention
 from streamserve.engine.model.decoder.build import build, sample_weights
-from streamserve.engine.model.decoder.checkpoint import Weights, lacking
+from streamserve.engine.model.decoder.checkpoint import Checkpoint, UnlikeSpec, Weights, lacking
 from streamserve.engine.model.decoder.spec import DecoderSpec
 from streamserve.engine.model.hf import HFModel
 from streamserve.engine.model.kernels import Kernels, open_kernels
@@ -34,6 +35,8 @@ from streamserve.engine.model.linear.native import native_back_end, quantizing_b
 from streamserve.engine.model.linear.packer import Packer
 from streamserve.engine.model.load.gguf.file import GGUFFile
 from streamserve.engine.model.load.gguf.weights import GGUFWeights
+from streamserve.engine.model.load.quantized.scheme import scheme_of
+from streamserve.engine.model.load.quantized.weights import QuantizedCheckpoint
 from streamserve.engine.model.load.source import (
     ModelLoadError,
     UnsupportedModel,
@@ -55,6 +58,7 @@ logger = logging.getLogger(__name__)
 READ_BYTES = 16 << 20  # at once: a few hundred reports a minute from a disk, each a chance to give up
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HALF = (torch.bfloat16, torch.float16)
+StoredWeights = GGUFWeights | QuantizedCheckpoint  # that may be quantised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,12 +150,13 @@ def load_decoder(
     if model_config.quantize:
         maker = _quantizing(model_config.quantize, source, kernels)
     elif kernels is not None and is_kept_quantized(model_config, checkpoint):
-        assert isinstance(checkpoint, GGUFWeights)
+        assert isinstance(checkpoint, StoredWeights)
+        require_room(checkpoint, is_packed=True)
         back_end = quantizing_back_end(kernels.library, "int8")  # of what the packer does not take
         maker = LinearMaker(back_end=back_end, packer=Packer(kernels.library, checkpoint, dtype))
     elif model_config.packed is not False:
-        if isinstance(checkpoint, GGUFWeights):
-            require_room(checkpoint)
+        if isinstance(checkpoint, StoredWeights):
+            require_room(checkpoint, is_packed=False)
         maker = choose(
             dtype,
             source.device,
@@ -174,7 +179,7 @@ def load_decoder(
 
 def is_kept_quantized(model_config: ModelConfig, checkpoint: Weights) -> bool:
     """Return whether a checkpoint's quantised weights stay so, where there are kernels for them."""
-    is_quantized = isinstance(checkpoint, GGUFWeights) and checkpoint.is_quantized
+    is_quantized = isinstance(checkpoint, StoredWeights) and checkpoint.is_quantized
     return is_quantized and model_config.packed is not False
 
 
@@ -328,11 +333,11 @@ def read_weights(source: Source) -> Any:
     kind: Any = AutoModelForCausalLM
     name: Path | None = folder
     weights = None
-    if is_gguf(folder):
-        found_weights = open_gguf(folder, dtype)
-        require_room(found_weights)
+    stored = open_stored(source)
+    if stored is not None:
+        require_room(stored, is_packed=False)
         kind, name = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], None
-        dtype, weights = found_weights.dtype(), found_weights.lazily()
+        config, dtype, weights = _without_quantization(config), stored.dtype(), stored.lazily()
     try:
         model, found = kind.from_pretrained(
             name,
@@ -354,22 +359,60 @@ def read_weights(source: Source) -> Any:
     return model.to(source.device).eval().requires_grad_(False)
 
 
-def open_gguf(path: Path, dtype: torch.dtype | str) -> GGUFWeights:
-    """Open a GGUF file's weights."""
-    return GGUFWeights(GGUFFile(path), dtype if isinstance(dtype, torch.dtype) else None)
+def open_weights(source: Source) -> Weights:
+    """Return a source's weights. Raise `UnlikeSpec` for names that are no decoder's here."""
+    return open_stored(source) or Checkpoint(source.folder)
 
 
-def require_room(weights: GGUFWeights) -> None:
-    """Say what dequantised weights take; raise for more than the machine has."""
-    path, size, kind = weights.file.path, weights.num_bytes(), weights.file.main_type()
+def open_stored(source: Source) -> StoredWeights | None:
+    """Return the weights of a GGUF file, or of a folder that is quantised; None for a folder of plain weights."""
+    dtype = source.dtype if isinstance(source.dtype, torch.dtype) else None
+    if is_gguf(source.folder):
+        return GGUFWeights(GGUFFile(source.folder), dtype)
+    scheme = scheme_of(source.config)
+    if scheme is None:
+        return None
+    try:
+        checkpoint = Checkpoint(source.folder)
+    except UnlikeSpec as unlike:
+        raise UnsupportedModel(
+            f"{source.folder} is quantised ({scheme.title}), and has {unlike}. Take the model in bfloat16."
+        ) from unlike
+    return QuantizedCheckpoint(checkpoint, scheme, dtype or own_dtype(source.config, checkpoint))
+
+
+def require_room(weights: StoredWeights, *, is_packed: bool) -> None:
+    """Say what weights take when they are packed, or dequantised; raise for more than the machine has."""
+    size = weights.packed_bytes() if is_packed else weights.num_bytes()
     name = str(weights.dtype()).removeprefix("torch.")
-    logger.info("%s: weights of type %s take %.2f GB in %s", path, kind, size / 1e9, name)
-    if size > total_memory():
-        raise ModelLoadError(
-            f"{path} takes {size / 1e9:.1f} GB when its {kind} weights are in {name}, and this machine has "
-            f"{total_memory() / 1e9:.1f} GB. Take a smaller model, or serve the file with llama-server and point "
-            "streamserve's remote client at it."
-        )
+    logger.info(
+        "%s: weights of type %s take %.2f GB %s",
+        weights.path, weights.main_type, size / 1e9, "packed" if is_packed else f"in {name}",
+    )  # fmt: skip
+    if size <= total_memory():
+        return
+    how = "are packed" if is_packed else f"are in {name}"
+    smaller = not is_packed and weights.is_quantized and weights.packed_bytes() <= total_memory()
+    way_out = (
+        f"Packed they take {weights.packed_bytes() / 1e9:.1f} GB: install g++, take PACKED and NATIVE out, run on the "
+        "CPU; or take a smaller model"
+        if smaller
+        else "Take a smaller model"
+    )
+    raise ModelLoadError(
+        f"{weights.path} takes {size / 1e9:.1f} GB when its {weights.main_type} weights {how}, and this machine has "
+        f"{total_memory() / 1e9:.1f} GB. {way_out}, or serve it with llama-server or vLLM and point streamserve's "
+        "remote client at it."
+    )
+
+
+def _without_quantization(config: Any) -> Any:
+    """Return a config of the same model with plain weights."""
+    plain = copy.deepcopy(config)
+    for part in (plain, plain.get_text_config()):
+        if getattr(part, "quantization_config", None) is not None:
+            del part.quantization_config
+    return plain
 
 
 def _pack(
@@ -438,20 +481,23 @@ def support_of(path: str) -> Support:
         config = read_config(folder)
         require_supported(config)
         require_safetensors(folder)
+        stored_traits = _stored_traits(folder, config)
     except ModelLoadError as error:
         return Support(verdict=IS_REFUSED, model_type=_type_of(folder), reason=str(error))
     verdict = IS_PROVEN if config.get_text_config().model_type in PROVEN else IS_TRIED
-    traits = (*_traits(config.get_text_config()), *(_gguf_traits(folder) if is_gguf(folder) else ()))
+    traits = (*_traits(config.get_text_config()), *stored_traits)
     return Support(verdict=verdict, model_type=config.model_type, traits=traits)
 
 
-def _gguf_traits(path: Path) -> tuple[str, str]:
-    """Return the type of most weights, and what all take in memory."""
-    weights = GGUFWeights(GGUFFile(path))
+def _stored_traits(folder: Path, config: Any) -> tuple[str, ...]:
+    """Return the type of most weights, and what all take in memory; nothing of plain weights."""
+    weights = open_stored(Source(folder=folder, config=config, dtype="auto", device=torch.device("cpu"), revision=""))
+    if weights is None:
+        return ()
     plain = f"{weights.num_bytes() / 1e9:.2f} GB of weights in {str(weights.dtype()).removeprefix('torch.')}"
     if weights.is_quantized:
         plain = f"{weights.packed_bytes() / 1e9:.2f} GB of weights ({plain} without the native kernels)"
-    return f"GGUF {weights.file.main_type()}", plain
+    return f"GGUF {weights.main_type}" if is_gguf(folder) else weights.main_type, plain
 
 
 def _type_of(folder: Any) -> str:

@@ -15,28 +15,27 @@ import torch
 from streamserve.engine.capacity import most_useful_blocks, most_whole, num_blocks_for
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.model.decoder.build import check_names
-from streamserve.engine.model.decoder.checkpoint import Checkpoint, UnlikeSpec, Weights
+from streamserve.engine.model.decoder.checkpoint import UnlikeSpec, Weights
 from streamserve.engine.model.decoder.spec import DecoderSpec, spec_of
 from streamserve.engine.model.kernels import Kernels
 from streamserve.engine.model.kv_cache import bytes_per_block, pool_bytes
 from streamserve.engine.model.linear.native import dequantized, group_wise
-from streamserve.engine.model.load.gguf.weights import GGUFWeights
 from streamserve.engine.model.load.loader import (
     LoadedModel,
     Source,
+    StoredWeights,
     is_kept_quantized,
     kernels_for,
     load_decoder,
     load_hf,
-    open_gguf,
     open_source,
+    open_weights,
 )
 from streamserve.engine.model.load.probe import ProbeTokens, Reference, probe
 from streamserve.engine.model.load.source import (
     ModelLoadError,
     UnsupportedModel,
     available_memory,
-    is_gguf,
     require_safetensors,
 )
 from streamserve.engine.model.load.support import max_model_len
@@ -123,7 +122,7 @@ def rounding(kind: str, kernels: Kernels | None) -> Callable[[torch.Tensor], tor
 
 def plain_bytes(source: Source, checkpoint: Weights) -> int:
     """Return what a model's weights take as they are computed with when they are not quantised."""
-    if isinstance(checkpoint, GGUFWeights):
+    if isinstance(checkpoint, StoredWeights):
         return checkpoint.num_bytes()
     return sum(file.stat().st_size for file in require_safetensors(source.folder))
 
@@ -136,8 +135,7 @@ def own_spec(source: Source) -> tuple[DecoderSpec, Weights] | None:
     if source.device.type != "cpu" and any(layer.experts for layer in spec.layers):
         return None  # our experts wait for the device to count their tokens; transformers' multiply in groups there
     try:
-        is_file = is_gguf(source.folder)
-        checkpoint: Weights = open_gguf(source.folder, source.dtype) if is_file else Checkpoint(source.folder)
+        checkpoint = open_weights(source)
         check_names(spec, checkpoint)
     except UnlikeSpec as unlike:
         logger.warning("%s runs on transformers' own code, more slowly: it has %s", source.folder, unlike)

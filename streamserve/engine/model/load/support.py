@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from streamserve.engine.capacity import DEFAULT_MODEL_LEN
+from streamserve.engine.model.load.quantized.scheme import scheme_of
 from streamserve.engine.model.load.source import ModelLoadError, UnsupportedModel
 
 WINDOWED = {"full_attention", "sliding_attention"}
@@ -100,7 +101,7 @@ BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 
 def require_supported(config: Any) -> None:
-    """Raise `UnsupportedModel` if `config` names an architecture that would come out wrong."""
+    """Raise `UnsupportedModel` for an architecture that would come out wrong, or weights quantised as none here are."""
     for part in (config, config.get_text_config()):
         reason = REFUSED.get(part.model_type)
         if reason is not None:
@@ -111,8 +112,7 @@ def require_supported(config: Any) -> None:
     if layer_types - WINDOWED:
         names = ", ".join(sorted(layer_types - WINDOWED))
         raise _refusal(config.model_type, f"it has layers of type {names}, not full or sliding attention")
-    if getattr(config, "quantization_config", None):
-        raise _refusal(config.model_type, "its checkpoint is quantised; name a checkpoint in float32 or bfloat16")
+    scheme_of(config)
 
 
 def _refusal(model_type: str, reason: str) -> UnsupportedModel:

@@ -73,10 +73,10 @@ def test_layer_types_beyond_attention_are_refused() -> None:
         require_supported(config)
 
 
-def test_quantised_checkpoints_are_refused() -> None:
-    """A quantised checkpoint is refused, and the message names an alternative."""
-    config = AutoConfig.for_model("llama", **TINY, quantization_config={"quant_method": "awq"})
-    with pytest.raises(UnsupportedModel, match="quantised; name a checkpoint in"):
+def test_other_quantised_checkpoints_are_refused() -> None:
+    """A way of quantising that is not read is refused by name, and the message says what is read."""
+    config = AutoConfig.for_model("llama", **TINY, quantization_config={"quant_method": "bitsandbytes"})
+    with pytest.raises(UnsupportedModel, match=r"quantised by bitsandbytes\. What is read: GPTQ .*as a GGUF file"):
         require_supported(config)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from streamserve.engine.model.decoder.checkpoint import LazyWeight
 from streamserve.engine.model.linear.native import BYTES_PER_WEIGHT
 from streamserve.engine.model.load.errors import ModelLoadError, UnsupportedModel
 from streamserve.engine.model.load.gguf.config import config_of
@@ -109,8 +110,8 @@ class GGUFWeights:
 
     def __init__(self, file: GGUFFile, dtype: torch.dtype | None = None) -> None:
         """Raise `UnsupportedModel` for tensors that no weight of the architecture is made of."""
-        self.file = file
-        self._dtype = dtype or DTYPES.get(file.main_type(), torch.bfloat16)
+        self.file, self.path, self.main_type = file, file.path, file.main_type()
+        self._dtype = dtype or DTYPES.get(self.main_type, torch.bfloat16)
         self._weights = dict(weights_of(file, config_of(file)))
         self.head_name = HEAD if HEAD in self._weights else None
         used = {tensor for weight in self._weights.values() for tensor in weight.tensors}
@@ -179,7 +180,7 @@ class GGUFWeights:
     @property
     def is_quantized(self) -> bool:
         """Whether most of the weights are."""
-        return self.file.main_type() in KINDS
+        return self.main_type in KINDS
 
     def lazily(self) -> dict[str, LazyWeight]:
         """Return all weights, each read when it is indexed: what transformers takes as a state dict."""
@@ -212,18 +213,6 @@ class GGUFWeights:
             num_bytes = place.num_bytes // place.shape[0]
             data = data[expert * num_bytes : (expert + 1) * num_bytes]
         return data, shape
-
-
-@dataclass(frozen=True, slots=True)
-class LazyWeight:
-    """A weight that is read when it is indexed."""
-
-    weights: GGUFWeights
-    name: str
-
-    def __getitem__(self, index: Any) -> torch.Tensor:
-        """Return the weight, or a part of it."""
-        return self.weights.tensor(self.name)[index]
 
 
 def mapped(file: GGUFFile, place: TensorPlace) -> torch.Tensor:
