@@ -20,6 +20,7 @@ from streamserve.engine.model.decoder.spec import DecoderSpec, ExpertsSpec, Laye
 from streamserve.engine.model.linear.base import Linear
 from streamserve.engine.model.linear.choose import LinearMaker
 from streamserve.engine.model.linear.head import FloatHead
+from streamserve.engine.model.linear.packer import matrix_names
 from streamserve.engine.model.load.source import ModelLoadError
 
 # Names that older files have beside the weights: they are computed.
@@ -241,17 +242,27 @@ class Builder:
         )
 
     def _stacks(self, prefix: str, names: ExpertNames, spec: ExpertsSpec) -> dict[str, torch.Tensor]:
-        """Return the weights and biases that are stored for all experts together, by name."""
+        """Return the weights and biases that are stored for all experts together, by name.
+
+        Weights that the checkpoint has quantised are left out: `_as_stored` makes layers of them.
+        """
         parts = [name for name in (*names.gate_up, names.down) if "{}" not in name]
-        parts += [f"{name}_bias" for name in parts] if spec.has_bias else []
-        return {name: self._tensor(prefix + name) for name in parts}
+        biases = [f"{name}_bias" for name in parts] if spec.has_bias else []
+        packer = self.maker.packer
+        if packer is not None:
+            parts = [name for name in parts if not packer.takes(self._matrix_names(prefix, names, name, 0))]
+        return {name: self._tensor(prefix + name) for name in (*parts, *biases)}
+
+    def _matrix_names(self, prefix: str, names: ExpertNames, name: str, expert: int) -> tuple[str, ...]:
+        is_both = names.is_interleaved and name == names.gate_up[0]
+        return matrix_names(prefix + name, expert, is_interleaved=is_both)
 
     def _expert(
         self, prefix: str, names: ExpertNames, spec: ExpertsSpec, expert: int, stacks: dict[str, torch.Tensor]
     ) -> tuple[Linear, Linear]:
         """Return an expert's [gate | up] and its down."""
         inner, hidden = spec.intermediate_size, self.spec.hidden_size
-        if not stacks:
+        if "{}" in names.down:
             gate_up = [name.format(expert) for name in names.gate_up]
             return (
                 self._linear(prefix, gate_up, False, (2 * inner, hidden)),
@@ -259,12 +270,20 @@ class Builder:
             )
         made = []
         for name, shape in ((names.gate_up[0], (2 * inner, hidden)), (names.down, (hidden, inner))):
-            weight, bias = stacks[name][expert], stacks[f"{name}_bias"][expert] if spec.has_bias else None
-            if names.is_interleaved:  # (in, out); of gate_up the columns are gate and up in turns
-                weight = weight.t()
-                if name == names.gate_up[0]:
-                    weight = torch.cat((weight[::2], weight[1::2]))
-                    bias = None if bias is None else torch.cat((bias[::2], bias[1::2]))
+            is_both = names.is_interleaved and name == names.gate_up[0]  # gate and up in turns
+            bias = stacks[f"{name}_bias"][expert] if spec.has_bias else None
+            if is_both and bias is not None:
+                bias = torch.cat((bias[::2], bias[1::2]))
+            if name not in stacks:
+                layer = self._as_stored(self._matrix_names(prefix, names, name, expert), bias)
+                assert layer is not None
+                if (layer.out_features, layer.in_features) != shape:
+                    raise self._wrong_shape(prefix + name, self.checkpoint.tensor(prefix + name)[expert])
+                made.append(layer)
+                continue
+            weight = stacks[name][expert].t() if names.is_interleaved else stacks[name][expert]
+            if is_both:
+                weight = torch.cat((weight[::2], weight[1::2]))
             if weight.shape != shape:
                 raise self._wrong_shape(prefix + name, weight)
             made.append(self.maker.make(weight.contiguous(), bias))

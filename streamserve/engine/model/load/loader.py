@@ -152,8 +152,7 @@ def load_decoder(
     elif kernels is not None and is_kept_quantized(model_config, checkpoint):
         assert isinstance(checkpoint, StoredWeights)
         require_room(checkpoint, is_packed=True)
-        back_end = quantizing_back_end(kernels.library, "int8")  # of what the packer does not take
-        maker = LinearMaker(back_end=back_end, packer=Packer(kernels.library, checkpoint, dtype))
+        maker = _keeping(checkpoint, kernels, dtype)
     elif model_config.packed is not False:
         if isinstance(checkpoint, StoredWeights):
             require_room(checkpoint, is_packed=False)
@@ -181,6 +180,16 @@ def is_kept_quantized(model_config: ModelConfig, checkpoint: Weights) -> bool:
     """Return whether a checkpoint's quantised weights stay so, where there are kernels for them."""
     is_quantized = isinstance(checkpoint, StoredWeights) and checkpoint.is_quantized
     return is_quantized and model_config.packed is not False
+
+
+def _keeping(checkpoint: StoredWeights, kernels: Kernels, dtype: torch.dtype) -> LinearMaker:
+    """Return the maker that packs a checkpoint's quantised weights, and others of a folder in the model's dtype.
+
+    A GGUF file has few others (of types that are not packed): they become int8.
+    """
+    is_file = isinstance(checkpoint, GGUFWeights)
+    back_end = quantizing_back_end(kernels.library, "int8") if is_file else native_back_end(kernels.library)
+    return LinearMaker(back_end=back_end, packer=Packer(kernels.library, checkpoint, dtype))
 
 
 def _quantizing(kind: str, source: Source, kernels: Kernels | None) -> LinearMaker:

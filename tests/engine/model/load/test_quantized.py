@@ -11,6 +11,7 @@ import torch
 
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.model.linear.native import dequantized
+from streamserve.engine.model.linear.packer import matrix_names
 from streamserve.engine.model.load.gguf.file import GGUFFile
 from streamserve.engine.model.load.gguf.weights import GGUFWeights
 from streamserve.engine.model.load.source import ModelLoadError
@@ -110,4 +111,24 @@ def test_a_layer_of_unlike_types_is_of_the_finer_kind(folder: Path, tmp_path: Pa
     names = [linear.name for linear in runner.loaded.model.linears]
     assert names.count("native_int8") == 4
     assert names.count("native_int4") == len(names) - 4
+    runner.close()
+
+
+@pytest.mark.parametrize("tensor_type", ["Q8_0", "MXFP4"])
+def test_experts_in_one_tensor_are_packed_one_by_one(tensor_type: str, tmp_path: Path) -> None:
+    """gpt-oss: an expert's gate, up and down are what its part of the tensor stands for.
+
+    The probe agrees, where rounded inputs send no token to another expert: random weights in MXFP4 do.
+    """
+    source = save_model(tmp_path / "model", "gpt_oss", **{**WIDE, "intermediate_size": 64})
+    path = convert(source, tmp_path / "model.gguf", tensor_type)
+    weights = GGUFWeights(GGUFFile(path), torch.float32)
+    stack = "model.layers.1.mlp.experts.gate_up_proj"
+    both = weights.floats(stack)[2].t()
+    for place, name in enumerate(matrix_names(stack, 2, is_interleaved=True)):
+        groups = weights.groups(name)
+        assert groups is not None
+        assert torch.equal(dequantized(groups), both[place::2])
+    runner = load_tiny(path, parity_probe=tensor_type == "Q8_0")
+    assert runner.linears == "native_int8"
     runner.close()

@@ -111,12 +111,17 @@ def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
     return scales[:, :, None] * q.view(len(blocks), 16, 16).float()
 
 
-def _mxfp4(blocks: torch.Tensor) -> torch.Tensor:
+def mxfp4_parts(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return q (num_blocks, 32), int8, twice the values, and half the scales (num_blocks, 1): w = scale * q."""
     exponent = blocks[:, :1].to(torch.int32)  # of 2, biased by 127; one less, since the values are doubled
     bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp_max(1), (exponent - 1) << 23)
-    values = torch.tensor(MXFP4_VALUES, dtype=torch.float32)
     q = _fields(blocks[:, 1:], 16, (0, 4), 15).view(len(blocks), 32)
-    return bits.view(torch.float32) * values[q.long()]
+    return torch.tensor(MXFP4_VALUES, dtype=torch.int8)[q.int()], bits.view(torch.float32)
+
+
+def _mxfp4(blocks: torch.Tensor) -> torch.Tensor:
+    q, scale = mxfp4_parts(blocks)
+    return scale * q.float()
 
 
 FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

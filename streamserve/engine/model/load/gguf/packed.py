@@ -4,8 +4,8 @@ Layers take groups of 32 inputs: int4 `w = scale * q + minimum`, q 0..15, or int
 
     Q4_0, Q4_1                int4, exactly
     Q4_K                      int4; its scales and minima, products of 6 bits and a half, are rounded to halves
-    Q8_0, Q5_0                int8, exactly
-    Q5_1, Q5_K, Q6_K, MXFP4   no groups: to be dequantised and rounded to int8, whose steps are finer than theirs
+    Q8_0, Q5_0, MXFP4         int8, exactly
+    Q5_1, Q5_K, Q6_K          no groups: to be dequantised and rounded to int8, whose steps are finer than theirs
 
 Knows blocks, no names.
 """
@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import torch
 
-from streamserve.engine.model.load.gguf.dequantize import k_numbers, k_scales, legacy_parts
+from streamserve.engine.model.load.gguf.dequantize import k_numbers, k_scales, legacy_parts, mxfp4_parts
 from streamserve.engine.model.load.gguf.types import TensorType
 
 GROUP = 32
-INT4, INT8 = ("Q4_0", "Q4_1", "Q4_K"), ("Q8_0", "Q5_0")
+INT4, INT8 = ("Q4_0", "Q4_1", "Q4_K"), ("Q8_0", "Q5_0", "MXFP4")
 # What the layers of each type are packed to.
-KINDS = {**dict.fromkeys(INT4, "int4"), **dict.fromkeys((*INT8, "Q5_1", "Q5_K", "Q6_K", "MXFP4"), "int8")}
+KINDS = {**dict.fromkeys(INT4, "int4"), **dict.fromkeys((*INT8, "Q5_1", "Q5_K", "Q6_K"), "int8")}
 Groups = tuple[torch.Tensor, ...]
 
 
@@ -36,6 +36,8 @@ def groups_of(data: torch.Tensor, kind: TensorType, shape: tuple[int, int]) -> G
         scales, minima = k_scales(blocks)
         q: torch.Tensor = k_numbers(blocks, kind.name)
         found: Groups = (q, scales, -minima)
+    elif kind.name == "MXFP4":
+        found = mxfp4_parts(blocks)
     else:
         q, scale, minimum = legacy_parts(blocks, kind.name)
         if kind.name == "Q4_0":
@@ -43,6 +45,8 @@ def groups_of(data: torch.Tensor, kind: TensorType, shape: tuple[int, int]) -> G
         found = (q, scale) if minimum is None else (q, scale, minimum)
     q, *parts = found
     factors = [part.view(shape[0], shape[1] // GROUP).half() for part in parts]
+    if kind.name == "MXFP4" and bool((factors[0].float() != parts[0].view(factors[0].shape)).any()):
+        return None  # a power of two that is no half
     if not all(bool(part.isfinite().all()) for part in factors) or bool((q.view(torch.int8) == -128).any()):
         return None
     return (q.view(shape), *factors)

@@ -22,6 +22,7 @@ import torch
 
 from streamserve.engine.model.decoder.checkpoint import LazyWeight
 from streamserve.engine.model.linear.native import BYTES_PER_WEIGHT
+from streamserve.engine.model.linear.packer import matrix_names
 from streamserve.engine.model.load.errors import ModelLoadError, UnsupportedModel
 from streamserve.engine.model.load.gguf.config import config_of
 from streamserve.engine.model.load.gguf.dequantize import dequantize
@@ -112,7 +113,9 @@ class GGUFWeights:
         """Raise `UnsupportedModel` for tensors that no weight of the architecture is made of."""
         self.file, self.path, self.main_type = file, file.path, file.main_type()
         self._dtype = dtype or DTYPES.get(self.main_type, torch.bfloat16)
-        self._weights = dict(weights_of(file, config_of(file)))
+        config = config_of(file)
+        self._weights = dict(weights_of(file, config))
+        self._matrices = dict(_gpt_oss_matrices(file, config)) if config["model_type"] == "gpt_oss" else {}
         self.head_name = HEAD if HEAD in self._weights else None
         used = {tensor for weight in self._weights.values() for tensor in weight.tensors}
         unknown = [name for name in file.tensors if name not in used and name not in COMPUTED]
@@ -148,7 +151,7 @@ class GGUFWeights:
         return self._tensor(name, self._dtype)
 
     def _tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        weight = self._weights[name]
+        weight = self._matrices.get(name) or self._weights[name]
         parts = [self._read(self.file.tensors[tensor], weight.expert, dtype) for tensor in weight.tensors]
         if weight.rows is not None:
             parts = [part[weight.rows] for part in parts]
@@ -159,14 +162,14 @@ class GGUFWeights:
 
     def kind(self, name: str) -> str | None:
         """Return what a weight's layer is packed to; None for a weight that is not quantised, or is made of several."""
-        weight = self._weights[name]
-        if len(weight.tensors) != 1 or weight.change is not None:
+        weight = self._matrices.get(name) or self._weights.get(name)
+        if weight is None or len(weight.tensors) != 1 or weight.change is not None:
             return None
         return KINDS.get(self.file.tensors[weight.tensors[0]].type.name)
 
     def groups(self, name: str) -> Groups | None:
         """Return a weight as groups of 32; None where they do not hold it as it is (packed.py)."""
-        weight = self._weights[name]
+        weight = self._matrices.get(name) or self._weights[name]
         data, shape = self._blocks(self.file.tensors[weight.tensors[0]], weight.expert)
         found = groups_of(data, self.file.tensors[weight.tensors[0]].type, (shape[0], shape[1]))
         if found is None or weight.rows is None:
@@ -284,6 +287,17 @@ def _gpt_oss_weights(layer: str, block: str) -> Iterator[tuple[str, Weight]]:
     yield f"{experts}.gate_up_proj_bias", Weight(tuple(f"{name}.bias" for name in gate_up), change=bias)
     yield f"{experts}.down_proj", Weight((f"{block}.ffn_down_exps.weight",), change=transposed_of)
     yield f"{experts}.down_proj_bias", Weight((f"{block}.ffn_down_exps.bias",))
+
+
+def _gpt_oss_matrices(file: GGUFFile, config: dict[str, Any]) -> Iterator[tuple[str, Weight]]:
+    """Yield each expert's matrices, for what packs them one by one: gate and up are tensors of their own here."""
+    for index in range(config["num_hidden_layers"]):
+        experts, block = f"{PREFIX}layers.{index}.mlp.experts", f"blk.{index}"
+        for expert in range(config["num_local_experts"]):
+            both = matrix_names(f"{experts}.gate_up_proj", expert, is_interleaved=True)
+            (down,) = matrix_names(f"{experts}.down_proj", expert, is_interleaved=False)
+            for name, part in zip((*both, down), ("gate", "up", "down"), strict=True):
+                yield name, Weight((f"{block}.ffn_{part}_exps.weight",), expert=expert)
 
 
 def minus_one_of(norm: torch.Tensor) -> torch.Tensor:

@@ -86,4 +86,4 @@ class MXFP4Matrix:
 
 def powers(scales: torch.Tensor) -> torch.Tensor:
     """Return what doubled values are multiplied by, float32."""
-    return torch.ldexp(torch.ones(()), scales.int() - BIAS)
+    return torch.ldexp(torch.ones(scales.shape), scales.int() - BIAS)

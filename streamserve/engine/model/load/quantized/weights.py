@@ -13,9 +13,10 @@ import torch
 
 from streamserve.engine.model.decoder.checkpoint import HEADS, Checkpoint, LazyWeight, lacking
 from streamserve.engine.model.linear.native import BYTES_PER_WEIGHT
+from streamserve.engine.model.linear.packer import split_matrix_name
 from streamserve.engine.model.load.quantized.integers import AWQMatrix, CompressedMatrix, GPTQMatrix
 from streamserve.engine.model.load.quantized.mxfp4 import MXFP4Stack
-from streamserve.engine.model.load.quantized.parts import Groups, Parts
+from streamserve.engine.model.load.quantized.parts import Groups, Parts, StoredWeight
 from streamserve.engine.model.load.quantized.scaled import DTYPES, ScaledMatrix
 from streamserve.engine.model.load.quantized.scheme import Scheme
 
@@ -91,17 +92,26 @@ class QuantizedCheckpoint:
         return self._tensor(name, torch.float32).float()
 
     def _tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        stored = self._stored.get(name)
+        stored = self._find(name)
         return self.checkpoint.tensor(name) if stored is None else stored.tensor(dtype)
 
     def kind(self, name: str) -> str | None:
         """Return what a weight's layer is packed to; None for a weight that is not quantised."""
-        stored = self._stored.get(name)
+        stored = self._find(name)
         return None if stored is None else stored.kind
 
     def groups(self, name: str) -> Groups | None:
         """Return a weight as groups of 32; None where they do not hold it as it is."""
-        return self._stored[name].groups()
+        stored = self._find(name)
+        return None if stored is None else stored.groups()
+
+    def _find(self, name: str) -> StoredWeight | None:
+        """Return a quantised weight, or an expert's matrix of one that has all experts'; None for another."""
+        if name in self._stored:
+            return self._stored[name]
+        stack, expert, rows = split_matrix_name(name)
+        found = self._stored.get(stack)
+        return found.expert(expert, rows) if isinstance(found, MXFP4Stack) else None
 
     @property
     def is_quantized(self) -> bool:

@@ -23,6 +23,10 @@ def test_groups_stand_for_the_same_weights(name: str) -> None:
         data = data.view(-1, 34).clone()
         data[:, 2:][data[:, 2:] == 128] = 0
         data = data.flatten()
+    if name == "MXFP4":
+        data = data.view(-1, 17).clone()
+        data[:, 0] = 110 + data[:, 0] % 30
+        data = data.flatten()
     groups = groups_of(data, kind, shape)
     assert groups is not None
     assert (len(groups) == 3) == (name in INT4)
@@ -46,3 +50,6 @@ def test_what_a_kernel_cannot_hold_is_not_packed() -> None:
     blocks[0, 2] = 1
     blocks[1, :2] = torch.tensor([0, 0x7C], dtype=torch.uint8)  # infinity
     assert groups_of(blocks.flatten(), BY_NAME["Q8_0"], (2, 32)) is None
+    far = blocks_of("MXFP4", 2)
+    far[:, 0] = 90  # 2^-37 is no half
+    assert groups_of(far.flatten(), BY_NAME["MXFP4"], (2, 32)) is None

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from streamserve.engine.model.decoder.checkpoint import Checkpoint
 from streamserve.engine.model.linear.native import dequantized
+from streamserve.engine.model.linear.packer import matrix_names
 from streamserve.engine.model.load import loader
 from streamserve.engine.model.load.loader import read_config, support_of
 from streamserve.engine.model.load.quantized.scheme import scheme_of
@@ -243,7 +244,7 @@ def test_experts_and_other_families(tmp_path: Path) -> None:
     )
     path = quantize_folder(source, tmp_path / "gptq", formats.gptq(), GPTQ)
     runner = load_tiny(path, parity_probe=True)
-    assert runner.linears.startswith("native_int4")
+    assert runner.linears == "native_int4, native"  # the head has the model's dtype
     runner.close()
 
 
@@ -252,3 +253,59 @@ def test_a_quantised_folder_is_quantised_again(quantized: Folders) -> None:
     runner = load_tiny(quantized["fp8-blocks"], quantize="int4", parity_probe=True)
     assert runner.linears == "native_int4"
     runner.close()
+
+
+@pytest.fixture(scope="module")
+def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """gpt-oss with MXFP4 experts, and its plain twin."""
+    place = tmp_path_factory.mktemp("gpt_oss")
+    kinds = ["sliding_attention", "full_attention"]
+    source = save_model(place / "model", "gpt_oss", **{**WIDE, "intermediate_size": 64}, layer_types=kinds)
+    return quantize_folder(source, place / "mxfp4", formats.mxfp4(), {"quant_method": "mxfp4"})
+
+
+def test_experts_in_mxfp4_are_those_of_transformers(gpt_oss: Path) -> None:
+    """Bit for bit what transformers makes of blocks and scales, and what the plain reference does."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    weights, plain = opened(gpt_oss), load_file(gpt_oss / "plain" / "model.safetensors")
+    stored = load_file(gpt_oss / "model.safetensors")
+    for name in (f"model.layers.{layer}.mlp.experts.{part}_proj" for layer in (0, 1) for part in ("gate_up", "down")):
+        wanted = convert_moe_packed_tensors(stored[f"{name}_blocks"], stored[f"{name}_scales"], dtype=torch.float32)
+        assert torch.equal(weights.tensor(name), wanted)
+        assert torch.equal(wanted, plain[name])
+
+
+def test_an_expert_in_mxfp4_has_groups(gpt_oss: Path) -> None:
+    """int8 holds them as they are; even and odd rows are gate and up."""
+    weights = opened(gpt_oss)
+    stack = "model.layers.1.mlp.experts.gate_up_proj"
+    both = weights.floats(stack)[2].t()
+    for place, name in enumerate(matrix_names(stack, 2, is_interleaved=True)):
+        groups = weights.groups(name)
+        assert groups is not None
+        assert weights.kind(name) == "int8"
+        assert torch.equal(dequantized(groups), both[place::2])
+    assert weights.kind(stack) is None
+
+
+def test_gpt_oss_answers_as_its_dequantised_model(gpt_oss: Path) -> None:
+    """Dequantised in float32: the same tokens; with the kernels: experts in int8, the others as the folder has them."""
+    runner = load_tiny(gpt_oss, native=False, packed=False, parity_probe=True)
+    wanted = load_tiny(gpt_oss / "plain", native=False, packed=False, parity_probe=False)
+    assert answers(runner) == answers(wanted)
+    packed = load_tiny(gpt_oss, parity_probe=True)
+    assert set(packed.linears.split(", ")) == {"native_int8", "native"}
+    assert packed.num_parameters == runner.num_parameters == wanted.num_parameters
+    for one in (runner, wanted, packed):
+        one.close()
+
+
+def test_mxfp4_scales_that_are_no_halves_are_rounded(gpt_oss: Path, tmp_path: Path) -> None:
+    """A power of two beyond the range of a half has no groups: the layer is rounded instead."""
+    name = "model.layers.0.mlp.experts.down_proj"
+    path = changed(gpt_oss, tmp_path / "far", lambda tensors: tensors[f"{name}_scales"].fill_(127 + 20))
+    assert opened(path).groups(f"{name}.0") is None
+    broken = changed(gpt_oss, tmp_path / "broken", lambda tensors: tensors.pop(f"{name}_scales"))
+    with pytest.raises(ModelLoadError, match=r"has no down_proj_scales"):
+        opened(broken)
