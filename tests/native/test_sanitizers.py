@@ -11,7 +11,7 @@ import pytest
 from streamserve.native.build import SOURCES, find_compiler
 from streamserve.native.levels import LEVELS, Level, cpu_flags, usable_levels
 
-MAIN = Path(__file__).parent / "sanitized" / "main.cpp"
+CHECKS = Path(__file__).parent / "sanitized"
 OPTIONS = ("-std=c++17", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{SOURCES}")
 # The pool's symbols are weak, so that the linker would leave libgomp out.
 LINK = ("-fsanitize=address,undefined", "-Wl,--no-as-needed", "-lgomp", "-lm")
@@ -25,13 +25,13 @@ pytestmark = [
 
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
 def test_the_sanitizers_find_nothing(level: Level, tmp_path: Path) -> None:
-    """Odd shapes in buffers without a byte to spare, on two threads."""
+    """Odd shapes in buffers without a byte to spare, on several threads, and without memory."""
     if level not in usable_levels(cpu_flags()):
         pytest.skip("needs a processor with this level")
     compiler = find_compiler()
     assert compiler is not None
-    sources = [*SOURCES.glob("*.cpp"), MAIN]
-    objects = [tmp_path / f"{source.stem}.o" for source in sources]
+    sources = [*SOURCES.glob("*.cpp"), *CHECKS.glob("*.cpp")]
+    objects = [tmp_path / f"{source.parent.name}-{source.stem}.o" for source in sources]
 
     def compile_file(source: Path, output: Path) -> None:
         subprocess.run([*compiler, *OPTIONS, *level.options, "-c", str(source), "-o", str(output)], check=True)

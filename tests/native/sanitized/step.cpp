@@ -1,0 +1,165 @@
+// Decode steps of small models of every kind: a row is the same alone and in company, with one thread and with several.
+// tests/engine/model/decoder/test_step.py compares them with the decoder's layers.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+#include "check.h"
+
+namespace ss {
+namespace {
+
+struct Shape {
+  int64_t hidden, heads, kv_heads, head_dim, inner, window, norm_kind, activation;
+  float softcap, multiplier;
+  bool has_norms, has_rotation, has_sinks;
+};
+
+constexpr int64_t kNumLayers = 2, kVocab = 37, kBlockSize = 4;
+
+// A model with random weights of one kind, and pools for rows of given lengths; everything in buffers of its own.
+template <class T>
+struct Model {
+  Shape shape;
+  Numbers numbers;
+  StepModel model{};
+  std::vector<StepLayer> layers;
+  std::vector<StepRotation> rotations;
+  std::vector<std::unique_ptr<std::vector<float>>> floats;
+  std::vector<Weight> weights;
+  std::vector<std::vector<T>> pools;
+  std::vector<T> embedding;
+  std::vector<int64_t> positions, slots, tables, token_ids;
+  std::vector<float> query_scale;
+  int64_t stride;
+
+  Model(const Shape& given, int64_t kind, int64_t dtype, std::vector<int64_t> lengths) : shape(given) {
+    const int64_t num_rows = int64_t(lengths.size());
+    stride = (*std::max_element(lengths.begin(), lengths.end()) - 1) / kBlockSize + 1;
+    const int64_t num_blocks = num_rows * stride;
+    for (int64_t i = 0; i < num_blocks; i++) tables.push_back(num_blocks - 1 - i);
+    for (int64_t row = 0; row < num_rows; row++) {
+      const int64_t position = lengths[size_t(row)] - 1;
+      positions.push_back(position);
+      slots.push_back(tables[size_t(row * stride + position / kBlockSize)] * kBlockSize + position % kBlockSize);
+      token_ids.push_back(row == 0 ? kVocab - 1 : numbers.below(kVocab));
+    }
+    query_scale = numbers.vector<float>(num_rows);
+    model.num_slots = num_blocks * kBlockSize;
+    weights.reserve(size_t(kNumLayers * 4 + 1));
+    for (int64_t i = 0; i < kNumLayers; i++) layers.push_back(make_layer(i, kind));
+    rotations.push_back({floats_of(shape.head_dim / 2), shape.head_dim / 2, 1.0f});
+    embedding = numbers.vector<T>(kVocab * shape.hidden);
+    model.layers = layers.data(), model.rotations = rotations.data(), model.embedding = embedding.data();
+    model.norm = floats_of(shape.hidden), model.head = linear(kind, kVocab, shape.hidden);
+    model.num_layers = kNumLayers, model.num_rotations = 1, model.num_embeddings = kVocab;
+    model.hidden_size = shape.hidden, model.dtype = dtype, model.block_size = kBlockSize;
+    model.activation = shape.activation, model.eps = 1e-5f;
+    model.embedding_multiplier = 2, model.residual_multiplier = shape.multiplier;
+  }
+
+  const float* floats_of(int64_t count) {
+    floats.push_back(std::make_unique<std::vector<float>>(numbers.vector<float>(count)));
+    return floats.back()->data();
+  }
+  Linear linear(int64_t kind, int64_t num_outputs, int64_t num_inputs) {
+    weights.push_back(make_weight(kind, num_outputs, num_inputs, numbers));
+    return {kind, weights.back().packed.data(), floats_of(num_outputs), num_outputs, num_inputs};
+  }
+  T* pool() {
+    pools.push_back(numbers.vector<T>(shape.kv_heads * model.num_slots * shape.head_dim));
+    return pools.back().data();
+  }
+
+  StepLayer make_layer(int64_t index, int64_t kind) {
+    const int64_t query = shape.heads * shape.head_dim, key = shape.kv_heads * shape.head_dim;
+    StepLayer layer{};
+    layer.qkv = linear(kind, query + 2 * key, shape.hidden), layer.out = linear(kind, shape.hidden, query);
+    layer.gate_up = linear(kind, 2 * shape.inner, shape.hidden), layer.down = linear(kind, shape.hidden, shape.inner);
+    layer.attention_norm = floats_of(shape.hidden), layer.mlp_norm = floats_of(shape.hidden);
+    if (shape.has_norms) layer.after_attention_norm = floats_of(shape.hidden);
+    if (shape.has_norms) layer.after_mlp_norm = floats_of(shape.hidden);
+    if (shape.norm_kind != kNoNorm) layer.query_norm = floats_of(query), layer.key_norm = floats_of(key);
+    layer.keys = pool(), layer.values = pool();
+    layer.sinks = shape.has_sinks ? floats_of(shape.heads) : nullptr;
+    layer.num_heads = shape.heads, layer.num_kv_heads = shape.kv_heads, layer.head_dim = shape.head_dim;
+    layer.window = index ? shape.window : 0, layer.rotation = shape.has_rotation ? 0 : -1;
+    layer.norm_kind = shape.norm_kind, layer.scaling = 0.3f, layer.softcap = shape.softcap;
+    return layer;
+  }
+
+  // The logits (num_rows, kVocab) of rows from `first` on; `status` is what the library returned.
+  std::vector<float> run(int64_t first, int64_t num_rows, int64_t num_threads, Status* status = nullptr) {
+    std::vector<float> hidden(size_t(num_rows * shape.hidden)), logits(size_t(num_rows * kVocab));
+    const StepCall call{token_ids.data() + first,
+                        positions.data() + first,
+                        slots.data() + first,
+                        tables.data() + first * stride,
+                        shape.has_sinks ? query_scale.data() + first : nullptr,
+                        hidden.data(),
+                        logits.data(),
+                        num_rows,
+                        stride};
+    const Status found = [&] {
+      const Limited limited;
+      return ss_decode_step(&model, &call, num_threads);
+    }();
+    if (status) *status = found;
+    else expect(found == kDone, "a step fails", num_rows, num_threads);
+    return logits;
+  }
+};
+
+const Shape kShapes[] = {
+    {35, 3, 1, 7, 16, 0, kNoNorm, 0, 0, 1, false, true, false},
+    {64, 4, 2, 16, 48, 6, kNormOfHeads, 2, 30, 1, true, true, true},
+    {33, 2, 2, 33, 32, 600, kNormOfRows, 1, 0, 0.5f, false, false, false},
+};
+
+template <class T>
+void check_step(const Shape& shape, int64_t kind, int64_t dtype) {
+  const std::vector<int64_t> lengths = {1, 700, 5, 30, 12, 9, 2};
+  const int64_t num_rows = int64_t(lengths.size());
+  Model<T> model(shape, kind, dtype, lengths);
+  const std::vector<float> together = model.run(0, num_rows, 1);
+  for (float number : together) expect(std::isfinite(number), "not finite: kind, dtype", kind, dtype);
+  for (int64_t num_threads : {2, 5})
+    expect(model.run(0, num_rows, num_threads) == together, "threads change a step: kind, dtype, threads", kind, dtype,
+           num_threads);
+  for (int64_t row = 0; row < num_rows; row++) {
+    const std::vector<float> alone = model.run(row, 1, row % 2 + 1);
+    expect(memcmp(alone.data(), &together[size_t(row * kVocab)], sizeof(float) * kVocab) == 0,
+           "a row differs alone: kind, dtype, row", kind, dtype, row);
+  }
+}
+
+}  // namespace
+
+void check_steps() {
+  for (const Shape& shape : kShapes)
+    for (int64_t kind = 0; kind < 5; kind++) {
+      check_step<float>(shape, kind, kFloat32);
+      check_step<bf16>(shape, kind, kBfloat16);
+      check_step<f16>(shape, kind, kFloat16);
+    }
+  Model<float> model(kShapes[0], kDense32, kFloat32, {9, 5, 7});
+  for (auto* numbers : {&model.token_ids, &model.slots, &model.tables, &model.positions})
+    for (int64_t wrong : {int64_t(-1), int64_t(1) << 40}) {
+      Status status;
+      const int64_t kept = numbers->front();
+      numbers->front() = wrong;
+      model.run(0, 3, 2, &status);
+      expect(status == kOutOfRange, "a step beyond its tables", wrong);
+      numbers->front() = kept;
+    }
+}
+
+Status step_once(int64_t num_threads) {
+  Model<bf16> model(kShapes[1], kInt4, kBfloat16, {3, 700, 20});
+  Status status;
+  model.run(0, 3, num_threads, &status);
+  return status;
+}
+
+}  // namespace ss
