@@ -1,8 +1,10 @@
 """`manage.py demo`, and so `make run`: prepare the demo site, serve it by daphne, print its addresses.
 
-Migrates, makes a login and an API key, checks that the port is free, starts daphne as a child, waits until the model is
-loaded, prints the addresses, and ends the child with itself. Daphne starts the engine as a process of its own, which
-stays for a minute after its last client, so that a restart finds the model loaded.
+Migrates, makes a login and an API key, checks that the port is free, starts two daphnes, waits until the model is
+loaded, prints the addresses, and ends the daphnes with itself. Both accept connections of the same listening socket; a
+daphne that is killed is started again, as systemd would do it, so that the lab can show what becomes of its answers.
+The first starts the engine as a process of its own, which stays for a minute after its last client, so that a restart
+finds the model loaded.
 
 Environment: PORT, HOST, STREAMSERVE_MODEL or MODEL, STREAMSERVE_DTYPE or DTYPE, STREAMSERVE_DEMO_KEY or KEY. All else
 is project/settings.py.
@@ -23,8 +25,11 @@ import urllib.request
 from typing import Any
 
 LOGIN = "demo"
+NUM_WEB_PROCESSES = 2
 _POLL_SECONDS = 0.25
 _END_SECONDS = 10.0
+# A web process that ends sooner is not started again: it would end again.
+_LEAST_SECONDS = 3.0
 
 
 class Problem(Exception):
@@ -133,40 +138,81 @@ def _demo_key(key: str | None) -> str:
 
 
 def serve(host: str, port: int, password: str, key: str) -> int:
-    """Run daphne until it ends or Ctrl-C. Returns the exit status."""
+    """Run the web processes until one cannot run, or Ctrl-C. Returns the exit status."""
     url = f"http://{'localhost' if host in ('', '0.0.0.0', '::') else host}:{port}"
-    command = [sys.executable, "-m", "daphne", "-b", host, "-p", str(port), "-v", "0", "project.asgi:application"]
-    daphne = subprocess.Popen(command, start_new_session=True)  # Ctrl-C reaches this process only, which ends daphne
+    web = WebProcesses(host, port)
     try:
-        model = wait_until_ready(url, daphne)
+        model = wait_until_ready(url, web)
         print(greeting(url, model, password, key), flush=True)
-        return daphne.wait()
+        while True:
+            web.check()
+            time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
         return 0
     finally:
-        end(daphne)
+        web.end()
 
 
-def end(child: subprocess.Popen[bytes]) -> None:
-    """Terminate the child; kill it if it does not end in time."""
-    if child.poll() is None:
-        child.terminate()
-        try:
-            child.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+class WebProcesses:
+    """The daphnes behind one listening socket."""
+
+    def __init__(self, host: str, port: int) -> None:
+        from django.conf import settings
+
+        from project.lab.apps import FOLDER
+
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=128)
+        reports = settings.STATE_DIR / "lab"
+        for report in reports.glob("*.json"):
+            report.unlink(missing_ok=True)
+        self._environ = {**os.environ, FOLDER: str(reports)}
+        self._running: dict[subprocess.Popen[bytes], float] = {}
+        for _ in range(NUM_WEB_PROCESSES):
+            self._start()
+
+    def check(self) -> None:
+        """Start killed processes again. Raises Problem for a process that ended by itself, or at once."""
+        for daphne, started_at in list(self._running.items()):
+            status = daphne.poll()
+            if status is None:
+                continue
+            del self._running[daphne]
+            if status >= 0 or time.monotonic() - started_at < _LEAST_SECONDS:
+                raise Problem(f"daphne ended with status {status}. Its output is above.")
+            print(f"Web process {daphne.pid} was killed ({signal.Signals(-status).name}).", end=" ")
+            print(f"Web process {self._start().pid} is in its place.", flush=True)
+
+    def end(self) -> None:
+        """Terminate the processes, all at the same time; kill those that do not end in time."""
+        for daphne in self._running:
+            daphne.terminate()
+        until = time.monotonic() + _END_SECONDS
+        for daphne in self._running:
+            try:
+                daphne.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                daphne.kill()
+                daphne.wait()
+        self._socket.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        fd = self._socket.fileno()
+        command = [sys.executable, "-m", "daphne", "--fd", str(fd), "-v", "0", "project.asgi:application"]
+        # Ctrl-C reaches this process only, which ends the others.
+        daphne = subprocess.Popen(command, start_new_session=True, pass_fds=(fd,), env=self._environ)
+        self._running[daphne] = time.monotonic()
+        return daphne
 
 
-def wait_until_ready(url: str, daphne: subprocess.Popen[bytes]) -> str:
+def wait_until_ready(url: str, web: WebProcesses) -> str:
     """Show the progress of loading; return the model's alias. Raises Problem if the model cannot be used."""
     from streamserve.web.cli.loading_bar import LoadingBar, description_of
 
     bar = LoadingBar(sys.stdout)
     try:
         while True:
-            if daphne.poll() is not None:
-                raise Problem(f"daphne ended with status {daphne.returncode}. Its output is above.")
+            web.check()
             state = _ready_state(url)
             for model in map(description_of, state.get("models", [])):
                 bar.show(model)
@@ -197,6 +243,7 @@ def greeting(url: str, model: str, password: str, key: str) -> str:
 streamserve is up, with the model {model!r}.
 
   Chat       {url}/
+  Lab        {url}/lab/    close the tab, kill a process: the answer goes on
   Admin      {url}/admin/   user {LOGIN}, password {password}
   Live page  {url}/admin/streamserve/live/
   API key    {key}
@@ -208,12 +255,13 @@ Ctrl-C ends it."""
 
 
 def farewell() -> str:
-    """Return the message at the end, which names the engine that still runs."""
+    """Return the message at the end, which names the engines that still run."""
     from streamserve.conf import get_settings
 
     if get_settings().client != "process":
         return "\nstreamserve has ended."
     python = min(sys.executable, os.path.relpath(sys.executable), key=len)
+    stops = "".join(f"\n  {python} manage.py streamserve_engine {alias} --stop" for alias in get_settings().models)
     return f"""
-streamserve has ended. Its engine keeps the model loaded for another minute, and then ends by itself.
-To end it at once: {python} manage.py streamserve_engine --stop"""
+streamserve has ended. Each engine keeps its model loaded for another minute, and then ends by itself. At once:
+{stops.removeprefix(chr(10))}"""

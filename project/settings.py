@@ -33,6 +33,7 @@ INSTALLED_APPS = [
     "streamserve",
     "project",
     "project.help",
+    "project.lab",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
@@ -57,6 +58,7 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
                 "project.context.assistant",
+                "project.context.lab",
             ],
         },
     },
@@ -87,6 +89,13 @@ STATIC_ROOT = STATE_DIR / "static"
 HELPDESK = BASE_DIR / "project" / "demo_model" / "helpdesk"
 
 
+# The lab interrupts a long answer. The shipped help desk answers too briefly, and too fast to watch: the lab has an
+# engine of its own beside it, which reads a text out. It computes no weights; scheduler, KV memory, log and readers are
+# those of every model. A model of the environment answers in the lab itself.
+LAB_ANSWERS = {"interrupt": (BASE_DIR / "project" / "lab" / "text.txt").read_text()}
+LAB_QUESTION = "What happens when I interrupt you?"
+
+
 def _models() -> dict[str, dict[str, Any]]:
     """Return MODELS: the model of the environment, else the help desk in the repository, else the echo engine."""
     asked = os.environ.get("STREAMSERVE_MODEL") or os.environ.get("MODEL")
@@ -95,17 +104,23 @@ def _models() -> dict[str, dict[str, Any]]:
     alias = path.rstrip("/").rpartition("/")[2] or "model"
     dtype = os.environ.get("STREAMSERVE_DTYPE") or os.environ.get("DTYPE") or "auto"
     words: dict[str, Any] = {"ANSWERS": None} if path == "echo" else {}  # long answers, to watch and to test
-    return {alias: {"PATH": path, "DTYPE": dtype, **words}}
+    small = {"NUM_BLOCKS": 80, "LEAD_TOKENS": 96}  # so that one sees them
+    reads_out: dict[str, Any] = {"PATH": "echo", "ANSWERS": LAB_ANSWERS, "ENGINE": small}
+    lab = {"lab": reads_out} if path in (str(HELPDESK), "echo") else {}
+    return {alias: {"PATH": path, "DTYPE": dtype, **words}, **lab}
 
 
+MODELS = _models()
+LAB_MODEL = list(MODELS)[-1]
 # How the assistant answers (project/help/assistant.py). "slots": the model gives the passages' own sentences, whose
 # values are filled in; the demo model cannot copy them. "quotes": the model reads the passages and quotes from them.
 _SMALL = {"helpdesk", "echo"}
-HELP_ANSWERS = "slots" if _SMALL & set(_models()) else "quotes"
+HELP_ANSWERS = "slots" if _SMALL & set(MODELS) else "quotes"
 HELP_EMBEDDING: str | None = None  # "package.module.function": texts to vectors, for a search by meaning as well
 
 STREAMSERVE = {
-    "MODELS": _models(),
+    "MODELS": MODELS,
+    "ECHO_STEP_SECONDS": float(os.environ.get("ECHO_STEP_SECONDS", "0.03")),
     "STATE_DIR": STATE_DIR,
     "ANONYMOUS": True,
     "FLOW": {"DRAIN_SECONDS": 2},  # Ctrl-C ends the demo soon

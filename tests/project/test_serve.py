@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from project import serve as serve_module
 from project.help.review import EXAMPLE
 from tests.support.docs.demo_site import free_port, manage, processes_of, serve
 
@@ -17,7 +19,7 @@ from tests.support.docs.demo_site import free_port, manage, processes_of, serve
 def test_the_demo_starts_serves_and_ends(tmp_path: Path) -> None:
     """It prints its address, accepts a key of one's own, serves page and static files, and ends by SIGINT with 0.
 
-    Of its processes only the engine and what it has started are left; the output names it, and how to end it.
+    Of its processes only the engines and what they have started are left; the output names how to end them.
     """
     key, port = "my-demo-key-0123456789", free_port()
     demo = serve(tmp_path, PORT=port, STREAMSERVE_DEMO_KEY=key)
@@ -48,11 +50,42 @@ def test_the_demo_starts_serves_and_ends(tmp_path: Path) -> None:
     with httpx.Client(trust_env=False) as client, pytest.raises(httpx.ConnectError):
         client.get(url)
     left = processes_of(tmp_path)
-    stopped = manage(tmp_path, "streamserve_engine", "--stop")
-    assert [one for one in left if f"process {one} has ended" in stopped.stdout], stopped.stdout
+    for alias in ("echo", "lab"):
+        assert f"manage.py streamserve_engine {alias} --stop" in rest
+        stopped = manage(tmp_path, "streamserve_engine", alias, "--stop")
+        assert [one for one in left if f"process {one} has ended" in stopped.stdout], stopped.stderr
     until = time.monotonic() + 10
     while processes_of(tmp_path):  # its compiler of grammars ends with it
         assert time.monotonic() < until
+
+
+def test_a_killed_web_process_is_replaced(tmp_path: Path) -> None:
+    """Its port answers all the while, by the other; a web process that ends by itself ends the demo."""
+    port = free_port()
+    demo = serve(tmp_path, PORT=port)
+    assert demo.stdout is not None
+    try:
+        lines = iter(demo.stdout)
+        assert any("Ctrl-C" in line for line in lines)
+        url = f"http://127.0.0.1:{port}/livez"
+        with httpx.Client(trust_env=False, timeout=20) as client:
+            first = web_processes(tmp_path)
+            assert len(first) == serve_module.NUM_WEB_PROCESSES
+            killed = min(first)
+            os.kill(killed, signal.SIGKILL)
+            assert client.get(url).status_code == 200
+            replaced = next(line for line in lines if f"Web process {killed} was killed (SIGKILL)" in line)
+            assert "is in its place" in replaced
+            assert len(web_processes(tmp_path) - first) == 1
+    finally:
+        demo.send_signal(signal.SIGINT)
+        demo.communicate(timeout=30)
+    assert demo.returncode == 0
+
+
+def web_processes(tmp_path: Path) -> set[int]:
+    """Return the daphnes of the demo site on that folder."""
+    return {one for one in processes_of(tmp_path) if b"daphne" in (Path("/proc") / str(one) / "cmdline").read_bytes()}
 
 
 def check_review(client: httpx.Client, key: dict[str, str]) -> None:

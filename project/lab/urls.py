@@ -1,0 +1,16 @@
+"""The lab's routes."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from project.lab import views
+
+app_name = "lab"
+
+urlpatterns = [
+    path("", views.page, name="page"),
+    path("<slug:stream_id>/state/", views.state, name="state"),
+    path("<slug:stream_id>/kill/web/", views.kill, {"what": "web"}, name="kill_web"),
+    path("<slug:stream_id>/kill/engine/", views.kill, {"what": "engine"}, name="kill_engine"),
+]

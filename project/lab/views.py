@@ -1,0 +1,92 @@
+"""The lab's page, the state that it shows, and its two buttons that kill.
+
+State and kills are for visitors from this machine, and only while DEBUG is on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from django.conf import settings
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse, StreamingHttpResponse
+from django.middleware.csrf import get_token
+from django.views.decorators.http import require_GET, require_POST
+
+from project.lab.reports import EVERY_SECONDS, Report, merged, read
+from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, frame, one_line_json
+from streamserve.web.chat_page import chat_page
+
+LIFE_SECONDS = 600.0  # then the page asks again
+# A proxy in front of the site speaks for others, who are not on this machine.
+_FORWARDED = ("HTTP_FORWARDED", "HTTP_X_FORWARDED_FOR", "HTTP_X_REAL_IP")
+
+
+async def page(request: HttpRequest) -> HttpResponse:
+    """Show the lab."""
+    get_token(request)  # its scripts send it
+    request.is_at_this_machine = is_at_this_machine(request)  # type: ignore[attr-defined]  # for the template
+    return await chat_page(request, "lab.html")
+
+
+@require_GET
+async def state(request: HttpRequest, stream_id: str) -> StreamingHttpResponse:
+    """Send what the server holds of an answer, five times a second."""
+    _check(request)
+    response = StreamingHttpResponse(_frames(stream_id), content_type=CONTENT_TYPE)
+    response["Cache-Control"] = "no-cache, no-transform"
+    response["X-Accel-Buffering"] = "no"
+    return response
+
+
+async def _frames(stream_id: str) -> AsyncIterator[bytes]:
+    yield FIRST_BYTES
+    for _ in range(round(LIFE_SECONDS / EVERY_SECONDS)):
+        yield frame(one_line_json(merged(read(folder()), stream_id)), event="state")
+        await asyncio.sleep(EVERY_SECONDS)
+
+
+@require_POST
+def kill(request: HttpRequest, what: str, stream_id: str) -> HttpResponse:
+    """Kill the engine of the lab's model, or the web process that makes an answer, by SIGKILL."""
+    _check(request)
+    pid = victim(read(folder()), what, stream_id)
+    if pid is None:
+        return HttpResponseBadRequest("It does not run now.")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    return JsonResponse({"killed": pid})
+
+
+def victim(reports: list[Report], what: str, stream_id: str) -> int | None:
+    """Return the process to kill: of ours only, which is a child of what has started this process, or its engine."""
+    if what == "engine":
+        return next((report["engine"]["pid"] for report in reports if report["engine"]["pid"]), None)
+    ours = [report for report in reports if report["parent"] == os.getppid()]
+    makers = [one for one in ours if one["answers"].get(stream_id, {}).get("is_made_here")]
+    return makers[0]["pid"] if makers else None
+
+
+def folder() -> Path:
+    """Return the folder of the reports."""
+    return Path(settings.STATE_DIR) / "lab"
+
+
+def is_at_this_machine(request: HttpRequest) -> bool:
+    """Whether the visitor may kill: DEBUG is on, and the request comes from this machine."""
+    if not settings.DEBUG or any(name in request.META for name in _FORWARDED):
+        return False
+    try:
+        return ipaddress.ip_address(request.META.get("REMOTE_ADDR", "")).is_loopback
+    except ValueError:
+        return False
+
+
+def _check(request: HttpRequest) -> None:
+    if not is_at_this_machine(request):
+        raise Http404("The lab shows and kills only for visitors from its own machine, while DEBUG is on.")
