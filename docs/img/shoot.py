@@ -1,5 +1,6 @@
-"""Take the README's pictures: `python docs/img/shoot.py URL` asks the running demo site a few questions for chat.png;
-with USER PASSWORD behind it, the admin's live page for live.png (use `make run MODEL=echo`: its answers are long).
+"""Take the README's pictures: `python docs/img/shoot.py URL` asks the running demo site a few questions for chat.png,
+and kills processes of its lab for lab.png; with USER PASSWORD behind it, the admin's live page for live.png (use `make
+run MODEL=echo`: its answers are long). The moving picture: film.py.
 """
 
 from __future__ import annotations
@@ -30,6 +31,16 @@ def shoot_chat(page: Page, url: str) -> None:
     page.screenshot(path=FOLDER / "chat.png")
 
 
+def shoot_lab(page: Page, url: str) -> None:
+    page.goto(f"{url}/lab/")
+    page.click("[data-lab-do=ask]")
+    for button, seconds in (("web", 4), ("engine", 6), ("slow", 8)):
+        page.wait_for_timeout(seconds * 1000)
+        page.click(f"[data-lab-do={button}]")
+    page.get_by_text("The engine waits for you").wait_for(timeout=60_000)
+    page.screenshot(path=FOLDER / "lab.png")
+
+
 def shoot_live(page: Page, visitors: list[Page], url: str, user: str, password: str) -> None:
     page.goto(f"{url}/admin/login/?next=/admin/streamserve/live/")
     page.get_by_label("Username").fill(user)
@@ -50,6 +61,7 @@ def main(url: str, user: str = "", password: str = "") -> None:
         size = {"width": 1280, "height": 900}
         if not user:
             shoot_chat(browser.new_context(viewport=size).new_page(), url)
+            shoot_lab(browser.new_context(viewport=size).new_page(), url)
         else:
             visitors = [browser.new_context().new_page() for _ in range(3)]
             shoot_live(browser.new_context(viewport=size).new_page(), visitors, url, user, password)
