@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from django.test import AsyncClient
 from django.test.utils import override_settings
 from hypothesis import HealthCheck, settings
 
+from streamserve.clients import factory
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.models import ApiKey
 from streamserve.testing import DaphneServer
@@ -78,6 +80,17 @@ async def engine(transactional_db: Any) -> AsyncIterator[None]:
 def gate() -> Gate:
     """The gate through which steps of the echo engine pass."""
     return Gate()
+
+
+@pytest.fixture
+def site_gate(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """The gate, through which the steps of the site's echo engines pass too: of those that are made from now on.
+
+    An answer that has to be under way while a test acts is held here: a slow engine may have ended it by then.
+    """
+    monkeypatch.setattr(factory, "echo_client", partial(factory.echo_client, on_plan=gate))
+    yield gate
+    gate.open()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from django.test.utils import override_settings
 
 from streamserve.web import site
 from tests.conftest import Caller, until_ready
+from tests.support.streams.hand_made import Gate
 
 
 @pytest.fixture
@@ -19,7 +20,9 @@ def caller(alice_key: str) -> Caller:
 
 
 @pytest.fixture
-async def shared(request: pytest.FixtureRequest, tmp_path: Path, transactional_db: Any) -> AsyncIterator[None]:
+async def shared(
+    request: pytest.FixtureRequest, tmp_path: Path, transactional_db: Any, site_gate: Gate
+) -> AsyncIterator[None]:
     """The site of the module's SHARED settings, on a state folder of its own.
 
     `site.reset()` is the end of one process and the start of the next.

@@ -14,6 +14,7 @@ from streamserve.clients.pipeline.client import forget
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
 from tests.support.checks.message_checks import check_message, events_in, folded
+from tests.support.streams.hand_made import Gate
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 
@@ -138,34 +139,35 @@ async def test_an_engine_that_dies_is_an_error(caller: Caller) -> None:
         await site.reset()
 
 
-async def test_a_message_is_resumed(caller: Caller) -> None:
+async def test_a_message_is_resumed(caller: Caller, site_gate: Gate) -> None:
     """With an Idempotency-Key it is parked when its reader leaves; the rest comes after the last id, in any shape."""
     whole = check_message(await body_of(await caller.post("/v1/messages", ask(max_tokens=40, stream=True))))
     await site.reset()
-    with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.01}):
-        await until_ready()
-        response = await caller.post("/v1/messages", ask(max_tokens=40, stream=True), **KEY)
-        chunks = aiter(response)
-        part = b""
-        while part.count(b"text_delta") < 3:
-            part += await anext(chunks)
-        await chunks.aclose()
-        part = part[: part.rindex(b"\n\n") + 2]
-        [stream] = site.get_site().streams.all()
-        await until(lambda: stream.state == "parked")
-        _, is_over = folded(part)
-        assert not is_over
-        last_id = [read.id for read, _ in events_in(part)][-1]
-        path = f"/v1/streams/{response['X-Stream-Id']}/events"
-        rest = await body_of(await caller.get(path, **VERSION, **{"Last-Event-ID": last_id}))
-        message = check_message(part + rest)
-        assert (message["content"], message["usage"]["output_tokens"]) == (whole["content"], 40)
-        again = await body_of(await caller.post("/v1/messages", ask(max_tokens=40, stream=True), **KEY))
-        assert check_message(again)["id"] == message["id"]
-        shown = await body_of(await caller.get(f"/streams/{response['X-Stream-Id']}/events?format=anthropic"))
-        assert check_message(shown)["content"] == whole["content"]
-        assert (await caller.post("/v1/messages", ask(max_tokens=41), **KEY)).status_code == 422
-        await site.reset()
+    await until_ready()
+    site_gate.allow(8)
+    response = await caller.post("/v1/messages", ask(max_tokens=40, stream=True), **KEY)
+    chunks = aiter(response)
+    part = b""
+    while b"text_delta" not in part:
+        part += await anext(chunks)
+    await chunks.aclose()
+    part = part[: part.rindex(b"\n\n") + 2]
+    [stream] = site.get_site().streams.all()
+    await until(lambda: stream.state == "parked")
+    site_gate.open()
+    _, is_over = folded(part)
+    assert not is_over
+    last_id = [read.id for read, _ in events_in(part)][-1]
+    path = f"/v1/streams/{response['X-Stream-Id']}/events"
+    rest = await body_of(await caller.get(path, **VERSION, **{"Last-Event-ID": last_id}))
+    message = check_message(part + rest)
+    assert (message["content"], message["usage"]["output_tokens"]) == (whole["content"], 40)
+    again = await body_of(await caller.post("/v1/messages", ask(max_tokens=40, stream=True), **KEY))
+    assert check_message(again)["id"] == message["id"]
+    shown = await body_of(await caller.get(f"/streams/{response['X-Stream-Id']}/events?format=anthropic"))
+    assert check_message(shown)["content"] == whole["content"]
+    assert (await caller.post("/v1/messages", ask(max_tokens=41), **KEY)).status_code == 422
+    await site.reset()
 
 
 async def test_without_a_key_leaving_stops_the_answer(caller: Caller) -> None:

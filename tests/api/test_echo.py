@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.test.utils import override_settings
 
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
 from tests.support.checks.stream_checks import parse_sse
+from tests.support.streams.hand_made import Gate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -22,23 +22,24 @@ def texts_of(body: bytes, n: int) -> list[str]:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_a_parked_answer_shows_its_prompt_once(engine: None, alice_key: str, n: int) -> None:
+async def test_a_parked_answer_shows_its_prompt_once(engine: None, alice_key: str, site_gate: Gate, n: int) -> None:
     """Its reader leaves and returns: the whole is what it would have been."""
     caller = Caller(key=alice_key)
     whole = texts_of(await body_of(await caller.post("/streams", {**ASK, "n": n})), n)
     assert all(text.startswith("The quiet river") and len(text) > 40 for text in whole)
     await site.reset()
-    with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.02}):
-        await until_ready()
-        response = await caller.post("/streams", {**ASK, "n": n})
-        chunks, seen = aiter(response), b""
-        while seen.count(b"event: token") < 3 * n:
-            seen += await anext(chunks)
-        await chunks.aclose()
-        stream = site.get_site().streams.find(response["X-Stream-Id"])
-        assert stream is not None
-        await until(lambda: stream.state == "parked")
-        replayed = await body_of(await caller.get(f"/streams/{stream.id}/events"))
-        assert stream.engine.parking.num_parks == 1
-        assert texts_of(replayed, n) == whole
-        await site.reset()
+    await until_ready()
+    site_gate.allow(8)
+    response = await caller.post("/streams", {**ASK, "n": n})
+    chunks, seen = aiter(response), b""
+    while seen.count(b"event: token") < n:  # the prompt of each choice
+        seen += await anext(chunks)
+    await chunks.aclose()
+    stream = site.get_site().streams.find(response["X-Stream-Id"])
+    assert stream is not None
+    await until(lambda: stream.state == "parked")
+    site_gate.open()
+    replayed = await body_of(await caller.get(f"/streams/{stream.id}/events"))
+    assert stream.engine.parking.num_parks == 1
+    assert texts_of(replayed, n) == whole
+    await site.reset()

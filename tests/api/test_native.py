@@ -12,6 +12,7 @@ from streamserve.models import Stream as StreamRow
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
 from tests.support.checks.stream_checks import check_native, parse_sse, text_of
+from tests.support.streams.hand_made import Gate
 from tests.support.streams.log_lines import captured_events
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
@@ -47,16 +48,17 @@ async def test_tokens_and_text_are_the_same_answer(caller: Caller) -> None:
     assert "".join(frame.json["token"] for frame in tokens[:-1]) == native == text.decode()
 
 
-async def test_a_row_records_how_its_stream_ended(caller: Caller) -> None:
+async def test_a_row_records_how_its_stream_ended(caller: Caller, site_gate: Gate) -> None:
     """Owner, counts, times; the request is deleted, and the text was never kept."""
     await site.reset()
-    with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.02}):
-        await until_ready()
-        response = await caller.post("/streams", ask(prompt="a secret question"))
-        row = await StreamRow.objects.aget()
-        assert (row.state, row.request["request"]["prompt"]) == ("running", "a secret question")
-        await body_of(response)
-        await site.reset()
+    await until_ready()
+    site_gate.allow(0)
+    response = await caller.post("/streams", ask(prompt="a secret question"))
+    row = await StreamRow.objects.aget()
+    assert (row.state, row.request["request"]["prompt"]) == ("running", "a secret question")
+    site_gate.open()
+    await body_of(response)
+    await site.reset()
     row = await StreamRow.objects.aget()
     assert (row.state, row.finish_reason, row.completion_tokens) == ("finished", "length", 8)
     assert (row.request, row.text) == (None, "")

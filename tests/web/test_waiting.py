@@ -86,7 +86,7 @@ async def test_a_call_from_python_waits(one_place: None, alice: Any) -> None:
     """`acomplete` for a user waits for that user's place."""
     caller = Caller()
     await caller.client.aforce_login(alice)
-    streams, asking = site.get_streams(), asyncio.create_task(acomplete("hi", user=alice, max_tokens=400))
+    streams, asking = site.get_streams(), asyncio.create_task(acomplete("hi", user=alice, max_tokens=4000))
     await until(lambda: len(streams.all()) == 1)
     second = asyncio.create_task(acomplete("hi", user=alice, max_tokens=2))
     await until(lambda: num_waiting() == 1)

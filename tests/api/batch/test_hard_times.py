@@ -21,6 +21,7 @@ from streamserve.web import site
 from tests.conftest import until, until_ready
 from tests.support.servers.write_lock import on_sqlite, write_lock
 from tests.support.sites.batch_runs import CHAT, Tenant, jsonl, line
+from tests.support.streams.hand_made import Gate
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 
@@ -33,7 +34,7 @@ def tenant(alice_key: str) -> Tenant:
 
 
 @pytest.fixture
-async def slow_engine(engine: None) -> AsyncIterator[None]:
+async def slow_engine(engine: None, site_gate: Gate) -> AsyncIterator[None]:
     """An echo engine of 100 tokens a second, so that a long row does not end in a test."""
     await site.reset()
     with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.01}):
@@ -121,14 +122,16 @@ async def test_rows_end_with_an_attempt_that_fails(tenant: Tenant) -> None:
 
 @on_sqlite
 @pytest.mark.usefixtures("slow_engine")
-async def test_a_row_that_has_ended_is_stored_by_a_worker_that_stops(tenant: Tenant) -> None:
+async def test_a_row_that_has_ended_is_stored_by_a_worker_that_stops(tenant: Tenant, site_gate: Gate) -> None:
     """Its write waits for a locked database. The batch is given back with the row, which is not run again."""
     ending = line("ending", messages=HI, max_tokens=30, ignore_eos=True)
+    site_gate.allow(10)
     batch = (await tenant.create(jsonl([ending, long("long")]))).json()
     worker = site.get_site().work.new_worker(["batch"])
     running = asyncio.create_task(worker.run())
     await until(lambda: len(live_rows()) == 2)
     with write_lock():
+        site_gate.open()
         await until(lambda: len(live_rows()) == 1)
         running.cancel()
         await until(lambda: not live_rows())

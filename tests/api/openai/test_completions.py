@@ -19,6 +19,7 @@ from streamserve.engine.echo import EchoTokenizer
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
 from tests.support.checks.stream_checks import parse_sse
+from tests.support.streams.hand_made import Gate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -209,20 +210,21 @@ async def test_leaving_ends_every_answer_of_the_response(caller: Caller) -> None
         await site.reset()
 
 
-async def test_one_failed_answer_is_an_error_without_done(caller: Caller) -> None:
+async def test_one_failed_answer_is_an_error_without_done(caller: Caller, site_gate: Gate) -> None:
     """The other prompt's answer is whole, and no `[DONE]` says that the response were."""
     await site.reset()
-    with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.02}):
-        await until_ready()
-        ask = {**ASK, "prompt": TWO, "max_tokens": 30, "ignore_eos": True, "stream": True}
-        response = await caller.post(PATH, ask)
-        first = response["X-Stream-Id"].split(", ")[0]
-        await caller.post(f"/streams/{first}/stop")
-        frames = [frame.json for frame in parse_sse(await body_of(response))]
-        assert [frame["error"]["code"] for frame in frames if "error" in frame] == ["cancelled"]
-        ends = [choice for frame in frames for choice in frame.get("choices", []) if choice["finish_reason"]]
-        assert [(choice["index"], choice["finish_reason"]) for choice in ends] == [(1, "length")]
-        await site.reset()
+    await until_ready()
+    site_gate.allow(4)
+    ask = {**ASK, "prompt": TWO, "max_tokens": 30, "ignore_eos": True, "stream": True}
+    response = await caller.post(PATH, ask)
+    first = response["X-Stream-Id"].split(", ")[0]
+    await caller.post(f"/streams/{first}/stop")
+    site_gate.open()
+    frames = [frame.json for frame in parse_sse(await body_of(response))]
+    assert [frame["error"]["code"] for frame in frames if "error" in frame] == ["cancelled"]
+    ends = [choice for frame in frames for choice in frame.get("choices", []) if choice["finish_reason"]]
+    assert [(choice["index"], choice["finish_reason"]) for choice in ends] == [(1, "length")]
+    await site.reset()
 
 
 async def test_a_parked_answer_is_resumed_in_its_shape(caller: Caller) -> None:

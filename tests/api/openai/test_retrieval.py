@@ -12,6 +12,7 @@ from django.test.utils import override_settings
 from streamserve.web import site
 from tests.conftest import Caller, until, until_ready
 from tests.support.checks.stream_checks import parse_sse
+from tests.support.streams.hand_made import Gate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -23,7 +24,6 @@ SHARED = {
         "echo": {"PATH": "echo"},
         "scripted": {"PATH": "echo", "FORMAT": "qwen3", "ANSWERS": {"weather": CALLING}},
     },
-    "ECHO_STEP_SECONDS": 0.005,
 }
 
 
@@ -47,8 +47,9 @@ async def test_a_whole_answer_is_the_same_again(shared: None, caller: Caller, fi
     assert again.json() == whole
 
 
-async def test_a_streamed_answer_is_there_as_a_whole(shared: None, caller: Caller) -> None:
+async def test_a_streamed_answer_is_there_as_a_whole(shared: None, caller: Caller, site_gate: Gate) -> None:
     """The id of its chunks finds it: a 409 while it is made, which official clients try again, then all of it."""
+    site_gate.allow(4)
     response = await caller.post(PATH, ask(stream=True, ignore_eos=True))
     chunks = aiter(response)
     read = await anext(chunks)
@@ -57,6 +58,7 @@ async def test_a_streamed_answer_is_there_as_a_whole(shared: None, caller: Calle
     path = f"{PATH}/{parse_sse(read)[0].json['id']}"
     early = await caller.get(path)
     assert (early.status_code, early.json()["error"]["code"]) == (409, "answer_running")
+    site_gate.open()
     read += b"".join([chunk async for chunk in chunks])
     [stream] = site.get_site().streams.all()
     await until(stream.ended.is_set)
@@ -92,13 +94,15 @@ async def test_the_text_is_there_where_the_site_stores_it(caller: Caller, stores
         assert again.status_code == 410
 
 
-async def test_an_answer_that_was_stopped_is_no_completion(shared: None, caller: Caller) -> None:
+async def test_an_answer_that_was_stopped_is_no_completion(shared: None, caller: Caller, site_gate: Gate) -> None:
     """It ended in an error for its reader, and does so again: half an answer never looks whole."""
+    site_gate.allow(4)
     response = await caller.post(PATH, ask(stream=True, ignore_eos=True))
     chunks = aiter(response)
     await anext(chunks)
     stream_id = response["X-Stream-Id"]
     await caller.post(f"/streams/{stream_id}/stop")
+    site_gate.open()
     await body_of_rest(chunks)
     again = await caller.get(f"{PATH}/chatcmpl-{stream_id}")
     assert again.status_code >= 400

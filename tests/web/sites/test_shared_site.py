@@ -22,13 +22,14 @@ from streamserve.streams.log.base import LogFull
 from streamserve.streams.log.file_log import FileLog
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
-from tests.support.checks.stream_checks import check_native, check_native_part, parse_sse, text_of
+from tests.support.checks.stream_checks import Frame, check_native, check_native_part, parse_sse, text_of
+from tests.support.streams.hand_made import Gate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-async def shared(tmp_path: Path, transactional_db: Any) -> AsyncIterator[Path]:
+async def shared(tmp_path: Path, transactional_db: Any, site_gate: Gate) -> AsyncIterator[Path]:
     """A site on a state folder of its own, with its engine in this process."""
     conf = {"MODELS": {"echo": {"PATH": "echo"}}, "CLIENT": "thread", "STATE_DIR": tmp_path, "ECHO_STEP_SECONDS": 0.01}
     with override_settings(STREAMSERVE=conf):
@@ -56,30 +57,42 @@ async def read_some(response: Any, num_tokens: int) -> bytes:
     return out
 
 
-async def test_streams_outlive_the_process(shared: Path, caller: Caller) -> None:
+async def left_half_read(caller: Caller, gate: Gate) -> tuple[str, list[Frame]]:
+    """Start an answer whose reader leaves it; return its id and what was read. It is parked, and the gate is open."""
+    gate.allow(8)
+    response = await caller.post("/streams", ask(max_tokens=60))
+    seen = check_native_part(await read_some(response, 1))
+    stream = site.get_streams().find(response["X-Stream-Id"])
+    assert stream is not None
+    await until(lambda: stream.state == "parked")
+    gate.open()
+    return response["X-Stream-Id"], seen
+
+
+async def test_streams_outlive_the_process(shared: Path, caller: Caller, site_gate: Gate) -> None:
     """A finished stream is replayed and an unfinished one resumes, by either kind of address."""
     whole = await caller.post("/streams", ask(max_tokens=60))
     text = text_of(check_native(await body_of(whole)))
-    part = await caller.post("/streams", ask(max_tokens=60))
-    seen = check_native_part(await read_some(part, 2))
+    part_id, seen = await left_half_read(caller, site_gate)
     await site.reset()
     await until_ready()
     again = await caller.get(f"/streams/{whole['X-Stream-Id']}/events")
     assert text_of(check_native(await body_of(again))) == text
-    state = (await caller.get(f"/streams/{part['X-Stream-Id']}")).json()
+    state = (await caller.get(f"/streams/{part_id}")).json()
     assert (state["state"], state["error_code"], state["resumable"]) == ("parked", None, True)
     rest = await caller.get("/streams/new?prompt=x", **{"last-event-id": seen[-1].id})
-    assert rest["X-Stream-Id"] == part["X-Stream-Id"]
+    assert rest["X-Stream-Id"] == part_id
     assert text_of(seen + check_native(await body_of(rest), after=seen[-1].seq)) == text
-    state = (await caller.get(f"/streams/{part['X-Stream-Id']}")).json()
+    state = (await caller.get(f"/streams/{part_id}")).json()
     assert (state["state"], state["finish_reason"], state["usage"]["completion_tokens"]) == ("finished", "length", 60)
     assert await StreamRow.objects.acount() == 2
 
 
-async def test_a_resume_elsewhere_is_one_select(shared: Path, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_resume_elsewhere_is_one_select(
+    shared: Path, caller: Caller, site_gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process that takes a stream over reads its row once, and then claims it."""
-    response = await caller.post("/streams", ask(max_tokens=60))
-    seen = check_native_part(await read_some(response, 2))
+    stream_id, seen = await left_half_read(caller, site_gate)
     await site.reset()
     await until_ready()
     statements: list[str] = []
@@ -91,7 +104,7 @@ async def test_a_resume_elsewhere_is_one_select(shared: Path, caller: Caller, mo
         return execute(cursor, sql, params)
 
     monkeypatch.setattr(CursorWrapper, "execute", noted)
-    rest = await caller.get(f"/streams/{response['X-Stream-Id']}/events?after={seen[-1].seq}")
+    rest = await caller.get(f"/streams/{stream_id}/events?after={seen[-1].seq}")
     check_native(await body_of(rest), after=seen[-1].seq)
     await site.reset()
     assert statements == ["SELECT", "UPDATE", "UPDATE"]  # its row, the claim, the end
