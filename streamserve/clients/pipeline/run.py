@@ -15,6 +15,7 @@ import json
 import logging
 import math
 import re
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -274,10 +275,28 @@ class Run:
         return await journal.step(name, function, show, _as_json, _from_json)
 
     async def _do(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Run a function: a synchronous function on a thread."""
+        """Run a function: a synchronous function on a thread, whose result may be a coroutine for this task."""
         if inspect.iscoroutinefunction(function):
             return await function(*args, **options)
-        result = await self._call(function, *args, **options)
+        made: list[Any] = []
+        is_left = threading.Event()
+
+        def close() -> None:
+            for result in filter(inspect.iscoroutine, made):
+                result.close()  # else Python warns that it was never awaited
+
+        def call() -> Any:
+            made.append(function(*args, **options))
+            if is_left.is_set():
+                close()
+            return made[0]
+
+        try:
+            result = await self._call(call)
+        except asyncio.CancelledError:
+            is_left.set()
+            close()
+            raise
         return await result if inspect.isawaitable(result) else result
 
     # For the client

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import inspect
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -113,6 +115,27 @@ async def test_the_end_reaches_every_await(streams: Streams, echo: ThreadClient,
     got = end.finish_reason if isinstance(end, Done) else end.code if isinstance(end, Error) else None
     assert got == {"stop": "cancelled", "deadline": "timeout", "left": "abandoned", "closed": "engine_unavailable"}[how]
     await until(lambda: echo.stats().running == 0, "the engine computes nothing of it")
+
+
+async def test_a_coroutine_that_comes_too_late_is_closed(streams: Streams, echo: ThreadClient) -> None:
+    """A step's function on a thread returns it after the stop: Python would warn that it was never awaited."""
+    has_begun, go = threading.Event(), threading.Event()
+    made: list[Coroutine[Any, Any, Any]] = []
+
+    def late() -> Any:
+        has_begun.set()
+        assert go.wait(60)
+        made.append(asyncio.Event().wait())
+        return made[0]
+
+    life = Life(streams, echo, lambda run: run.step("waiting", late))
+    stream = await streams.start(asked(), Admission(owner="u", tenant="t"))
+    await until(has_begun.is_set, "the function runs")
+    await stream.stop()
+    async with asyncio.timeout(60):
+        await life.ended.wait()
+    go.set()
+    await until(lambda: [inspect.getcoroutinestate(one) for one in made] == [inspect.CORO_CLOSED], "it is closed")
 
 
 async def test_emits_wait_while_the_log_is_down(streams: Streams, echo: ThreadClient, log: StallingLog) -> None:

@@ -42,6 +42,8 @@ from tests.support.servers.upstreams import (
     usage,
 )
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 ERROR = {"error": {"message": "temperature is too warm", "param": "temperature", "code": 400}}
 
 

@@ -207,12 +207,14 @@ async def test_the_time_of_the_queue_is_bounded() -> None:
     config = replace(CONFIG, max_num_seqs=1, classes=IMPATIENT)
     runner = GatedRunner(PacedRunner(echo_runner(), seconds_per_token=0.0005))
     async with serving(runner, config) as client:
-        rows = [ask("x" * number, max_tokens=100, latency_class="document") for number in range(1, 21)]
+        rows = [ask("x" * number, max_tokens=20, latency_class="document") for number in range(1, 21)]
         accepted = [await client.generate(one) for one in rows]
-        runner.open()
-        await until(lambda: client.stats().queued_seconds > 0)
+        while not client.stats().queued_seconds:
+            runner.release()
+            await runner.held()
         with pytest.raises(Overloaded, match="would wait") as caught:
             await client.generate(ask())
+        runner.open()
         assert 1 <= caught.value.retry_after <= 120
         assert all(isinstance(events[-1], Done) for events in await asyncio.gather(*map(collect, accepted)))
         assert isinstance((await collect(await client.generate(ask())))[-1], Done)
