@@ -16,7 +16,7 @@ from streamserve.protocol.events import BlockStart, Token
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, Tool
 from tests.conftest import until
 from tests.support.models import thinking_world as world
-from tests.support.models.thinking_exam import failed
+from tests.support.models.thinking_exam import failed, turns
 from tests.support.models.thinking_model import encode, thinking_model
 
 NUM_QUESTIONS, NUM_RIGHT = 40, 36
@@ -91,12 +91,25 @@ async def test_it_calls_what_it_was_never_trained_on(client: ThreadClient) -> No
     assert len(wrong) <= NUM_QUESTIONS - NUM_RIGHT, wrong
 
 
-def test_the_exam_finds_a_wrong_word() -> None:
-    """A turn is passed as the model answers it, and failed with another city in its call."""
+@pytest.fixture(scope="module")
+def trained() -> tuple[Any, Any]:
+    """The tokenizer and the model, as transformers loads them."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = thinking_model()
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_the_kept_model_passes_the_exam(trained: tuple[Any, Any]) -> None:
+    """What the tests ask it is right by a margin. Else the world has changed: train the model anew, see its module."""
+    tokenizer, model = trained
+    wrong = failed(model, [encode(tokenizer, turn) for turn in turns()])
+    assert [tokenizer.decode(ids) for ids, _ in wrong] == []
+
+
+def test_the_exam_finds_a_wrong_word(trained: tuple[Any, Any]) -> None:
+    """A turn is passed as the model answers it, and failed with another city in its call."""
+    tokenizer, model = trained
     wish = world.Wish(world.TOPICS["weather"], "get_weather", "Oslo", "foggy", "foggy")
     question, tools = {"role": "user", "content": "Tell me the weather in Oslo."}, [world.tool("get_weather")]
     turn, *_ = world.ask([question], tools, wish)

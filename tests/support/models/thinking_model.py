@@ -1,20 +1,16 @@
-"""A small model that thinks and calls tools, trained on the spot: `thinking_model()` returns its folder.
+"""A small model that thinks and calls tools, trained for the tests: `thinking_model()` returns its folder.
 
-Qwen3's shape and markup: a thought in <think>, calls in <tool_call> as {"name": …, "arguments": …}. It is trained once,
-in a process of its own, in a minute of CPU, and kept in .cache/ under a digest of its sources; one lock lets parallel
-test processes wait for it. What it is used for does not depend on the machine that trained it: the training ends when
-each answer of thinking_exam.py is right by a margin, and the turns that are wrong are trained too, round by round.
-`python -m tests.support.models.thinking_model` trains by hand.
+Qwen3's shape and markup: a thought in <think>, calls in <tool_call> as {"name": …, "arguments": …}. It is kept in
+tests/data/thinking_model. What it is used for does not depend on the machine: the training ends when each answer of
+thinking_exam.py is right by a margin, and the turns that are wrong are trained too, round by round. After a change of
+its world or of the exam, `python -m tests.support.models.thinking_model` trains it anew, in a minute of CPU.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import math
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -24,9 +20,7 @@ from typing import Any
 
 from tests.support.models import thinking_exam, thinking_world
 
-ROOT = Path(__file__).resolve().parents[3]
-CACHE = ROOT / ".cache" / "thinking_model"
-TRAINING_SECONDS = 900  # at most, on a busy machine
+KEPT = Path(__file__).resolve().parents[2] / "data" / "thinking_model"
 
 BOS, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -83,28 +77,8 @@ CHAT_TEMPLATE = """\
 
 
 def thinking_model() -> Path:
-    """Return the folder of the trained model; train it first if it is not there."""
-    folder = CACHE / _digest()
-    if not (folder / "model.safetensors").exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with (CACHE / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (folder / "model.safetensors").exists():
-                command = [sys.executable, "-m", "tests.support.models.thinking_model", str(folder)]
-                done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TRAINING_SECONDS)
-                if done.returncode:
-                    raise RuntimeError(f"the training failed:\n{done.stdout}\n{done.stderr}")
-    return folder
-
-
-def _digest() -> str:
-    """Return what the result depends on: the sources, and the libraries."""
-    from importlib.metadata import version
-
-    names = ("thinking_world.py", "thinking_exam.py", "thinking_model.py", "muon.py")
-    sources = [Path(__file__).with_name(name).read_text() for name in names]
-    versions = [version(name) for name in ("torch", "transformers", "tokenizers")]
-    return hashlib.sha256("\0".join(sources + versions).encode()).hexdigest()[:16]
+    """Return the folder of the trained model."""
+    return KEPT
 
 
 def train_tokenizer() -> Any:
@@ -355,4 +329,4 @@ def _save(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]) if len(sys.argv) > 1 else CACHE / _digest(), *map(int, sys.argv[2:]))
+    train(Path(sys.argv[1]) if len(sys.argv) > 1 else KEPT, *map(int, sys.argv[2:]))
