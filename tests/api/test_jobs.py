@@ -27,7 +27,7 @@ from tests.support.sites.batch_runs import without_worker
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ASKED = {"pipeline": "review", "messages": [{"role": "user", "content": "Where is my bill?"}], "seed": 7}
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 class Author:

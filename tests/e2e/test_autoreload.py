@@ -15,7 +15,7 @@ from tests.support.servers.web_servers import free_port, run_server, wait_until_
 
 SLOW = 'STREAMSERVE |= {"ECHO_STEP_SECONDS": 0.02, "MODELS": {"chat": {"PATH": "echo", "ANSWERS": None}}}\n'
 KEY = "a-key-of-the-tests-0001"
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 @pytest.mark.proof

@@ -37,7 +37,7 @@ def http(hard_server: DaphneServer, key: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Poll a server that has no event to wait for; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -156,10 +156,10 @@ def test_a_websocket_streams_stops_and_resumes(hard_server: DaphneServer, http: 
     headers = {"Authorization": f"Bearer {key}"}
     with connect(f"{hard_server.websocket_url}/ws/streams", additional_headers=headers, proxy=None) as socket:
         socket.send(json.dumps({"type": "start", "request": ASK}))
-        started = json.loads(socket.recv(timeout=10))
+        started = json.loads(socket.recv(timeout=60))
         text, event = "", ""
         while event != "done":
-            message = json.loads(socket.recv(timeout=10))
+            message = json.loads(socket.recv(timeout=60))
             event = message["event"]
             text += message["data"]["text"] if event == "token" else ""
     replay = http.get(f"/streams/{started['id']}/events")
@@ -189,7 +189,7 @@ def test_the_live_page_streams_metrics(hard_server: DaphneServer, http: httpx.Cl
     session.force_login(root)
     cookies = {"sessionid": session.cookies["sessionid"].value}
     url = f"{hard_server.url}/admin/streamserve/live"
-    with httpx.Client(cookies=cookies, timeout=10, trust_env=False) as browser:
+    with httpx.Client(cookies=cookies, timeout=60, trust_env=False) as browser:
         assert browser.get(f"{hard_server.url}/").status_code == 200
         assert browser.get(f"{url}/").status_code == 200
         with browser.stream("GET", f"{url}/events") as response:

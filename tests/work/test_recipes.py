@@ -28,7 +28,7 @@ from tests.support.servers.web_servers import daphne, wait_until_ready
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 async def review(run: Run) -> str:

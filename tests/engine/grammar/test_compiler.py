@@ -130,7 +130,7 @@ def test_a_text_that_must_follow_may_be_written_with_any_tokens(grammar: Grammar
 
 def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_served() -> None:
     """The worker is killed in the middle of it."""
-    with compiling(compile_seconds=0.3) as compiler:
+    with compiling(compile_seconds=1.0) as compiler:
         one_matcher(compiler, regex("a"))
         first = compiler._provers[-1].pid
         with pytest.raises(BadRequest) as caught:

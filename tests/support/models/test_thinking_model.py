@@ -62,7 +62,7 @@ async def client() -> Any:
     model = ModelConfig(alias="thinker", path=str(thinking_model()))
     client = make_client(model, EngineConfig(num_blocks=256))
     client.start()
-    await until(lambda: client.describe().state == "ready", 60)
+    await until(lambda: client.describe().state == "ready", 300)
     yield client
     await client.aclose()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from asgiref.testing import ApplicationCommunicator
 
-SECONDS = 30.0  # reached only by a test that fails
+SECONDS = 60.0  # reached only by a test that fails
 
 _receive_output, _wait = ApplicationCommunicator.receive_output, ApplicationCommunicator.wait
 
