@@ -45,7 +45,7 @@ def test_a_price_is_what_the_engine_takes_for_an_answer_alone() -> None:
 @pytest.mark.parametrize("load", [1.5, pytest.param(3.0, marks=pytest.mark.proof)])
 def test_no_contender_passes_a_bound(load: float) -> None:
     """Served by heads and by work stay below the bounds of the same requests."""
-    visits = Workload(load=load).draw(1, CPU.capacity, 30.0)
+    visits = Workload(load=load).draw(1, CPU.capacity, 15.0)
     most = bounds(CPU, visits)
     for name in (OURS, IN_TIME):
         simulation = Simulation(CPU, contenders()[name].config, visits, acks=contenders()[name].acks)

@@ -15,7 +15,7 @@ from tests.sim.conftest import StepCount
 from tests.sim.simulation import Simulation
 
 IS_SOAK = "STREAMSERVE_SOAK" in os.environ
-MAX_EXAMPLES = 2_000 if IS_SOAK else 150
+MAX_EXAMPLES = 2_000 if IS_SOAK else 75
 
 
 class EngineMachine(RuleBasedStateMachine):

@@ -15,7 +15,7 @@ from tests.support.engines.clients import asking
 from tests.support.engines.overload import Overload
 from tests.support.streams.hand_made import Gate, started_echo
 
-NUM_STEPS = 6_000
+NUM_STEPS = 3_000
 
 
 def served(*, is_counted: bool) -> Counter[str]:

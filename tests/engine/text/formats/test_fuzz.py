@@ -102,7 +102,7 @@ def joined(parts: list[Part]) -> list[Part]:
 FORMATS = st.sampled_from([(markup.name, has_tags) for markup in KNOWN for has_tags in (True, False)])
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(FORMATS, OUTPUTS, st.lists(st.integers(1, 120), max_size=12))
 def test_every_character_is_text_or_markup(key: tuple[str, bool], output: str, cuts: list[int]) -> None:
     """The parts' texts, joined, are the output; in other chunks the blocks are the same."""
@@ -238,7 +238,7 @@ def test_arguments_that_are_no_object_are_text(value: str, rest: str) -> None:
     assert calls_of("qwen3", output) == ([("f", "")], rest, "stop")
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(FORMATS, OUTPUTS, st.sampled_from(["stop", "length"]), st.data())
 def test_every_id_is_one_event(key: tuple[str, bool], output: str, reason: str, data: st.DataObject) -> None:
     """Ids come in order, each at once; the log keeps its laws; a resumed answer is the same."""
@@ -256,7 +256,7 @@ def test_every_id_is_one_event(key: tuple[str, bool], output: str, reason: str, 
     assert resumed(answer, events[:cut], token_ids, reason) == events
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(
     FORMATS,
     OUTPUTS,
@@ -300,7 +300,7 @@ def test_logprobs_stand_with_their_ids() -> None:
     assert all(len(token.logprobs or ()) == len(token.token_ids) for token in tokens)
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(FORMATS, OUTPUTS, st.lists(st.integers(1, 120), max_size=12))
 def test_what_passes_changes_nothing(key: tuple[str, bool], output: str, cuts: list[int]) -> None:
     """A text that a parser lets pass is what it would return for it, and it goes on in the same way without it."""
@@ -318,7 +318,7 @@ def test_what_passes_changes_nothing(key: tuple[str, bool], output: str, cuts: l
     assert passed.num_calls == fed.num_calls
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(FORMATS, OUTPUTS)
 def test_calls_are_json_or_do_not_parse(key: tuple[str, bool], output: str) -> None:
     """A call's text is an object, or the beginning of one that no reader takes for whole."""
@@ -343,7 +343,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(JSON, st.booleans(), st.integers(1, 5), st.text(alphabet=" \n}],x", max_size=3))
 def test_json_ends_where_it_ends(value: object, is_ascii: bool, size: int, rest: str) -> None:
     """A value is whole at its last character, and not before; numbers need what follows them."""
@@ -356,7 +356,7 @@ def test_json_ends_where_it_ends(value: object, is_ascii: bool, size: int, rest:
     assert at == len(source)
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(st.text(alphabet='{}[]",:\\ntrue0123eE+-. a', max_size=24))
 def test_json_breaks_where_python_does(text: str) -> None:
     """What is found whole parses, and what parses is found whole."""
