@@ -29,7 +29,7 @@ from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.model.batch import build_batch
 from streamserve.engine.model.load.source import resolve
 from streamserve.engine.model.load.start import load_runner
-from streamserve.engine.model.runner import HFRunner
+from streamserve.engine.model.runner import ModelRunner
 from streamserve.engine.plan import Chunk, StepPlan
 from streamserve.engine.text.hf_tokenizer import HFTokenizer
 from streamserve.protocol.requests import GenerateRequest
@@ -116,7 +116,7 @@ def read(model: ModelConfig, token_ids: Sequence[int]) -> Reading:
         runner.close()
 
 
-def run(runner: HFRunner, token_ids: Sequence[int], start: int, rows: list[int]) -> torch.Tensor:
+def run(runner: ModelRunner, token_ids: Sequence[int], start: int, rows: list[int]) -> torch.Tensor:
     """Compute tokens at positions from `start` on; return float32 logits (len(rows), vocab_size)."""
     table = tuple(range(NULL_BLOCKS, NULL_BLOCKS + blocks_for_tokens(start + len(token_ids), BLOCK_SIZE)))
     chunk = Chunk(seq_id=0, start=start, token_ids=tuple(token_ids), block_table=table)
@@ -126,7 +126,7 @@ def run(runner: HFRunner, token_ids: Sequence[int], start: int, rows: list[int])
     return logits.float().cpu()
 
 
-def continued(runner: HFRunner, token_ids: Sequence[int]) -> list[int]:
+def continued(runner: ModelRunner, token_ids: Sequence[int]) -> list[int]:
     """Return the greedy continuation."""
     found: list[int] = []
     logits = run(runner, token_ids, 0, [len(token_ids) - 1])

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install streamserv
 
 from benchmarks import quality  # noqa: E402  (after the skip)
 from benchmarks.quality import BOUNDS, Bounds, Quality, Reading, compare  # noqa: E402
+from tests.support.models.quantized_checkpoints import from_gguf, rounded_fp8  # noqa: E402
 from tests.support.models.smollm2 import smollm2  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "quantised.md"
@@ -44,6 +45,17 @@ def test_a_small_model_stays_within_the_bounds(quantize: str, linears: str) -> N
     found = compare(wanted, quality.read(quality.served(str(smollm2()), "float32", quantize), token_ids), token_ids)
     assert found.linears.startswith(linears)
     assert not found.complaints(BOUNDS[quantize]), found
+
+
+def test_fp8_becomes_int8_within_the_bounds(tmp_path: Path) -> None:
+    """The same model in FP8 with blocks of 128 x 128: int8 stands for it within the bounds of int8."""
+    config = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    path = str(from_gguf(smollm2(), tmp_path / "fp8", rounded_fp8, config))
+    token_ids = quality.tokens_of(str(smollm2()), NUM_TOKENS)
+    wanted = quality.read(quality.plain(path), token_ids)
+    found = compare(wanted, quality.read(quality.served(path, "float32", ""), token_ids), token_ids)
+    assert found.linears.startswith("native_int8")
+    assert not found.complaints(BOUNDS["int8"]), found
 
 
 def test_worse_figures_are_beyond_the_bounds() -> None:

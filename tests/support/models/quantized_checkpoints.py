@@ -56,6 +56,44 @@ def quantize_folder(source: Path, folder: Path, quantize: Quantize, config: dict
     return folder
 
 
+def from_gguf(path: Path, folder: Path, quantize: Quantize, config: dict[str, Any]) -> Path:
+    """Write a GGUF file's model to `folder`, its layers quantised, others in bfloat16. Return the folder."""
+    from safetensors.torch import save_file
+
+    from streamserve.engine.model.load.gguf.config import config_of
+    from streamserve.engine.model.load.gguf.file import GGUFFile
+    from streamserve.engine.model.load.gguf.weights import GGUFWeights
+
+    file, rng = GGUFFile(path), np.random.default_rng(11)
+    weights, tensors = GGUFWeights(file), {}
+    for name in weights.names():
+        if LAYERS.fullmatch(name):
+            base = name.removesuffix(".weight")
+            parts, _ = quantize(weights.floats(name), rng)
+            tensors |= {f"{base}.{end}": part.contiguous() for end, part in parts.items()}
+        else:
+            tensors[name] = weights.tensor(name).bfloat16()
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({**config_of(file), "quantization_config": config}))
+    return folder
+
+
+def rounded_fp8(weight: torch.Tensor, _rng: np.random.Generator) -> tuple[Tensors, torch.Tensor]:
+    """Return a weight in e4m3 with a scale for 128 x 128 numbers, as DeepSeek and Qwen3-FP8 round them."""
+    shape = tuple(-(-size // 128) for size in weight.shape)
+    scales = torch.empty(shape)
+    plain = torch.empty_like(weight)
+    numbers = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
+    for row in range(shape[0]):
+        for column in range(shape[1]):
+            block = (slice(row * 128, row * 128 + 128), slice(column * 128, column * 128 + 128))
+            scales[row, column] = weight[block].abs().max() / 448
+            numbers[block] = (weight[block] / scales[row, column]).to(torch.float8_e4m3fn)
+            plain[block] = numbers[block].float() * scales[row, column]
+    return {"weight": numbers, "weight_scale_inv": scales}, plain
+
+
 def gptq(*, bits: int = 4, group_size: int = GROUP, zero_offset: int = 1, act_order: bool = False) -> Quantize:
     """Return what AutoGPTQ writes; zero points are stored `zero_offset` lower."""
 

@@ -55,11 +55,12 @@ class IntegerMatrix:
         return by_rows(self.shape, dtype, self._rows)
 
     def _rows(self, first: int, last: int) -> torch.Tensor:
+        numbers, zeros, scales = self._numbers(first, last).float(), self._zeros(first, last), self._scales(first, last)
         groups = self._group_of
-        if groups is None:
-            groups = torch.arange(self.shape[1]) // self.group_size
-        zeros, scales = self._zeros(first, last)[:, groups], self._scales(first, last)[:, groups]
-        return scales * (self._numbers(first, last).float() - zeros)
+        if groups is not None:
+            return (numbers - zeros[:, groups]) * scales[:, groups]
+        numbers = numbers.view(last - first, self._num_groups, self.group_size)
+        return numbers.sub_(zeros[:, :, None]).mul_(scales[:, :, None]).flatten(1)
 
     def groups(self) -> Groups | None:
         """Return q, scales and minima, or of 8 bits q and scales."""

@@ -11,6 +11,7 @@ Microscaling specification 1.0, sections 5.3.3 and 6.3.)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -79,9 +80,15 @@ class MXFP4Matrix:
         return None if factors is None else (self._numbers(0, len(self.blocks)), *factors)
 
     def _numbers(self, first: int, last: int) -> torch.Tensor:
-        octets = self.blocks[first:last].flatten(1)
-        q = torch.stack((octets & 15, octets >> 4), dim=2).flatten(1)
-        return torch.tensor(VALUES, dtype=torch.int8)[q.int()]
+        return pairs()[self.blocks[first:last].flatten(1).int()].view(torch.int8)
+
+
+@cache
+def pairs() -> torch.Tensor:
+    """Return the two numbers of every byte (256,), each pair as one int16."""
+    values = torch.tensor(VALUES, dtype=torch.int8)
+    octets = torch.arange(256)
+    return torch.stack((values[octets & 15], values[octets >> 4]), dim=1).view(torch.int16).flatten()
 
 
 def powers(scales: torch.Tensor) -> torch.Tensor:

@@ -76,7 +76,9 @@ class ScaledMatrix:
     def _wide(self, values: torch.Tensor, first: int, last: int) -> torch.Tensor:
         """Return values (block rows, block columns) for each number of some rows."""
         rows = torch.arange(first, last) // self.block[0]
-        return values[rows].repeat_interleave(self.block[1], dim=1)[:, : self.shape[1]]
+        if values.shape[1] == 1:
+            return values[rows]
+        return values.repeat_interleave(self.block[1], dim=1)[:, : self.shape[1]][rows]
 
     def groups(self) -> Groups | None:
         """Return q and scales of an int8 weight."""

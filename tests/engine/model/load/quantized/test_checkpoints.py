@@ -248,6 +248,15 @@ def test_experts_and_other_families(tmp_path: Path) -> None:
     runner.close()
 
 
+def test_a_family_on_transformers_code(tmp_path: Path) -> None:
+    """A model that runs on transformers' own code gets its dequantised weights: the same tokens."""
+    path = quantize_folder(save_model(tmp_path / "model", "stablelm", **WIDE), tmp_path / "awq", formats.awq(), AWQ)
+    found, wanted = (load_tiny(one, native=False, packed=False, parity_probe=True) for one in (path, path / "plain"))
+    assert answers(found) == answers(wanted)
+    found.close()
+    wanted.close()
+
+
 def test_a_quantised_folder_is_quantised_again(quantized: Folders) -> None:
     """QUANTIZE rounds the dequantised weights: an FP8 checkpoint in int4."""
     runner = load_tiny(quantized["fp8-blocks"], quantize="int4", parity_probe=True)
