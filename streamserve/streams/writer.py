@@ -19,11 +19,11 @@ import copy
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextvars import Context
 from typing import Protocol
 
-from streamserve.streams.log.base import Batch, EventLog, LogUnavailable, Result
+from streamserve.streams.log.base import Batch, Committed, EventLog, LogUnavailable, Result
 
 logger = logging.getLogger("streamserve.streams")
 
@@ -51,6 +51,10 @@ class Source(Protocol):
         """The outage lasts: stop generating, end the connections. Called once in an outage."""
 
 
+Group = list[tuple[Source, Batch]]
+Committing = Awaitable[Sequence[Result]]
+
+
 class LogWriter:
     """See above. `outage` is why the log does not commit, None while it does."""
 
@@ -61,13 +65,14 @@ class LogWriter:
         self._waiting: dict[Source, bool] = {}  # streams that know of the outage, and whether they were cut
         self._refused: list[str] = []  # logs of streams that were refused with a commit in doubt
         self._down_since = 0.0
-        self._idle: asyncio.Future[None] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self._due: asyncio.Handle | None = None  # of `_begin`, in the loop's next turn
+        self._task: asyncio.Task[None] | None = None  # while a commit waits
 
     @property
     def can_commit(self) -> bool:
         """Whether what is marked now is committed soon: the log works, and the writer has not been ended."""
-        return self.outage is None and not (self._task is not None and self._task.done())
+        return self.outage is None and not self._is_closed
 
     def refuse_if_down(self) -> None:
         """Raise LogUnavailable or LogFull while the log does not commit: a new answer could not begin."""
@@ -77,46 +82,58 @@ class LogWriter:
     def mark(self, source: Source) -> None:
         """Have `source` asked for a batch."""
         self._marked[source] = None
-        if self._idle is not None:
-            if not self._idle.done():
-                self._idle.set_result(None)
-        elif self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self.run(), name="log writer", context=Context())
-
-    async def run(self) -> None:
-        """Commit what is pending, for ever."""
-        while True:
-            if not self._marked:
-                self._idle = asyncio.get_running_loop().create_future()
-                await self._idle
-            marked, self._marked = self._marked, {}
-            group: list[tuple[Source, Batch]] = []
-            for source in marked:
-                try:
-                    if (batch := source.take_batch()) is not None:
-                        group.append((source, batch))
-                except Exception as error:
-                    source.on_result(None, error)
-            if group:
-                results = await self._commit(group)
-                for (source, batch), result in zip(group, results, strict=True):
-                    source.on_result(batch, result)
-            marked = group = results = source = batch = None  # type: ignore[assignment]  # idle, it refers to no stream
-            if self._marked:
-                await asyncio.sleep(0)  # a log in memory never waits
+        if self._due is None and self._task is None and not self._is_closed:
+            # An empty context: a commit must not keep alive the request that came first.
+            self._due = asyncio.get_running_loop().call_soon(self._begin, context=Context())
 
     async def aclose(self) -> None:
-        """End the task. A commit under way is in the log or not."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        """Commit nothing more. A commit under way is in the log or not."""
+        self._is_closed = True
+        if self._due is not None:
+            self._due.cancel()
+        if (task := self._task) is not None:
+            await asyncio.sleep(0)  # it has begun: a commit that is not awaited would be warned of
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
-    async def _commit(self, group: Sequence[tuple[Source, Batch]]) -> Sequence[Result | Exception]:
-        """Commit these batches, however long that takes."""
+    def _begin(self) -> None:
+        """Commit what is pending: here if the log waits for nothing, else in a task."""
+        self._due = None
+        marked, self._marked = self._marked, {}
+        group: list[tuple[Source, Batch]] = []
+        for source in marked:
+            try:
+                if (batch := source.take_batch()) is not None:
+                    group.append((source, batch))
+            except Exception as error:
+                source.on_result(None, error)
+        if not group:
+            return
+        committing = self.log.commit([batch for _, batch in group])
+        if isinstance(committing, Committed):
+            self._show(group, committing.results)
+        else:
+            waiting = self._commit_and_show(group, committing)
+            self._task = asyncio.get_running_loop().create_task(waiting, name="log writer", context=Context())
+
+    async def _commit_and_show(self, group: Group, committing: Committing) -> None:
+        results = await self._commit(group, committing)
+        self._task = None
+        self._show(group, results)
+        if self._marked and self._due is None:  # meanwhile
+            self._due = asyncio.get_running_loop().call_soon(self._begin, context=Context())
+
+    @staticmethod
+    def _show(group: Group, results: Sequence[Result | Exception]) -> None:
+        for (source, batch), result in zip(group, results, strict=True):
+            source.on_result(batch, result)
+
+    async def _commit(self, group: Group, committing: Committing) -> Sequence[Result | Exception]:
+        """Wait for a commit, and commit these batches again while the log is away."""
         batches, seconds = [batch for _, batch in group], _FIRST_RETRY_SECONDS
         while True:
             try:
-                results: Sequence[Result | Exception] = await self.log.commit(batches)
+                results: Sequence[Result | Exception] = await committing
                 break
             except LogUnavailable as reason:
                 self._note_outage(reason, group)
@@ -126,11 +143,12 @@ class LogWriter:
                 break
             await asyncio.sleep(seconds * random.uniform(0.5, 1.0))
             seconds = min(2 * seconds, _MAX_RETRY_SECONDS)
+            committing = self.log.commit(batches)
         if self.outage is not None:  # also after a failure: without a retry nothing else would end it
             await self._note_recovery()
         return results
 
-    def _note_outage(self, reason: LogUnavailable, group: Sequence[tuple[Source, Batch]]) -> None:
+    def _note_outage(self, reason: LogUnavailable, group: Group) -> None:
         """Inform the streams that have something to commit; cut them when it lasts too long."""
         if self.outage is None:
             logger.error("stream log: %s Streams wait for it.", reason)

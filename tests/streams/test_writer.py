@@ -17,6 +17,7 @@ from streamserve.streams.log.base import (
     LogFull,
     LogLost,
     LogUnavailable,
+    MemoryLog,
     Result,
     append,
     make_batch,
@@ -113,6 +114,19 @@ async def test_what_is_pending_is_one_commit(log: StallingLog, writer: LogWriter
     await until(lambda: feeds[-1].results == [2, 3], "all is committed")
     assert [feed.results for feed in feeds] == [[1], *[[2, 3]] * 4]
     assert log.num_commits == 3, "the first, one for each stream's next batch, one for the batches after those"
+
+
+async def test_a_log_that_waits_for_nothing_costs_a_turn_of_the_loop() -> None:
+    """What all streams have at a step is committed and shown in the loop's next turn, and no task is made for it."""
+    writer, tasks = LogWriter(MemoryLog()), asyncio.all_tasks()
+    feeds = [Feed(writer, f"log{number}") for number in range(32)]
+    for turn in range(1, 4):
+        for feed in feeds:
+            feed.write("a")
+        await asyncio.sleep(0)
+        assert all(feed.last_seq == turn for feed in feeds)
+        assert asyncio.all_tasks() == tasks
+    await writer.aclose()
 
 
 async def test_a_streams_events_keep_their_order(log: StallingLog, writer: LogWriter) -> None:
@@ -257,7 +271,7 @@ async def test_an_outage_that_lasts_cuts_each_stream_once(log: StallingLog, monk
 async def test_closing_leaves_what_is_pending(log: StallingLog, writer: LogWriter) -> None:
     """During an outage too, closing ends the task, and nothing is committed any more."""
     feed = Feed(writer, "a")
-    await writer.aclose()
+    await LogWriter(log).aclose()  # nothing was marked
     with away(log):
         feed.write("x")
         await until(lambda: log.num_commits > 0, "it is tried")

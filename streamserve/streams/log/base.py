@@ -21,10 +21,10 @@ import asyncio
 import secrets
 import string
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 from streamserve.protocol.errors import Refused
 from streamserve.protocol.events import Event, LoggedEvent, is_terminal
@@ -110,14 +110,27 @@ def make_batch(log_id: str, fence: int, base_seq: int | None, events: Sequence[E
 Result = int | Refusal | KeyError
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The results of a commit that is done: awaited, it returns them without a wait."""
+
+    results: list[Result]
+
+    def __await__(self) -> Generator[Any, None, list[Result]]:
+        return self.results
+        yield
+
+
 class EventLog(Protocol):
     """An append-only list of events for each stream, numbered densely from 1; at most one terminal event, the last.
 
     Every method but `wake` may raise `LogUnavailable`.
     """
 
-    async def commit(self, batches: Sequence[Batch]) -> list[Result]:
-        """Commit each batch, all or none of its events, and return each batch's result, in order.
+    def commit(self, batches: Sequence[Batch]) -> Awaitable[list[Result]]:
+        """Commit each batch, all or none of its events, and return each batch's result, in order: to be awaited.
+
+        Where nothing was waited for it is `Committed` at once.
 
         Idempotent: a batch with a `base_seq` that is committed already, as the last batch and under the same fence, has
         its first result again. A batch with `base_seq` 0 makes the log. `LogLost` is the result where the log ends
@@ -225,8 +238,8 @@ class MemoryLog:
         self._logs: dict[str, _Kept] = {}
         self._waiters = Waiters()
 
-    async def commit(self, batches: Sequence[Batch]) -> list[Result]:
-        return [self._commit(batch) for batch in batches]
+    def commit(self, batches: Sequence[Batch]) -> Committed:
+        return Committed([self._commit(batch) for batch in batches])
 
     def _commit(self, batch: Batch) -> Result:
         kept = self._logs.get(batch.log_id)

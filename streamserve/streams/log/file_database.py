@@ -100,8 +100,8 @@ class FileLock:
         self._is_held = False
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the lock; reentrant. Raises TimeoutError after `seconds` of waiting, or OSError."""
+    def held(self, *, waits: bool = True) -> Iterator[None]:
+        """Hold the lock; reentrant. Raises TimeoutError after `seconds`, at once unless it `waits`, and OSError."""
         if self._is_held:
             yield
             return
@@ -114,7 +114,7 @@ class FileLock:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() >= give_up_at:
+                if not waits or time.monotonic() >= give_up_at:
                     raise TimeoutError(f"{self._path} is held by another process") from None
             time.sleep(_POLL_SECONDS)
         self._is_held = True

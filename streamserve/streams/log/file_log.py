@@ -1,6 +1,7 @@
 """`FileLog`: events in an SQLite file, shared by all processes of a machine. What is acknowledged survives kill -9.
 
-    commit ──► queue ──► writer thread: all that is queued in one transaction ──► results, waits of this process end
+    commit ──► a few events, no lock or disk to wait for: one transaction on the loop's thread ──► results
+       └─────► queue ──► writer thread: all that is queued in one transaction ──► results, waits of this process end
     read, last_seq ──► a reader thread
     wait ──► ended here at once; one poller for all waits notices what other processes commit
 
@@ -16,8 +17,10 @@ import contextlib
 import copy
 import functools
 import logging
+import resource
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from pathlib import Path
@@ -25,7 +28,7 @@ from typing import TypeVar
 
 from streamserve.protocol.events import LoggedEvent
 from streamserve.protocol.frames import frame
-from streamserve.streams.log.base import Batch, LogUnavailable, Result, Waiters
+from streamserve.streams.log.base import Batch, Committed, LogUnavailable, Result, Waiters
 from streamserve.streams.log.file_store import Append, Drop, FileStore, Purge, Write
 
 logger = logging.getLogger("streamserve.streams")
@@ -38,6 +41,10 @@ _SYNC_SECONDS = 1.0
 _NUM_READERS = 2
 # Logs deleted in one transaction of `purge`: commits of live streams wait for it.
 _PURGE_BATCH = 50
+# What is committed on the loop's thread: up to about a millisecond's work.
+_MOST_NOW, _MOST_BYTES_NOW = 32, 32 * 1024
+# Such a commit that has waited, for longer than that, has met a slow disk: then the thread commits, for so long.
+_SLOW_SECONDS, _SLOW_FOR_SECONDS = 0.02, 2.0
 _CLOSED = "The stream log is closed."
 
 
@@ -63,19 +70,22 @@ class FileLog:
         self._must_sync = not is_full_sync
         self._is_closed = False
 
-    async def commit(self, batches: Sequence[Batch]) -> list[Result]:
-        writes: list[Write] = [
-            Append(
-                log_id=batch.log_id,
-                fence=batch.fence,
-                base_seq=batch.base_seq,
-                body=b"".join(map(frame, batch.bodies)),
-                num_events=len(batch.bodies),
-                is_end=batch.is_end,
-            )
-            for batch in batches
-        ]
-        results = await self._writer.submit(writes)
+    def commit(self, batches: Sequence[Batch]) -> Awaitable[list[Result]]:
+        """Commit little on this thread: a write into the kernel's memory costs less than two changes of thread."""
+        if self._must_sync and len(batches) <= _MOST_NOW and sum(map(_num_bytes, batches)) <= _MOST_BYTES_NOW:
+            results = self._writer.do_now(list(map(_append, batches)))
+            if results is not None:
+                self._note(batches, results)
+                return Committed(results)
+        return self._commit(batches)
+
+    async def _commit(self, batches: Sequence[Batch]) -> list[Result]:
+        results = await self._writer.submit(list(map(_append, batches)))
+        self._note(batches, results)
+        return results
+
+    def _note(self, batches: Sequence[Batch], results: Sequence[Result]) -> None:
+        """End the waits for what is committed, and have it brought to the disk."""
         for batch, result in zip(batches, results, strict=True):
             if isinstance(result, int) and batch.log_id in self._waiters.by_log:
                 self._written.add(batch.log_id)
@@ -83,7 +93,6 @@ class FileLog:
         self._is_dirty = self._must_sync
         if self._is_dirty and not self._is_closed and (self._syncer is None or self._syncer.done()):
             self._syncer = asyncio.create_task(self._sync(), name="log sync", context=Context())
-        return results
 
     async def read(self, log_id: str, after: int, limit: int = 512) -> list[LoggedEvent]:
         return await self._ask(lambda store: store.read(log_id, after, limit))
@@ -179,6 +188,27 @@ class FileLog:
                 logger.exception("stream log: commits of the last second may not be on the disk")
 
 
+def _num_waits() -> int | None:
+    """Return how often this thread has waited for anything; None where the system does not count that."""
+    who = getattr(resource, "RUSAGE_THREAD", None)  # Linux
+    return None if who is None else resource.getrusage(who).ru_nvcsw
+
+
+def _append(batch: Batch) -> Write:
+    return Append(
+        log_id=batch.log_id,
+        fence=batch.fence,
+        base_seq=batch.base_seq,
+        body=b"".join(map(frame, batch.bodies)),
+        num_events=len(batch.bodies),
+        is_end=batch.is_end,
+    )
+
+
+def _num_bytes(batch: Batch) -> int:
+    return sum(map(len, batch.bodies))
+
+
 def _find_news(log_ids: Sequence[str], is_new: bool, store: FileStore) -> dict[str, int] | None:
     """Return the last seqs, unless nothing was committed since this store was last asked and all were seen then."""
     return store.last_seqs(log_ids) if store.has_changed() or is_new else None
@@ -195,9 +225,12 @@ class _Writer:
 
     def __init__(self, store: FileStore) -> None:
         self._store = store
-        self._news = threading.Condition()  # guards the queue and `_is_closed`
+        self._news = threading.Condition()  # guards the queue and the three flags
         self._queue: list[_Job] = []
         self._is_closed = False
+        self._is_working = False  # the thread uses the store
+        self._must_checkpoint = False
+        self._slow_until = 0.0
         self._thread: threading.Thread | None = None
         self._is_failing = False
 
@@ -214,6 +247,29 @@ class _Writer:
             self._thread.start()
         return await future
 
+    def do_now(self, writes: list[Write]) -> list[Result] | None:
+        """Do `writes` in one transaction on this thread, which must be the loop's; None if something is waited for.
+
+        After None nothing is written. A failure is one: the thread tries again, and notes why.
+        """
+        began, num_waits = time.monotonic(), _num_waits()
+        with self._news:
+            is_free = not (self._queue or self._is_working or self._is_closed)
+            if not is_free or not self._store.is_open or num_waits is None or began < self._slow_until:
+                return None
+            # Invariant: the thread uses the store while `_is_working` only, and sets that while it holds the lock.
+            try:
+                results = self._store.transact(writes, waits=False)
+            except Exception:
+                results = None
+            if self._store.needs_checkpoint:
+                self._must_checkpoint = True
+                self._news.notify()
+        now = time.monotonic()
+        if now - began > _SLOW_SECONDS and _num_waits() != num_waits:  # else another process had the core
+            self._slow_until = now + _SLOW_FOR_SECONDS
+        return results
+
     def close(self) -> None:
         """Do what is queued, end the thread, close the file. Not on the loop."""
         with self._news:
@@ -226,14 +282,17 @@ class _Writer:
     def _run(self) -> None:
         while True:
             with self._news:
-                while not (self._queue or self._is_closed):
+                self._is_working = False
+                while not (self._queue or self._must_checkpoint or self._is_closed):
                     self._news.wait()
+                self._is_working, self._must_checkpoint = True, False
                 jobs, self._queue = self._queue, []
-            if not jobs:
-                return
-            results = self._transact([write for writes, _ in jobs for write in writes])
-            with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits any more
-                jobs[0][1].get_loop().call_soon_threadsafe(_resolve, jobs, results)
+                if not jobs and self._is_closed:
+                    return
+            if jobs:
+                results = self._transact([write for writes, _ in jobs for write in writes])
+                with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits any more
+                    jobs[0][1].get_loop().call_soon_threadsafe(_resolve, jobs, results)
             if self._store.needs_checkpoint:
                 try:
                     self._store.checkpoint()

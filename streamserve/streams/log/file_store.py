@@ -129,14 +129,19 @@ class FileStore:
 
     # Writing
 
-    def transact(self, writes: Sequence[Write]) -> list[Result]:
+    @property
+    def is_open(self) -> bool:
+        """Whether the file has been opened and has not failed since."""
+        return self._opened is not None
+
+    def transact(self, writes: Sequence[Write], *, waits: bool = True) -> list[Result]:
         """Commit all `writes` in one transaction and return the result or refusal of each.
 
         The result of an append is its log's last seq, the result of other writes the number of deleted logs. Raises
-        LogUnavailable, and then nothing is written.
+        LogUnavailable, and then nothing is written. Without `waits` it does, too, where another process writes now.
         """
         try:
-            with self._lock.held():
+            with self._lock.held(waits=waits):
                 db = self._opened or self._open()
                 db.execute("BEGIN IMMEDIATE")
                 try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import multiprocessing
 import random
 import resource
@@ -23,7 +24,8 @@ from hypothesis import strategies as st
 
 from streamserve.protocol.events import Done, Token
 from streamserve.protocol.frames import FrameError
-from streamserve.streams.log.base import LogFull, LogUnavailable, append, new_log_id
+from streamserve.streams.log import file_store
+from streamserve.streams.log.base import Committed, LogFull, LogUnavailable, append, make_batch, new_log_id
 from streamserve.streams.log.file_database import SCHEMA_VERSION
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.log.file_store import FileStore
@@ -151,6 +153,82 @@ async def test_threads_do_not_grow_with_streams(log: FileLog) -> None:
     """A log has one writer thread and two reader threads, however many streams there are."""
     await asyncio.gather(*[_use(log, new_log_id()) for _ in range(100)])
     assert sum(thread.name.startswith("log-") for thread in threading.enumerate()) <= 3
+
+
+# Which thread commits
+
+
+async def test_a_few_events_wake_no_thread(path: Path, log: FileLog) -> None:
+    """Once the file is open, a commit of a few events is done when it is asked for, and the log's thread sleeps on."""
+    log_ids = [new_log_id() for _ in range(4)]
+    await _settle(log, log_ids)
+    thread = log._writer._thread
+    assert thread is not None
+    num_waits = _num_waits(thread)
+    for number in range(2, 50):
+        done = log.commit([make_batch(log_id, 1, number - 1, [tok("y")]) for log_id in log_ids])
+        assert isinstance(done, Committed)
+        assert done.results == [number] * 4
+    assert _num_waits(thread) == num_waits
+    assert [await FileLog(path).last_seq(log_id) for log_id in log_ids] == [49] * 4
+
+
+@pytest.mark.parametrize("what", ["many streams", "large events", "a log on the disk", "a slow disk"])
+async def test_what_takes_long_is_committed_by_the_thread(path: Path, what: str) -> None:
+    """A commit that would keep the event loop for long is left to the log's thread."""
+    log = FileLog(path, is_full_sync=what == "a log on the disk")
+    log_ids = [new_log_id() for _ in range(33 if what == "many streams" else 1)]
+    await _settle(log, log_ids)
+    if what == "a slow disk":
+        log._writer._slow_until = math.inf
+    text = "word " * 8000 if what == "large events" else "word"
+    committing = log.commit([make_batch(log_id, 1, 1, [tok(text)]) for log_id in log_ids])
+    assert not isinstance(committing, Committed)
+    assert await committing == [2] * len(log_ids)
+    await log.aclose()
+
+
+async def test_the_loop_waits_for_no_other_process(path: Path, log: FileLog) -> None:
+    """While another process writes, a commit is left to the thread, which waits; the next is done at once again."""
+    log_id = new_log_id()
+    await _settle(log, [log_id])
+    with FileStore(path)._lock.held():
+        committing = log.commit([make_batch(log_id, 1, 1, [tok("y")])])
+        assert not isinstance(committing, Committed)
+        task = asyncio.ensure_future(committing)
+        await asyncio.sleep(0.01)
+        assert not task.done()
+    assert await task == [2]
+    await _settle(log, [])
+    assert isinstance(log.commit([make_batch(log_id, 1, 2, [tok("z")])]), Committed)
+    assert await everything(log, log_id) == numbered([tok("x"), tok("y"), tok("z")])
+
+
+async def test_what_the_loop_commits_is_moved_into_the_file(log: FileLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread moves the write-ahead log into the file, whichever thread has committed."""
+    monkeypatch.setattr(file_store, "_CHECKPOINT_APPENDS", 20)
+    log_id = new_log_id()
+    await _settle(log, [log_id])
+    for number in range(1, 30):
+        await log.commit([make_batch(log_id, 1, number, [tok("y")])])
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        while log._writer._store._num_appends >= 20:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert await log.last_seq(log_id) == 30
+
+
+async def _settle(log: FileLog, log_ids: list[str]) -> None:
+    """Begin these logs, with one event each, and wait until the log's thread has nothing to do."""
+    await asyncio.gather(*[append(log, log_id, 1, [tok("x")]) for log_id in log_ids])
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        while log._writer._is_working:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+def _num_waits(thread: threading.Thread) -> int:
+    """Return how often a thread has waited and was woken: proc(5), voluntary_ctxt_switches."""
+    lines = Path(f"/proc/self/task/{thread.native_id}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("voluntary_ctxt_switches")).split()[1])
 
 
 @pytest.mark.proof

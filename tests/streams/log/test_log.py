@@ -282,7 +282,7 @@ async def test_a_cancelled_commit_is_whole_or_not_there(make_log: MakeLog) -> No
     for number in range(60):
         words = [f"{number} {part}" for part in range(3)]
         batch = make_batch(log_id, 1, len(texts), list(map(tok, words)))
-        task = asyncio.create_task(log.commit([batch]))
+        task = asyncio.ensure_future(log.commit([batch]))
         for _ in range(number % 6):
             await asyncio.sleep(0)
         if number % 5 == 0:
