@@ -183,7 +183,7 @@ class Exchange:
         would make half an answer look whole.
         """
         self._receiver.drop_body()
-        send = self._send_watched if self._stall_seconds else self._send_frame
+        send = self._send_watched if self._stall_seconds else Frames(self._send)
         running = asyncio.create_task(delivery.run(send, untaken_of(self._scope, self._send)), name="delivery")
         self._receiver.on_left(delivery.close)  # the engine is freed before anything else runs
         watching, last_frame = self._receiver.watching(), None
@@ -234,6 +234,20 @@ class Exchange:
         self._sending_since = time.monotonic()
         await self._send_frame(data)
         self._sending_since = None
+
+
+class Frames:
+    """Sends the frames of a delivery, which are pieces of a response's body.
+
+    `now` sends a frame and returns True if that needs no wait. It is FlowServer's, where no layer wraps its `send`.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.now: Callable[[bytes], bool] | None = getattr(send, "now", None)
+
+    def __call__(self, data: bytes) -> Awaitable[None]:
+        return self._send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 def untaken_of(scope: Scope, send: Send) -> Callable[[], int]:

@@ -106,10 +106,11 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
         if details is None:
             return None
         assert "application_instance" not in details
-        inbox = protocol.inbox if isinstance(protocol, FlowRequest) else Inbox(protocol.transport)
+        is_request = isinstance(protocol, FlowRequest)
+        inbox = protocol.inbox if is_request else Inbox(protocol.transport)
         scope.setdefault("asgi", {"version": "3.0"})
         control, transport = details["control"], details["transport"]
-        send = partial(self._send, protocol, control)
+        send = Sender(self, protocol, control) if is_request else partial(self.send, protocol, control)
         num_untaken = partial(_num_untaken, transport)
         scope["extensions"] = {EXTENSION: {"drain": self.drain, "num_untaken": num_untaken}}
         scope["state"] = self.lifespan.state.copy()
@@ -130,11 +131,18 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
     # Messages of apps
 
     async def handle_reply(self, protocol: Any, message: Message) -> None:
-        """Send a message of the app. daphne calls this as `send`; apps here get `_send`, which looks nothing up."""
+        """Send a message of the app. daphne calls this as `send`; apps get `send` here, which looks nothing up."""
         details = self.connections.get(protocol)
-        await self._send(protocol, details["control"] if details is not None else _GONE, message)
+        await self.send(protocol, details["control"] if details is not None else _GONE, message)
 
-    async def _send(self, protocol: Any, control: FlowControl, message: Message) -> None:
+    def send_now(self, request: FlowRequest, control: FlowControl, body: bytes) -> bool:
+        """Write a piece of a response's body if nothing has to be waited for; return whether it is written."""
+        if not control.is_open or control.is_gone or control.write_lock.locked() or len(body) > self._piece_bytes:
+            return False
+        request.handle_reply({"type": "http.response.body", "body": body, "more_body": True})
+        return True
+
+    async def send(self, protocol: Any, control: FlowControl, message: Message) -> None:
         """Write a message, and wait until there is room for another."""
         kind = message.get("type")
         if control.is_gone:
@@ -261,6 +269,21 @@ def guarded(work: Callable[..., Any], *args: Any) -> Any:
     except Exception:
         logger.exception("%s failed", getattr(work, "__name__", work))
         return None
+
+
+class Sender:
+    """The `send` of one request's app. `now` sends a piece of the body and returns True if that needs no wait."""
+
+    __slots__ = ("_control", "_request", "_server")
+
+    def __init__(self, server: AppServer, request: FlowRequest, control: FlowControl) -> None:
+        self._server, self._request, self._control = server, request, control
+
+    def __call__(self, message: Message) -> Awaitable[None]:
+        return self._server.send(self._request, self._control, message)
+
+    def now(self, body: bytes) -> bool:
+        return self._server.send_now(self._request, self._control, body)
 
 
 class LifespanTask:

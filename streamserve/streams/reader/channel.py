@@ -1,6 +1,7 @@
 """`Channel`: where one reader's frames go, and when there is room for another. `Received`: the last event that it has.
 
-One frame at a time is written, and pulled by a task that sends it or by an `async for`. What a reader has received is
+One frame at a time is written: sent at once where the transport does that without a wait, else pulled by a task that
+sends it or by an `async for`. What a reader has received is
 what it acknowledges, else what its system has taken of what was sent. Event loop only.
 """
 
@@ -23,12 +24,16 @@ def nothing() -> int:
 class Channel:
     """A frame may be written while `is_writable`; `on_writable` is called when that is so again: the frame is sent.
 
-    `pull` tells that the frame before is sent, and returns the next frame. `num_untaken` returns how many bytes of what
-    the transport has accepted the reader's system has not taken.
+    `pull` tells that the frame before is sent, and returns the next frame. `send_now` sends a frame and returns True if
+    that needs no wait; then there is room for another, and no task is woken. `num_untaken` returns how many bytes of
+    what the transport has accepted the reader's system has not taken.
     """
 
-    def __init__(self, num_untaken: Callable[[], int] = nothing) -> None:
+    def __init__(
+        self, num_untaken: Callable[[], int] = nothing, send_now: Callable[[bytes], bool] | None = None
+    ) -> None:
         self.num_untaken = num_untaken
+        self._send_now = send_now
         self.is_writable = True
         self.on_writable: Callable[[], None] | None = None
         self._frame: Any = None
@@ -37,6 +42,8 @@ class Channel:
         self._news: asyncio.Future[None] | None = None
 
     def write(self, frame: Any) -> None:
+        if self._send_now is not None and self._send_now(frame):
+            return
         self._frame, self.is_writable = frame, False
         self._wake()
 

@@ -107,13 +107,14 @@ class Delivery(Closing):
     async def run(self, send: Callable[[bytes], Awaitable[None]], num_untaken: Callable[[], int] = nothing) -> None:
         """Send everything; return after the terminal event. Cancel it to disconnect.
 
-        `num_untaken` returns how many bytes of what `send` has accepted the reader's system has not taken. Raises what
-        kept the answer from being sent whole: the connection must break then, not end.
+        `send.now`, where `send` has that, sends a frame and returns True if that needs no wait. `num_untaken` returns
+        how many bytes of what `send` has accepted the reader's system has not taken. Raises what kept the answer from
+        being sent whole: the connection must break then, not end.
         """
         self.reader.attach()
         try:
             await send(self._encoder.first_bytes)
-            channel = self._channel = Channel(num_untaken)
+            channel = self._channel = Channel(num_untaken, getattr(send, "now", None))
             self.reader.start(channel)
             while (frame := await channel.pull()) is not None:
                 await send(frame)

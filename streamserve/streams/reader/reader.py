@@ -235,7 +235,7 @@ class Reader(Attachment):
         if frame:
             channel.write(frame)
         self._unconfirmed = len(frame) if self._encoder is not None else 1, last.seq
-        if not frame:
+        if channel.is_writable:  # it was sent at once, or there is nothing to send
             self._confirm(now)
         if is_terminal(last.event):
             self._end(None)

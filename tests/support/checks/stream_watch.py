@@ -295,6 +295,15 @@ def _listen_to_deliveries(patches: pytest.MonkeyPatch, watch: Watch) -> None:
             await send(data)
             body.feed(data)
 
+        def taken_now(data: bytes) -> bool:
+            is_taken: bool = now(data)
+            if is_taken:
+                body.feed(data)
+            return is_taken
+
+        now = getattr(send, "now", None)
+        if now is not None:
+            taken.now = taken_now  # type: ignore[attr-defined]
         await run(self, taken, num_untaken)
         body.close(LEFT if self in left else WHOLE)
 
