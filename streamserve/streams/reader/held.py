@@ -1,8 +1,10 @@
 """`Held`: what a reader has taken from its stream and not written yet: when it leaves, and joined with what. Pure.
 
 Tokens are joined by Nagle's rule with a clock: a token that comes `coalesce_seconds` after the last frame, or is the
-first, leaves at once; later tokens wait at most that long, or until there are `coalesce_tokens`. Other events leave at
-once, and the tokens before them. With `credit`, no more events than that are unacknowledged.
+first, leaves at once; later tokens wait at most that long, or until there are `coalesce_tokens`. A token that no other
+token will join in that time, as far apart as they come, does not wait for the clock: that would be a wake of the loop
+for nothing. Other events leave at once, and the tokens before them. With `credit`, no more events than that are
+unacknowledged.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections import deque
 from streamserve.dialects.encoder import coalesce
 from streamserve.protocol.events import LoggedEvent, Token
 
-# A frame that is due so soon is written now: to be woken again costs more than the joining saves.
+# A frame that is due so soon is written now, however close tokens come: a wake costs more than the joining saves.
 _SOON_SECONDS = 0.01
 
 
@@ -24,14 +26,18 @@ class Held:
         self.events: list[LoggedEvent] = []
         self.is_large = False
         self._num_tokens = 0
-        self._is_urgent = False  # events other than tokens are held
+        self._is_urgent = False  # what is held waits for no more tokens
         self._joins = coalesce_tokens > 1 and coalesce_seconds > 0
-        self._wait_seconds, self._coalesce_tokens = coalesce_seconds - _SOON_SECONDS, coalesce_tokens
+        self._coalesce_seconds, self._coalesce_tokens = coalesce_seconds, coalesce_tokens
         self._tokens_due_at = -math.inf  # until then tokens wait to be joined: not the first
+        self._added_at = -math.inf
         self._credit, self._unacked = credit, deque[int]()
 
-    def add(self, events: list[LoggedEvent]) -> None:
+    def add(self, events: list[LoggedEvent], now: float) -> None:
         """Hold these, too."""
+        gap, self._added_at = now - self._added_at, now
+        if now + max(gap, _SOON_SECONDS) > self._tokens_due_at:
+            self._is_urgent = True
         self.events += events
         for logged in events:
             if isinstance(logged.event, Token):
@@ -61,14 +67,14 @@ class Held:
         """Return the held events, tokens joined, as far as the credit allows."""
         events, self.events = self.events, []
         if self._num_tokens:
-            self._tokens_due_at = now + self._wait_seconds
+            self._tokens_due_at = now + self._coalesce_seconds
         self._num_tokens, self._is_urgent = 0, False
         if len(events) > 1 and self._joins:
             events = coalesce(events, max_tokens=self._coalesce_tokens)
         if self._credit is not None:
             num_allowed = self._credit - len(self._unacked)
             if len(events) > num_allowed:
-                self.add(events[num_allowed:])
+                self.add(events[num_allowed:], now)
                 self.hurry()  # they have been joined, and wait for credit only
                 events = events[:num_allowed]
             self._unacked.extend(logged.seq for logged in events)

@@ -82,7 +82,8 @@ class Reader(Attachment):
         self._written_at = -math.inf
         self._unconfirmed: tuple[int, int] | None = None  # bytes and last seq of a frame the channel still has
         self._received: Received | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # of polls and of silences: it rings rarely
+        self._hold_timer: asyncio.TimerHandle | None = None  # of what is held
         self._paging: asyncio.Task[None] | None = None
         self._pages = Pages(streams.log, stream)
 
@@ -126,8 +127,9 @@ class Reader(Attachment):
         if self.is_over:
             return
         self.is_over = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._hold_timer):
+            if timer is not None:
+                timer.cancel()
         if self._paging is not None:
             self._paging.cancel()
         self._held.events.clear()
@@ -162,8 +164,12 @@ class Reader(Attachment):
                     channel.write(self._pace.keepalive_of(self._encoder))
             else:
                 due_at = math.inf
-            if not self.is_over:
-                self._arm(min(due_at, self._poll_at))
+            if self.is_over:
+                return
+            if self._held.events:
+                self._arm_hold(due_at)
+                due_at = math.inf
+            self._arm(min(due_at, self._poll_at))
         except Exception as error:
             self._end(error)
 
@@ -211,7 +217,7 @@ class Reader(Attachment):
         self._paging = asyncio.get_running_loop().create_task(self._read_log(), name="reader", context=Context())
 
     def _hold(self, events: list[LoggedEvent], until: int) -> None:
-        self._held.add(events)
+        self._held.add(events, time.monotonic())
         self._read_seq = until
 
     def _due_at(self) -> float:
@@ -232,6 +238,9 @@ class Reader(Attachment):
         frame: Any = events if self._encoder is None else b"".join(map(self._encoder.encode, events))
         last = events[-1]
         self.sent_seq, self._written_at = last.seq, now
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
+            self._hold_timer = None
         if frame:
             channel.write(frame)
         self._unconfirmed = len(frame) if self._encoder is not None else 1, last.seq
@@ -277,6 +286,15 @@ class Reader(Attachment):
     @property
     def _poll_at(self) -> float:
         return math.inf if self._received is None else self._received.poll_at
+
+    def _arm_hold(self, at: float) -> None:
+        """Have `advance` called at `at`, unless what is held leaves before."""
+        if at < math.inf and self._hold_timer is None:
+            self._hold_timer = asyncio.get_running_loop().call_at(at, self._ring_hold, context=Context())
+
+    def _ring_hold(self) -> None:
+        self._hold_timer = None
+        self.advance()
 
     def _arm(self, at: float) -> None:
         """Have `advance` called at `at`; a timer that is set for earlier stays, and is set anew then."""
