@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 # Unread bytes after which a peer counts as gone: minutes of everything an engine can send.
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 _WATCH_SECONDS = 0.5
+# Of an engine that sends its state each second.
+_USUAL_SECONDS = 1.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +111,13 @@ class Connection(asyncio.Protocol):
 
         `busy_seconds` returns for how many of so many last seconds the peer was busy. After the loop itself was
         blocked, waiting data is read before this timer runs, so a live peer is not blamed; nor is a peer that was
-        blocked as well.
+        blocked as well. While the silence is shorter than between two heartbeats, `busy_seconds` is not asked, which
+        reads a file of each of the peer's threads.
         """
         now = time.monotonic()
         gap, self._watched_at = now - self._watched_at, now
-        if self._silence.look(now, busy_seconds(gap)) > seconds:
+        is_usual = self._silence.seconds + gap < min(_USUAL_SECONDS, seconds / 4)
+        if self._silence.look(now, 0.0 if is_usual else busy_seconds(gap)) > seconds:
             on_silence()
         elif not self._is_lost.is_set():
             loop = asyncio.get_running_loop()

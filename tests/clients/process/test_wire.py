@@ -177,6 +177,32 @@ async def test_a_peer_that_does_not_read_is_dropped(folder: Path) -> None:
         await connection.lost()
 
 
+async def test_a_peer_is_asked_after_only_when_it_is_silent() -> None:
+    """A peer that sends as often as heartbeats come is not asked after, which reads a file of each thread."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    gaps: list[float] = []
+
+    def busy(seconds: float) -> float:
+        gaps.append(seconds)
+        return 0.0
+
+    with theirs:
+        _, connection = await asyncio.get_running_loop().create_connection(Connection, sock=ours)
+        for _ in range(5):
+            for _ in range(3):
+                connection._watched_at -= 0.3
+                connection.watch(100.0, busy, lambda: None)
+            connection.data_received(frame(b"heartbeat"))
+        assert gaps == []
+        for _ in range(10):
+            connection._watched_at -= 0.5
+            connection._silence._looked_at -= 0.5
+            connection.watch(100.0, busy, lambda: None)
+        assert len(gaps) >= 5
+        connection.abort()
+        await connection.lost()
+
+
 async def test_the_files_are_private(folder: Path) -> None:
     """The folder, the socket and the log belong to our user alone."""
     spec = spec_in(folder)
