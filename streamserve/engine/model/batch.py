@@ -150,32 +150,15 @@ class StepBatch:
         return int(self.input_ids.shape[1])
 
     @property
+    def num_decodes(self) -> int:
+        """Rows of decodes: the first, and as many chunks."""
+        return len(self.chunks) - len(self.prefills)
+
+    @property
     def pending(self) -> dict[int, int]:
         """Rows whose token is not known on the host yet: row -> the sequence it belongs to."""
-        chunks = enumerate(self.chunks[: len(self.chunks) - len(self.prefills)])  # decodes: chunk i is row i
+        chunks = enumerate(self.chunks[: self.num_decodes])  # chunk i is row i
         return {row: chunk.seq_id for row, chunk in chunks if chunk.token_ids[0] == PENDING}
-
-    def apart(self) -> tuple[StepBatch, StepBatch | None]:
-        """Return the batch of the decodes, and the batch of the prefills, None without any."""
-        if not self.prefills:
-            return self, None
-        num = self.prefills[0].first_row
-        num_chunks = len(self.chunks) - len(self.prefills)
-        shifted = tuple(replace(span, first_row=span.first_row - num) for span in self.prefills)
-        decodes = replace(self._rows(slice(0, num)), chunks=self.chunks[:num_chunks], prefills=())
-        prefills = replace(self._rows(slice(num, None)), chunks=self.chunks[num_chunks:], decodes=(), prefills=shifted)
-        return (
-            replace(decodes, last_rows=self.last_rows[:num_chunks]),
-            replace(prefills, last_rows=tuple(row - num for row in self.last_rows[num_chunks:])),
-        )
-
-    def _rows(self, rows: slice) -> StepBatch:
-        return replace(
-            self,
-            input_ids=self.input_ids[:, rows],
-            position_ids=self.position_ids[:, rows],
-            slot_mapping=self.slot_mapping[rows],
-        )
 
 
 def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> StepBatch:

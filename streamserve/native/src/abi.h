@@ -139,13 +139,20 @@ struct StepModel {
   float eps, embedding_multiplier, residual_multiplier;
 };
 
-// One token of each of num_rows sequences.
+// Tokens of a prompt: the rows [first_row, first_row + num_rows) of a step, from position `start` on.
+struct StepPrompt {
+  const int64_t* table;  // (num_blocks,)
+  int64_t first_row, num_rows, start, num_blocks;
+};
+
+// The first num_decodes rows are one token of a sequence each, the rest are those of the prompts, in their order.
 struct StepCall {
   const int64_t *token_ids, *positions, *slots;  // (num_rows,)
-  const int64_t* tables;                         // (num_rows, table_stride)
+  const int64_t* tables;                         // (num_decodes, table_stride)
+  const StepPrompt* prompts;                     // (num_prompts,)
   const float* query_scale;                      // (num_rows,), or null
   float* hidden;                                 // out: (num_rows, hidden_size), normalised
-  float* logits;                                 // out: (num_rows, head.num_outputs), or null
-  int64_t num_rows, table_stride;
+  float* logits;                                 // out: (num_decodes, head.num_outputs), or null
+  int64_t num_rows, num_decodes, num_prompts, table_stride;
 };
 SS_API ss::Status ss_decode_step(const StepModel* model, const StepCall* call, int64_t num_threads);

@@ -17,29 +17,19 @@ constexpr int64_t kPieceRows = 128;  // more read keys less often, and leave les
 constexpr int kBlockRows = 4;        // rows that go through a tile together
 constexpr int kBlockVecs = 2;        // vectors of keys whose scores are summed together
 
-// Some tokens of one sequence in a batch.
-struct PromptSpan {
-  int64_t first_row, num_rows, start;  // `start`: position of the first row
-  const int64_t* table;
-};
-
-// Neighbouring rows of a span.
+// Neighbouring rows of a prompt; `start` is the position of the first.
 struct PromptPiece {
   int64_t first_row, num_rows, start;
   const int64_t* table;
 };
 
-// The pieces of all spans for layers with `group` query heads a key/value head. The last of a span comes first: it sees
+// Cut a prompt into pieces, for layers with `group` query heads a key/value head. Its last piece comes first: it sees
 // most, and threads that find no more work wait for short pieces.
-inline void cut_prompts(const PromptSpan* spans, int64_t num_spans, int64_t group, std::vector<PromptPiece>& pieces) {
+inline void cut_prompt(const PromptPiece& prompt, int64_t group, std::vector<PromptPiece>& pieces) {
   const int64_t size = std::max<int64_t>(1, kPieceRows / group);
-  pieces.clear();
-  for (int64_t i = 0; i < num_spans; i++) {
-    const PromptSpan& span = spans[i];
-    for (int64_t row = (span.num_rows - 1) / size * size; row >= 0; row -= size)
-      pieces.push_back(
-          {span.first_row + row, std::min(size, span.num_rows - row), span.start + row, span.table});
-  }
+  for (int64_t row = (prompt.num_rows - 1) / size * size; row >= 0; row -= size)
+    pieces.push_back(
+        {prompt.first_row + row, std::min(size, prompt.num_rows - row), prompt.start + row, prompt.table});
 }
 
 // Memory of one thread. Rows are rounded up to whole blocks.

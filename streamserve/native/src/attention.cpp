@@ -81,9 +81,8 @@ void attend_decodes(const DecodeCall& call, int64_t num_threads) {
 template <class T>
 void attend_prompt(const PromptCall& call, int64_t num_threads) {
   require_below(call.num_slots / call.block_size, call.table, (call.start + call.num_rows - 1) / call.block_size + 1);
-  const PromptSpan span{0, call.num_rows, call.start, call.table};
   std::vector<PromptPiece> pieces;
-  cut_prompts(&span, 1, call.num_heads / call.num_kv_heads, pieces);
+  cut_prompt({0, call.num_rows, call.start, call.table}, call.num_heads / call.num_kv_heads, pieces);
   using Queries = StridedQueries<T, PromptCall>;
   const Queries queries{call};
   const PromptAttention<T, Queries, T> attention{layer_of<T>(call), pieces, queries, static_cast<T*>(call.out),

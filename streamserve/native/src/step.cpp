@@ -1,4 +1,4 @@
-// A whole decode step of a dense decoder in one parallel region: tokens in, hidden states and logits out.
+// A whole step of a dense decoder in one parallel region: tokens of decodes and prompts in, hidden states and logits out.
 //
 //     x = embedding(token) * multiplier
 //     each layer:  x += norm?(out(attention(turn(norm?(qkv(norm?(x)))))))
@@ -6,13 +6,16 @@
 //     logits = head(norm(x))
 //
 // A part that a layer does not have is null. States are float32 throughout; weights are of any kind (linear.h), the
-// pools of the model's dtype. Between phases all threads wait for each other, five or six times a layer. Where rows are
+// pools of the model's dtype. Each row is computed alone but for what it reads from the pools, and there every number is
+// one that a decode would have written: a row's bits depend on its sequence's tokens, not on the chunks in which they
+// came. Between phases all threads wait for each other, five or six times a layer. Where rows are
 // few, each thread makes a linear's inputs for itself: that is sooner done than waited for.
 #include <atomic>
 #include <vector>
 
 #include "abi.h"
 #include "attend.h"
+#include "attend_prompts.h"
 #include "inputs.h"
 #include "linear.h"
 #include "scratch.h"
@@ -24,6 +27,8 @@ namespace {
 
 // So many numbers each thread prepares for itself.
 constexpr int64_t kFewNumbers = 4096;
+// So many rows are multiplied by all of a thread's panels before the next ones.
+constexpr int64_t kTurnRows = 128;
 
 struct Rotation {
   int64_t num_pairs;
@@ -41,10 +46,11 @@ struct StepMemory {
   std::vector<Rotation> rotations;
   std::vector<DecodePieces> pieces;      // of each layer's window, at piece_of[layer]
   std::vector<int64_t> windows, piece_of;
+  std::vector<PromptPiece> prompts;
   std::vector<std::atomic<int64_t>> next;  // the next item of each layer's attention
 
   StepMemory(const StepModel& model, const StepCall& call) : next(model.num_layers) {
-    int64_t widest = model.hidden_size, query = 0, kv = 0, inner = 0, partial = 0;
+    int64_t widest = model.hidden_size, query = 0, kv = 0, inner = 0, partial = 0, group = 1;
     for (int64_t i = 0; i < model.num_layers; i++) {
       const StepLayer& layer = model.layers[i];
       query = std::max(query, layer.num_heads * layer.head_dim);
@@ -54,11 +60,16 @@ struct StepMemory {
       if (place == int64_t(windows.size())) {
         windows.push_back(layer.window);
         pieces.emplace_back();
-        pieces.back().plan(call.positions, call.num_rows, layer.window);
+        pieces.back().plan(call.positions, call.num_decodes, layer.window);
       }
       piece_of.push_back(place);
       partial = std::max(partial, pieces[place].size() * layer.num_heads * (padded(layer.head_dim) + 2));
+      group = std::max(group, layer.num_heads / layer.num_kv_heads);
       next[i] = 0;
+    }
+    for (int64_t i = 0; i < call.num_prompts; i++) {
+      const StepPrompt& prompt = call.prompts[i];
+      cut_prompt({prompt.first_row, prompt.num_rows, prompt.start, prompt.table}, group, prompts);
     }
     widest = std::max({widest, query, inner});
     hidden.resize(call.num_rows * model.hidden_size);
@@ -81,7 +92,7 @@ struct StepMemory {
   uint8_t* aligned_inputs() { return inputs.data() + (64 - reinterpret_cast<uintptr_t>(inputs.data()) % 64) % 64; }
 };
 
-// The heads of a layer's [q | k | v], normalised and turned as they are asked for. Keys and values go to their slots.
+// The heads of a layer's [q | k | v], normalised and turned as they are asked for.
 template <class Kv>
 struct StepHeads {
   const StepModel& model;
@@ -90,7 +101,8 @@ struct StepHeads {
   const Rotation* rotation;
   const float* qkv;  // (num_rows, qkv.num_outputs)
 
-  void read(int64_t row, int64_t kv_head, bool is_newest, float* to) const {
+  // The queries of a group of heads.
+  void read(int64_t row, int64_t kv_head, float* to) const {
     const int64_t dim = layer.head_dim, group = layer.num_heads / layer.num_kv_heads;
     const float* heads = qkv + row * layer.qkv.num_outputs;
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++, to += padded(dim)) {
@@ -99,8 +111,17 @@ struct StepHeads {
       if (call.query_scale)
         map(to, to, padded(dim), [&](Vec x) { return x * broadcast(call.query_scale[row]); });
     }
-    if (!is_newest) return;
-    const float* key = heads + (layer.num_heads + kv_head) * dim;
+  }
+
+  void read(int64_t row, int64_t kv_head, bool is_newest, float* to) const {
+    read(row, kv_head, to);
+    if (is_newest) store_kv(row, kv_head);
+  }
+
+  // Put the row's key and value of a head to its slot.
+  void store_kv(int64_t row, int64_t kv_head) const {
+    const int64_t dim = layer.head_dim;
+    const float* key = qkv + row * layer.qkv.num_outputs + (layer.num_heads + kv_head) * dim;
     float turned[kMostHeadDim];
     copy_padded(turned, key, dim);
     finish(turned, row, layer.key_norm ? layer.key_norm + kv_head * dim : nullptr);
@@ -128,7 +149,7 @@ class StepThread {
     for (int64_t i = 0; i < model_.num_layers; i++) {
       const StepLayer& layer = model_.layers[i];
       const float* heads = memory_.qkv.data();
-      multiply_rows(layer.qkv, normal(layer.attention_norm), memory_.qkv.data());
+      multiply_rows(layer.qkv, normal(layer.attention_norm), call_.num_rows, memory_.qkv.data());
       if (layer.norm_kind == kNormOfRows) normalise_rows(layer);
       attend(layer, i, heads);
       add(layer.out, plain(memory_.attended.data(), layer.out.num_inputs), layer.after_attention_norm);
@@ -178,14 +199,14 @@ class StepThread {
     team_.barrier();
   }
 
-  // The inputs of a linear for all rows, prepared.
+  // The inputs of a linear for the first `num_rows` rows, prepared.
   template <class Source>
-  const uint8_t* prepare(const Linear& linear, const Source& source) {
+  const uint8_t* prepare(const Linear& linear, const Source& source, int64_t num_rows) {
     const int64_t stride = input_stride(linear.kind, linear.num_inputs);
-    const bool for_itself = call_.num_rows * linear.num_inputs <= kFewNumbers;
-    uint8_t* to = for_itself ? scratch<kStepInputs>(call_.num_rows * stride) : memory_.aligned_inputs();
+    const bool for_itself = num_rows * linear.num_inputs <= kFewNumbers;
+    uint8_t* to = for_itself ? scratch<kStepInputs>(num_rows * stride) : memory_.aligned_inputs();
     float* own = reinterpret_cast<float*>(scratch<kStepRow>(linear.num_inputs * 4));
-    const Range rows = for_itself ? Range{0, call_.num_rows} : rows_;
+    const Range rows = for_itself ? Range{0, num_rows} : team_.part(num_rows);
     for (int64_t row = rows.begin; row < rows.end; row++)
       prepare_row(linear.kind, linear.num_inputs, source(row, own), to + row * stride);
     if (!for_itself) team_.barrier();
@@ -193,23 +214,30 @@ class StepThread {
   }
 
   template <class Source>
-  void multiply_rows(const Linear& linear, const Source& source, float* out) {
-    multiply_part(linear, prepare(linear, source), team_.part(linear.num_panels()), out, linear.num_outputs, false);
+  void multiply_rows(const Linear& linear, const Source& source, int64_t num_rows, float* out) {
+    const uint8_t* inputs = prepare(linear, source, num_rows);
+    multiply_part(linear, inputs, num_rows, team_.part(linear.num_panels()), out, linear.num_outputs, false);
     team_.barrier();
   }
 
-  void multiply_part(const Linear& linear, const uint8_t* inputs, Range panels, float* out, int64_t stride, bool adds) {
-    multiply(linear, inputs, call_.num_rows, panels, Outputs{out, kFloat32, stride, adds});
+  // A prompt's rows take turns, so that those that go through a panel's weights stay in the second-level cache.
+  static void multiply_part(const Linear& linear, const uint8_t* inputs, int64_t num_rows, Range panels, float* out,
+                            int64_t stride, bool adds) {
+    const int64_t input_bytes = input_stride(linear.kind, linear.num_inputs);
+    for (int64_t row = 0; row < num_rows; row += kTurnRows) {
+      const int64_t count = std::min(kTurnRows, num_rows - row);
+      multiply(linear, inputs + row * input_bytes, count, panels, Outputs{out + row * stride, kFloat32, stride, adds});
+    }
   }
 
   // x += norm?(linear(source)) * multiplier
   template <class Source>
   void add(const Linear& linear, const Source& source, const float* norm) {
     const Range panels = team_.part(linear.num_panels());
-    const uint8_t* inputs = prepare(linear, source);
+    const uint8_t* inputs = prepare(linear, source, call_.num_rows);
     const bool adds = !norm && model_.residual_multiplier == 1;
     float* out = adds ? memory_.hidden.data() : memory_.change.data();
-    multiply_part(linear, inputs, panels, out, model_.hidden_size, adds);
+    multiply_part(linear, inputs, call_.num_rows, panels, out, model_.hidden_size, adds);
     team_.barrier();
     if (adds) return;
     for (int64_t row = rows_.begin; row < rows_.end; row++) {
@@ -256,27 +284,43 @@ class StepThread {
                                                               memory_.attended.data(),
                                                               layer.num_heads * layer.head_dim,
                                                               memory_.partials.data()};
+    const PromptAttention<Kv, StepHeads<Kv>, float> prompts{shape, memory_.prompts, heads, memory_.attended.data(),
+                                                            attention.out_stride};
+    if (call_.num_prompts > 0) store_prompts(layer, heads);
     static thread_local AttentionScratch scratch;
+    static thread_local PromptScratch prompt_scratch;
+    const int64_t num_long = prompts.num_items(), num_items = num_long + attention.num_items();
     std::atomic<int64_t>& next = memory_.next[index];
-    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < attention.num_items();)
-      attention.run(item, scratch);
+    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < num_items;) {
+      if (item < num_long) prompts.run(item, prompt_scratch);
+      else attention.run(item - num_long, scratch);
+    }
     team_.barrier();
     if (!attention.must_join()) return;
-    const Range part = team_.part(call_.num_rows * layer.num_heads);
+    const Range part = team_.part(call_.num_decodes * layer.num_heads);
     for (int64_t i = part.begin; i < part.end; i++) attention.join(i / layer.num_heads, i % layer.num_heads);
+    team_.barrier();
+  }
+
+  // A prompt's tokens see each other: their keys and values are stored before any of them attends.
+  void store_prompts(const StepLayer& layer, const StepHeads<Kv>& heads) {
+    const Range rows = team_.part(call_.num_rows - call_.num_decodes);
+    for (int64_t row = call_.num_decodes + rows.begin; row < call_.num_decodes + rows.end; row++)
+      for (int64_t kv_head = 0; kv_head < layer.num_kv_heads; kv_head++) heads.store_kv(row, kv_head);
     team_.barrier();
   }
 
   // Each thread computes the same columns of gate and up, so that it can multiply them without waiting.
   void feed_forward(const StepLayer& layer) {
     const int64_t inner = layer.down.num_inputs, num_panels = inner / kLanes;
-    const uint8_t* inputs = prepare(layer.gate_up, normal(layer.mlp_norm));
+    const int64_t num_rows = call_.num_rows;
+    const uint8_t* inputs = prepare(layer.gate_up, normal(layer.mlp_norm), num_rows);
     const Range panels = team_.part(num_panels);
     const Range upper{panels.begin + num_panels, panels.end + num_panels};
     float* both = memory_.both.data();
-    multiply_part(layer.gate_up, inputs, panels, both, 2 * inner, false);
-    multiply_part(layer.gate_up, inputs, upper, both, 2 * inner, false);
-    for (int64_t row = 0; row < call_.num_rows; row++) {
+    multiply_part(layer.gate_up, inputs, num_rows, panels, both, 2 * inner, false);
+    multiply_part(layer.gate_up, inputs, num_rows, upper, both, 2 * inner, false);
+    for (int64_t row = 0; row < num_rows; row++) {
       float* gates = both + row * 2 * inner + panels.begin * kLanes;
       gate(model_.activation, gates, gates + inner, (panels.end - panels.begin) * kLanes);
     }
@@ -289,15 +333,23 @@ class StepThread {
       rms_norm(hidden(row), model_.norm, model_.hidden_size, model_.eps, call_.hidden + row * model_.hidden_size);
     team_.barrier();
     if (!call_.logits) return;
-    multiply_rows(model_.head, plain(call_.hidden, model_.hidden_size), call_.logits);
+    multiply_rows(model_.head, plain(call_.hidden, model_.hidden_size), call_.num_decodes, call_.logits);
   }
 };
+
+// Throw std::out_of_range unless the prompt's blocks are in the pools, and enough for its last position.
+void require_prompt(const StepModel& model, const StepPrompt& prompt) {
+  const int64_t last = prompt.start + prompt.num_rows - 1;
+  require_below(prompt.num_blocks * model.block_size, &last, 1);
+  require_below(model.num_slots / model.block_size, prompt.table, last / model.block_size + 1);
+}
 
 template <class Kv>
 void run_step(const StepModel& model, const StepCall& call, int64_t num_threads) {
   require_below(model.num_embeddings, call.token_ids, call.num_rows);
   require_below(model.num_slots, call.slots, call.num_rows);
-  require_blocks(call.positions, call.tables, call.num_rows, call.table_stride, model.block_size, model.num_slots);
+  require_blocks(call.positions, call.tables, call.num_decodes, call.table_stride, model.block_size, model.num_slots);
+  for (int64_t i = 0; i < call.num_prompts; i++) require_prompt(model, call.prompts[i]);
   StepMemory memory(model, call);
   parallel(num_threads, [&](Team team) { StepThread<Kv>(model, call, memory, team).run(); });
 }

@@ -112,18 +112,13 @@ class Decoder:
     def forward(self, kv: KVCache, batch: StepBatch) -> torch.Tensor:
         """Run the body on a batch, whose keys and values are stored in `kv`; return the hidden states (T, C).
 
-        Decodes are computed apart from prefills where there is a `decode_step`: a decode's numbers are the same whether
-        a neighbour's prompt is computed beside it or not.
+        Where there is a `decode_step`, it computes all of them.
         """
         self._decoded = None
-        if self.decode_step is None or not batch.decodes:
+        if self.decode_step is None:
             return self._forward(kv, batch)
-        decodes, prefills = batch.apart()
-        hidden, products = self.decode_step(kv, decodes, self._query_scale(decodes.position_ids[0]))
-        if prefills is not None:
-            hidden = torch.cat((hidden, self._forward(kv, prefills).float()))
-        self._decoded = hidden, products
-        return hidden
+        self._decoded = self.decode_step(kv, batch, self._query_scale(batch.position_ids[0]))
+        return self._decoded[0]
 
     def _forward(self, kv: KVCache, batch: StepBatch) -> torch.Tensor:
         input_ids, positions = batch.input_ids[0], batch.position_ids[0]
@@ -158,7 +153,7 @@ class Decoder:
         if torch.equal(rows, torch.arange(len(known))):
             return known
         is_known = rows < len(known)
-        others = hidden.index_select(0, rows[~is_known]).to(self.dtype)
+        others = hidden.index_select(0, rows[~is_known])
         out = known.new_empty(len(rows), known.shape[1])
         out[is_known] = known.index_select(0, rows[is_known])
         out[~is_known] = self.head.floats(others)

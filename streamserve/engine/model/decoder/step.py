@@ -1,4 +1,4 @@
-"""`DecodeStep`: one token of each of several sequences through a whole decoder, in one native call.
+"""`DecodeStep`: the tokens of a step, of decodes and of prompts, through a whole decoder in one native call.
 
 It computes what `Decoder.forward` and `Decoder.logits` do, with states in float32 and without a return to Python
 between operations. The model is described to the library once (its weights' addresses); a step passes token ids,
@@ -73,14 +73,19 @@ class _Model(ctypes.Structure):
     )
 
 
+class _Prompt(ctypes.Structure):
+    """`StepPrompt` of native/src/abi.h."""
+
+    _fields_ = (("table", _pointer), *((name, _int) for name in ("first_row", "num_rows", "start", "num_blocks")))
+
+
 class _Call(ctypes.Structure):
     """`StepCall` of native/src/abi.h."""
 
     _fields_ = (
-        *((name, _pointer) for name in ("token_ids", "positions", "slots", "tables", "query_scale")),
+        *((name, _pointer) for name in ("token_ids", "positions", "slots", "tables", "prompts", "query_scale")),
         *((name, _pointer) for name in ("hidden", "logits")),
-        ("num_rows", _int),
-        ("table_stride", _int),
+        *((name, _int) for name in ("num_rows", "num_decodes", "num_prompts", "table_stride")),
     )
 
 
@@ -130,29 +135,38 @@ class DecodeStep:
     def __call__(
         self, kv: KVCache, batch: StepBatch, query_scale: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute a batch of decodes: float32 hidden states (T, C), and what the head gives for them (T, V).
+        """Compute a batch: float32 hidden states (T, C), and what the head gives for the decodes (num_decodes, V).
 
+        A token's numbers are bitwise the same in a decode and in a prompt, wherever that is cut into chunks.
         `query_scale`: T numbers. Raises `IndexError` for a token, slot or block that there is not, and `MemoryError`.
         """
-        assert not batch.prefills
         self._use(kv)
-        num_rows = batch.num_tokens
+        num_rows, num_decodes = batch.num_tokens, batch.num_decodes
         token_ids, positions = batch.input_ids[0], batch.position_ids[0]
         tables = _tables(batch)
         if query_scale is not None:
             query_scale = query_scale.float().contiguous()
+        prompts = (_Prompt * len(batch.prefills))(
+            *(
+                _Prompt(span.block_table.data_ptr(), span.first_row, span.num_tokens, span.start, len(span.block_table))
+                for span in batch.prefills
+            )
+        )
         hidden = torch.empty(num_rows, self._spec.hidden_size)
-        logits = torch.empty(num_rows, self._vocab_size)
+        logits = torch.empty(num_decodes, self._vocab_size)
         call = _Call(
             token_ids=token_ids.data_ptr(),
             positions=positions.data_ptr(),
             slots=batch.slot_mapping.data_ptr(),
-            tables=tables.data_ptr(),
+            tables=None if tables is None else tables.data_ptr(),
+            prompts=ctypes.addressof(prompts),
             query_scale=None if query_scale is None else query_scale.data_ptr(),
             hidden=hidden.data_ptr(),
-            logits=logits.data_ptr(),
+            logits=logits.data_ptr() if num_decodes else None,
             num_rows=num_rows,
-            table_stride=tables.shape[1],
+            num_decodes=num_decodes,
+            num_prompts=len(prompts),
+            table_stride=0 if tables is None else tables.shape[1],
         )
         self._kernels.library.decode_step(ctypes.byref(self._model), ctypes.byref(call), torch.get_num_threads())
         return hidden, logits
@@ -244,10 +258,10 @@ def _is_dense(layer: DecoderLayer) -> bool:
     )
 
 
-def _tables(batch: StepBatch) -> torch.Tensor:
-    """Return the block tables of all groups as one, (T, most blocks)."""
+def _tables(batch: StepBatch) -> torch.Tensor | None:
+    """Return the block tables of all groups of decodes as one, (num_decodes, most blocks)."""
     tables = [group.block_tables for group in batch.decodes]
-    if len(tables) == 1:
-        return tables[0]
+    if len(tables) <= 1:
+        return tables[0] if tables else None
     widest = max(table.shape[1] for table in tables)
     return torch.cat([torch.nn.functional.pad(table, (0, widest - table.shape[1])) for table in tables])
