@@ -49,7 +49,8 @@ class BackEnd:
 
     `serves` says whether it computes a dtype on a device of this machine; `make` builds a layer of a weight
     (out_features, in_features) and a bias (out_features,), and raises `DoesNotFit`. `rounding`: what it may change by
-    rounding weights and inputs, as a share of the largest output.
+    rounding weights and inputs, as a share of the largest output. `makes_steps`: with its layers alone, a dense
+    decoder's decodes are computed in one call (decoder/step.py).
     """
 
     name: str
@@ -58,6 +59,7 @@ class BackEnd:
     serves: Callable[[torch.dtype, torch.device], bool]
     make: Callable[[torch.Tensor, torch.Tensor | None], Linear]
     rounding: float = 0.0
+    makes_steps: bool = False
 
 
 class PlainLinear:

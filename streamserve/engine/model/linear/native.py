@@ -128,6 +128,7 @@ def native_back_end(library: Library) -> BackEnd:
         bytes_per_weight=lambda dtype: dtype.itemsize,
         serves=_serves,
         make=partial(pack, library),
+        makes_steps=True,
     )
 
 

@@ -122,6 +122,15 @@ def test_the_first_stays_unless_another_is_clearly_better(monkeypatch: pytest.Mo
     assert fastest([FAST, replace(FAST, name="as fast")], weights()) == "fast"
 
 
+def test_whole_steps_outweigh_what_linears_lose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linears alone are measured: with whole steps as the prize, another must be better by more."""
+    steps = replace(SLOW, makes_steps=True)
+    monkeypatch.setattr(room, "STEP_MARGIN", 0.0)
+    assert fastest([steps, FAST], weights()) == "slow"
+    monkeypatch.setattr(room, "STEP_MARGIN", 0.5)
+    assert fastest([steps, FAST], weights()) == "fast"
+
+
 def test_a_wrong_back_end_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it is said to serve, numbers decide: for the machine, and for each weight."""
     wrong = back_end_of(Wrong, "wrong")
