@@ -91,7 +91,7 @@ HELPDESK = BASE_DIR / "project" / "demo_model" / "helpdesk"
 
 # The lab interrupts a long answer. The shipped help desk answers too briefly, and too fast to watch: the lab has an
 # engine of its own beside it, which reads a text out. It computes no weights; scheduler, KV memory, log and readers are
-# those of every model. A model of the environment answers in the lab itself.
+# those of every model. A model of the environment answers in the lab itself, unless LAB is set.
 LAB_ANSWERS = {"interrupt": (BASE_DIR / "project" / "lab" / "text.txt").read_text()}
 LAB_QUESTION = "What happens when I interrupt you?"
 
@@ -106,7 +106,7 @@ def _models() -> dict[str, dict[str, Any]]:
     words: dict[str, Any] = {"ANSWERS": None} if path == "echo" else {}  # long answers, to watch and to test
     small = {"NUM_BLOCKS": 80, "LEAD_TOKENS": 96}  # so that one sees them
     reads_out: dict[str, Any] = {"PATH": "echo", "ANSWERS": LAB_ANSWERS, "ENGINE": small}
-    lab = {"lab": reads_out} if path in (str(HELPDESK), "echo") else {}
+    lab = {"lab": reads_out} if path == str(HELPDESK) or os.environ.get("LAB") else {}
     return {alias: {"PATH": path, "DTYPE": dtype, **words}, **lab}
 
 
@@ -120,7 +120,7 @@ HELP_EMBEDDING: str | None = None  # "package.module.function": texts to vectors
 
 STREAMSERVE = {
     "MODELS": MODELS,
-    "ECHO_STEP_SECONDS": float(os.environ.get("ECHO_STEP_SECONDS", "0.03")),
+    "ECHO_STEP_SECONDS": float(os.environ.get("ECHO_STEP_SECONDS", "0.03" if LAB_MODEL == "lab" else "0")),
     "STATE_DIR": STATE_DIR,
     "ANONYMOUS": True,
     "FLOW": {"DRAIN_SECONDS": 2},  # Ctrl-C ends the demo soon

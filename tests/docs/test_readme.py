@@ -44,12 +44,14 @@ def url(folder: Path) -> Iterator[str]:
     finally:
         demo.send_signal(signal.SIGINT)
         demo.communicate(timeout=60)
-        manage(folder, "streamserve_engine", "--stop", MODEL="")
+        for alias in ("helpdesk", "lab"):
+            manage(folder, "streamserve_engine", alias, "--stop", MODEL="")
 
 
 def block_with(text: str) -> Block:
-    """Return the one block under "Begin" that contains `text`."""
-    [found] = [block for block in blocks_of("README.md", "Begin") if text in block.text]
+    """Return the one block before the own site's that contains `text`."""
+    first = [*blocks_of("README.md", "streamserve"), *blocks_of("README.md", "Begin")]
+    [found] = [block for block in first if text in block.text]
     return found
 
 

@@ -19,7 +19,7 @@ from tests.support.docs.demo_site import free_port, manage, processes_of, serve
 def test_the_demo_starts_serves_and_ends(tmp_path: Path) -> None:
     """It prints its address, accepts a key of one's own, serves page and static files, and ends by SIGINT with 0.
 
-    Of its processes only the engines and what they have started are left; the output names how to end them.
+    Of its processes only the engine and what it has started are left; the output names how to end it.
     """
     key, port = "my-demo-key-0123456789", free_port()
     demo = serve(tmp_path, PORT=port, STREAMSERVE_DEMO_KEY=key)
@@ -50,10 +50,9 @@ def test_the_demo_starts_serves_and_ends(tmp_path: Path) -> None:
     with httpx.Client(trust_env=False) as client, pytest.raises(httpx.ConnectError):
         client.get(url)
     left = processes_of(tmp_path)
-    for alias in ("echo", "lab"):
-        assert f"manage.py streamserve_engine {alias} --stop" in rest
-        stopped = manage(tmp_path, "streamserve_engine", alias, "--stop")
-        assert [one for one in left if f"process {one} has ended" in stopped.stdout], stopped.stderr
+    assert "manage.py streamserve_engine echo --stop" in rest
+    stopped = manage(tmp_path, "streamserve_engine", "--stop")
+    assert [one for one in left if f"process {one} has ended" in stopped.stdout], stopped.stderr
     until = time.monotonic() + 10
     while processes_of(tmp_path):  # its compiler of grammars ends with it
         assert time.monotonic() < until

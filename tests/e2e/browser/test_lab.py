@@ -21,7 +21,7 @@ MINUTE = 60_000
 def lab(tmp_path: Path, browser: Browser) -> Iterator[Page]:
     """The lab's page of a demo whose lab writes faster."""
     port = free_port()
-    demo = serve(tmp_path, PORT=port, ECHO_STEP_SECONDS="0.012")
+    demo = serve(tmp_path, PORT=port, LAB="1", ECHO_STEP_SECONDS="0.012")
     assert demo.stdout is not None
     try:
         for line in demo.stdout:
