@@ -20,6 +20,8 @@ GPU_SHARE = 0.9
 NULL_BLOCKS = 1
 DEFAULT_MODEL_LEN = 4096
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+# What quantised weights have beside their numbers.
+SCALES = ("weight_scale", "scale_inv", "input_scale", "scales", "qzeros", "zero_point", "g_idx", "weight_shape")
 LENGTHS = (1024, 4096, 8192)
 
 
@@ -174,9 +176,25 @@ def text_config(model: Mapping[str, Any]) -> Mapping[str, Any]:
     return nested if isinstance(nested, Mapping) else model
 
 
-def num_parameters(header: Mapping[str, Any]) -> int:
-    """Numbers in a safetensors file, by its header."""
-    return sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+def num_parameters(header: Mapping[str, Any], packed_bits: int = 32) -> int:
+    """Numbers in a safetensors file, by its header; in quantised weights as many as they stand for.
+
+    `packed_bits` are those of a number in words of 32 (GPTQ, AWQ).
+    """
+    return sum(
+        prod(entry["shape"]) * _numbers_in(name, packed_bits)
+        for name, entry in header.items()
+        if name != "__metadata__"
+    )
+
+
+def _numbers_in(name: str, packed_bits: int) -> int:
+    """Return how many weights a stored number has; 0: it is a scale or the like."""
+    if name.endswith((".qweight", ".weight_packed")):
+        return 32 // packed_bits
+    if name.endswith("_blocks"):  # MXFP4
+        return 2
+    return 0 if name.endswith(SCALES) else 1
 
 
 def _first(text: Mapping[str, Any], *names: str) -> int:

@@ -116,6 +116,16 @@ def test_parameters_by_a_safetensors_header() -> None:
     assert num_parameters(header) == 12 + 5 + 1
 
 
+def test_quantised_weights_count_as_what_they_stand_for() -> None:
+    """Words hold several numbers, scales none, and a byte of MXFP4 two."""
+    gptq = {"a.qweight": {"shape": [8, 64]}, "a.qzeros": {"shape": [2, 8]}, "a.scales": {"shape": [2, 64]}}
+    assert num_parameters(gptq, 4) == 64 * 64
+    fp8 = {"a.weight": {"shape": [64, 64]}, "a.weight_scale_inv": {"shape": [1, 1]}, "a.input_scale": {"shape": []}}
+    assert num_parameters(fp8, 8) == 64 * 64
+    mxfp4 = {"e_blocks": {"shape": [4, 64, 2, 16]}, "e_scales": {"shape": [4, 64, 2]}, "e_bias": {"shape": [4, 64]}}
+    assert num_parameters(mxfp4, 4) == 4 * 64 * 64 + 4 * 64
+
+
 def test_the_models_own_length() -> None:
     """By either name; a model without one gets the default of a load."""
     assert [model_len(model) for model in (SMOLLM2, {"n_positions": 1024}, {})] == [8192, 1024, 4096]

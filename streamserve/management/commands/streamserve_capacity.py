@@ -21,8 +21,10 @@ from streamserve.engine.capacity import (
     has_sliding_window,
     model_len,
     num_parameters,
+    text_config,
 )
 from streamserve.engine.config import ModelConfig
+from streamserve.engine.model.load.quantized.scheme import read_scheme
 from streamserve.engine.model.load.source import ModelLoadError, read_config, read_headers, resolve, total_memory
 
 _UNITS = {"": 1, "B": 1}
@@ -88,7 +90,9 @@ class Command(BaseCommand):
 def _report(chosen: ServedModel, device: str, memory_bytes: int) -> dict[str, Any]:
     folder = resolve(chosen.model.path, patterns=("config.json",))
     config, headers = read_config(folder), read_headers(folder)
-    parameters = sum(num_parameters(header) for header in headers) if headers else None
+    quantization = text_config(config).get("quantization_config") or config.get("quantization_config")
+    bits = read_scheme(quantization).bits if quantization else 32
+    parameters = sum(num_parameters(header, bits) for header in headers) if headers else None
     longest = chosen.engine.max_model_len or model_len(config)
     found = [
         capacity(

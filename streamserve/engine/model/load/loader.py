@@ -35,7 +35,7 @@ from streamserve.engine.model.linear.native import native_back_end, quantizing_b
 from streamserve.engine.model.linear.packer import Packer
 from streamserve.engine.model.load.gguf.file import GGUFFile
 from streamserve.engine.model.load.gguf.weights import GGUFWeights
-from streamserve.engine.model.load.quantized.scheme import scheme_of
+from streamserve.engine.model.load.quantized.scheme import require_plain, scheme_of
 from streamserve.engine.model.load.quantized.weights import QuantizedCheckpoint
 from streamserve.engine.model.load.source import (
     ModelLoadError,
@@ -44,6 +44,7 @@ from streamserve.engine.model.load.source import (
     cache_folder,
     find,
     is_gguf,
+    read_headers,
     require_safetensors,
     resolve,
     revision,
@@ -131,7 +132,10 @@ def open_source(model_config: ModelConfig, progress: Progress = no_progress) -> 
     folder = resolve(model_config.path)
     config = read_config(folder)
     require_supported(config)
-    read_ahead(require_safetensors(folder), progress)
+    files = require_safetensors(folder)
+    if not is_gguf(folder) and scheme_of(config) is None:
+        require_plain(read_headers(folder))
+    read_ahead(files, progress)
     dtype = choose_dtype(model_config.dtype)
     return Source(folder=folder, config=config, dtype=dtype, device=device, revision=revision(folder))
 

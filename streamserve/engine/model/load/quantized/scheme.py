@@ -5,7 +5,7 @@ No torch and no tensors: refused here is what the tensors would not show.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ GPTQ_BITS = (2, 4, 8)
 GPTQ_FORMATS = {"gptq": 1, "gptq_v2": 0}  # what is added to a stored zero point: the first version took 1 away
 # Formats of compressed-tensors: 4 or 8 bits in words, int8, and two names of FP8.
 COMPRESSED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+PACKED_WORDS, FP8_DTYPES = (".qweight", ".weight_packed"), ("F8_E4M3", "F8_E5M2")
 READ = (
     "GPTQ (2, 4 and 8 bits), AWQ (4 bits, gemm), FP8 (fp8 and fbgemm_fp8), MXFP4, and of compressed-tensors "
     "pack-quantized, int-quantized and float-quantized"
@@ -50,12 +51,29 @@ def quantization_of(config: Any) -> dict[str, Any] | None:
 def scheme_of(config: Any) -> Scheme | None:
     """Return how a model's weights are quantised; None: they are not. Raise `UnsupportedModel` for another way."""
     given = quantization_of(config)
-    if given is None:
-        return None
+    return None if given is None else read_scheme(given)
+
+
+def read_scheme(given: Mapping[str, Any]) -> Scheme:
+    """Return what a `quantization_config` says. Raise `UnsupportedModel` for a way that is not read."""
     method = str(given.get("quant_method", ""))
     if method not in SCHEMES:
         raise refusal(f"its weights are quantised by {method or 'a method without a name'}")
     return SCHEMES[method](given)
+
+
+def require_plain(headers: Iterable[Mapping[str, Any]]) -> None:
+    """Raise `UnsupportedModel` for quantised weights, by files' headers, where the config has no word of them.
+
+    transformers would take the numbers without their scales.
+    """
+    for header in headers:
+        for name, place in header.items():
+            if name.endswith(PACKED_WORDS) or (name.endswith(".weight") and place["dtype"] in FP8_DTYPES):
+                raise refusal(
+                    f"{name} is quantised, and its config.json has no quantization_config that says how (an old "
+                    "checkpoint has it in quantize_config.json)"
+                )
 
 
 def refusal(reason: str) -> UnsupportedModel:
@@ -117,8 +135,12 @@ def _compressed(given: Mapping[str, Any]) -> Scheme:
         raise refusal("its compressed-tensors weights are rotated, and inputs would have to be")
     weights = [group.get("weights") or {} for group in groups]
     bits = sorted({f"{one.get('type', 'int')}{one.get('num_bits', '')}" for one in weights})
-    block = next((_block(one) for one in weights if one.get("block_structure")), None)
-    return Scheme(method="compressed-tensors", title=f"compressed-tensors {', '.join(bits)}".strip(), block=block)
+    return Scheme(
+        method="compressed-tensors",
+        title=f"compressed-tensors {', '.join(bits)}".strip(),
+        bits=min((int(one["num_bits"]) for one in weights if one.get("num_bits")), default=8),
+        block=next((_block(one) for one in weights if one.get("block_structure")), None),
+    )
 
 
 def _block(weights: Mapping[str, Any]) -> tuple[int, int]:

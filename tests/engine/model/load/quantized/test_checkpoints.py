@@ -18,7 +18,7 @@ from streamserve.engine.model.load import loader
 from streamserve.engine.model.load.loader import read_config, support_of
 from streamserve.engine.model.load.quantized.scheme import scheme_of
 from streamserve.engine.model.load.quantized.weights import QuantizedCheckpoint
-from streamserve.engine.model.load.source import ModelLoadError
+from streamserve.engine.model.load.source import ModelLoadError, UnsupportedModel
 from streamserve.engine.model.runner import ModelRunner
 from tests.support.models import quantized_checkpoints as formats
 from tests.support.models.model_driver import Driver, load_tiny, prompts
@@ -213,6 +213,19 @@ def test_groups_that_do_not_divide_are_refused(quantized: Folders, tmp_path: Pat
     found = support_of(str(path))
     assert found.verdict == "refused"
     assert "inputs, which groups of 40 do not divide" in found.reason
+
+
+@pytest.mark.parametrize("name", ["gptq", "fp8", "packed"])
+def test_quantised_weights_without_a_word_in_the_config_are_refused(
+    name: str, quantized: Folders, tmp_path: Path
+) -> None:
+    """Numbers without their scales would be wrong answers."""
+    path = changed(quantized[name], tmp_path / "silent", lambda _tensors: None)
+    own = json.loads((path / "config.json").read_text())
+    del own["quantization_config"]
+    (path / "config.json").write_text(json.dumps(own))
+    with pytest.raises(UnsupportedModel, match=r"is quantised, and its config\.json has no quantization_config"):
+        load_tiny(path)
 
 
 def test_what_is_known_of_a_folder_before_a_load(quantized: Folders) -> None:
