@@ -1,6 +1,7 @@
-// Decode attention over block tables against the plain sum, and the writing of slots.
+// Attention over block tables: decodes against the plain sum, prompts against decodes, and the writing of slots.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "check.h"
 
@@ -80,6 +81,28 @@ void check_case(const Shape& shape, int64_t dtype, int64_t num_threads) {
          shape.key_dim, shape.value_dim, dtype, num_threads);
 }
 
+// A prompt's rows are bitwise decodes at their positions.
+template <class T>
+void check_prompt(const Shape& shape, int64_t dtype, int64_t start, int64_t num_rows, int64_t num_threads) {
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i < num_rows; i++) lengths.push_back(start + i + 1);
+  Case<T> made(shape, lengths);
+  for (int64_t i = made.call.table_stride; i < int64_t(made.tables.size()); i++)  // all rows are of the first sequence
+    made.tables[size_t(i)] = made.tables[size_t(i % made.call.table_stride)];
+  ss_attend_decodes(&made.call, dtype, num_threads);
+  const std::vector<int64_t> table(made.tables.begin(), made.tables.begin() + made.call.table_stride);
+  std::vector<T> out(made.out.size());
+  const DecodeCall& own = made.call;
+  const PromptCall call{own.query,     out.data(),   own.keys,           own.values,      table.data(),
+                        own.sinks,     own.query_row_stride, own.query_head_stride, own.num_slots, start,
+                        num_rows,      own.num_heads, own.num_kv_heads,  own.key_dim,     own.value_dim,
+                        own.block_size, own.window,   own.scaling,       own.softcap};
+  expect(ss_attend_prompt(&call, dtype, num_threads) == kDone, "a prompt fails", start, num_rows);
+  expect(memcmp(out.data(), made.out.data(), out.size() * sizeof(T)) == 0,
+         "a prompt is no decode: heads, dims, dtype, start, rows", shape.num_heads, shape.key_dim, shape.value_dim, dtype,
+         start, num_rows);
+}
+
 template <class T>
 void check_slots(int64_t num_heads, int64_t num_tokens, int64_t dim) {
   Numbers numbers;
@@ -112,6 +135,9 @@ void check_attention() {
       check_case<float>(shape, kFloat32, num_threads);
       check_case<bf16>(shape, kBfloat16, num_threads);
       check_case<f16>(shape, kFloat16, num_threads);
+      check_prompt<float>(shape, kFloat32, 0, 70, num_threads);
+      check_prompt<bf16>(shape, kBfloat16, 500, 45, num_threads);
+      check_prompt<f16>(shape, kFloat16, 63, 1, num_threads);
     }
   for (int64_t dim : {1, 7, 64}) {
     check_slots<float>(3, 5, dim);

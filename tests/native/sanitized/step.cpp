@@ -1,4 +1,5 @@
-// Decode steps of small models of every kind: a row is the same alone and in company, with one thread and with several.
+// Steps of small models of every kind: a row is the same alone and in company, in a decode and in a prompt, with one
+// thread and with several.
 // tests/engine/model/decoder/test_step.py compares them with the decoder's layers.
 #include <algorithm>
 #include <cmath>
@@ -96,10 +97,13 @@ struct Model {
                         positions.data() + first,
                         slots.data() + first,
                         tables.data() + first * stride,
+                        nullptr,
                         shape.has_sinks ? query_scale.data() + first : nullptr,
                         hidden.data(),
                         logits.data(),
                         num_rows,
+                        num_rows,
+                        0,
                         stride};
     const Status found = [&] {
       const Limited limited;
@@ -110,6 +114,50 @@ struct Model {
     return logits;
   }
 };
+
+// The hidden states (num_tokens, hidden_size) of a sequence, in chunks of `size` tokens: of single tokens as decodes.
+template <class T>
+std::vector<float> read_prompt(Model<T>& model, int64_t num_tokens, int64_t size, int64_t num_threads) {
+  Numbers numbers;
+  std::vector<int64_t> token_ids, positions, slots;
+  for (int64_t i = 0; i < num_tokens; i++) {
+    token_ids.push_back(numbers.below(kVocab));
+    positions.push_back(i);
+    slots.push_back(model.tables[size_t(i / kBlockSize)] * kBlockSize + i % kBlockSize);
+  }
+  const std::vector<float> query_scale(size_t(num_tokens), 1.5f);
+  std::vector<float> hidden(size_t(num_tokens * model.shape.hidden));
+  for (int64_t start = 0; start < num_tokens; start += size) {
+    const int64_t num_rows = std::min(size, num_tokens - start), is_decode = size == 1;
+    std::vector<float> logits(size_t(is_decode * kVocab));
+    const StepPrompt prompt{model.tables.data(), 0, num_rows, start, model.stride};
+    const StepCall call{token_ids.data() + start,
+                        positions.data() + start,
+                        slots.data() + start,
+                        is_decode ? model.tables.data() : nullptr,
+                        is_decode ? nullptr : &prompt,
+                        model.shape.has_sinks ? query_scale.data() + start : nullptr,
+                        hidden.data() + start * model.shape.hidden,
+                        is_decode ? logits.data() : nullptr,
+                        num_rows,
+                        is_decode ? 1 : 0,
+                        is_decode ? 0 : 1,
+                        model.stride};
+    expect(ss_decode_step(&model.model, &call, num_threads) == kDone, "a prompt fails", num_rows, num_threads);
+  }
+  return hidden;
+}
+
+template <class T>
+void check_prompt(const Shape& shape, int64_t kind, int64_t dtype) {
+  const int64_t num_tokens = 90;
+  Model<T> model(shape, kind, dtype, {num_tokens});
+  const std::vector<float> whole = read_prompt(model, num_tokens, num_tokens, 1);
+  for (float number : whole) expect(std::isfinite(number), "not finite: kind, dtype", kind, dtype);
+  for (int64_t size : {int64_t(1), int64_t(33), num_tokens})
+    expect(read_prompt(model, num_tokens, size, 2) == whole, "chunks change a prompt: kind, dtype, size", kind, dtype,
+           size);
+}
 
 const Shape kShapes[] = {
     {35, 3, 1, 7, 16, 0, kNoNorm, 0, 0, 1, false, true, false},
@@ -142,6 +190,9 @@ void check_steps() {
       check_step<float>(shape, kind, kFloat32);
       check_step<bf16>(shape, kind, kBfloat16);
       check_step<f16>(shape, kind, kFloat16);
+      check_prompt<float>(shape, kind, kFloat32);
+      check_prompt<bf16>(shape, kind, kBfloat16);
+      check_prompt<f16>(shape, kind, kFloat16);
     }
   Model<float> model(kShapes[0], kDense32, kFloat32, {9, 5, 7});
   for (auto* numbers : {&model.token_ids, &model.slots, &model.tables, &model.positions})
