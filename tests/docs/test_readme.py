@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.checks.stream_checks import check_native, text_of
-from tests.support.docs.demo_site import free_port, manage, serve
+from tests.support.docs.demo_site import end_engines, free_port, manage, serve
 from tests.support.docs.doc_blocks import Block, blocks_of
 from tests.support.servers.web_servers import ROOT, wait_until_ready
 
@@ -44,8 +44,7 @@ def url(folder: Path) -> Iterator[str]:
     finally:
         demo.send_signal(signal.SIGINT)
         demo.communicate(timeout=60)
-        for alias in ("helpdesk", "lab"):
-            manage(folder, "streamserve_engine", alias, "--stop", MODEL="")
+        end_engines(folder)
 
 
 def block_with(text: str) -> Block:

@@ -18,7 +18,8 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from tests.support.checks.stream_checks import check_native, check_native_part, going_away_of, text_of
-from tests.support.docs.demo_site import environment, manage, processes_of
+from tests.support.docs.demo_site import end_engines, environment, manage
+from tests.support.plugins.migrated import Migrate
 from tests.support.servers.flow_driver import until
 from tests.support.servers.sockets import open_socket
 from tests.support.servers.web_servers import ALL_SERVERS, Server, wait_until_ready
@@ -38,16 +39,15 @@ PROBE_SEES = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterator[Path]:
     """The site's folder: one engine and one log for all servers."""
     folder = tmp_path_factory.mktemp("site")
+    migrated(folder)
     make_key = ["streamserve_key", "create", "--key", KEY, "--scope", "chat", "--scope", "ops"]
-    for arguments in (["migrate", "--verbosity=0"], make_key):
-        done = manage(folder, *arguments, **SETTINGS)
-        assert done.returncode == 0, done.stderr
+    done = manage(folder, *make_key, **SETTINGS)
+    assert done.returncode == 0, done.stderr
     yield folder
-    manage(folder, "streamserve_engine", "--stop", **SETTINGS)
-    assert processes_of(folder) == set()
+    end_engines(folder)
 
 
 @pytest.fixture(scope="module", params=ALL_SERVERS)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.support.docs.demo_site import end_engines
 from tests.support.plugins.migrated import Migrate
 from tests.support.servers.browser import (
     Watched,
     answer_text,
     ask,
-    manage,
     sse,
     stored_turns,
     wait_for_status,
@@ -42,7 +42,7 @@ def thinking(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Ite
     with daphne("project.asgi:application", env=env) as server:
         wait_until_ready(server.url)
         yield server.url
-    manage(env, "streamserve_engine", "--stop")
+    end_engines(state)
 
 
 @pytest.fixture

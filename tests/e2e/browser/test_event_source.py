@@ -10,7 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tests.support.docs.demo_site import environment, manage
+from tests.support.docs.demo_site import end_engines, environment
 from tests.support.plugins.migrated import Migrate
 from tests.support.servers.browser import ANSWER_MS
 from tests.support.servers.cutting_relay import cutting
@@ -48,7 +48,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterato
     with daphne("project.asgi:application", env=environment(folder, **SETTINGS)) as server:
         wait_until_ready(server.url)
         yield server.url
-    manage(folder, "streamserve_engine", "--stop", **SETTINGS)
+    end_engines(folder)
 
 
 def open_tutorial(browser: Browser, origin: str, *, closes: bool = True, **fields: object) -> Page:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route
 
-from tests.support.docs.demo_site import environment, manage
+from tests.support.docs.demo_site import end_engines, environment
 from tests.support.plugins.migrated import Migrate
 from tests.support.servers.browser import (
     ask,
@@ -51,7 +51,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterato
     with daphne("project.asgi:application", env=environment(folder, **SETTINGS)) as server:
         wait_until_ready(server.url)
         yield server.url
-    manage(folder, "streamserve_engine", "--stop", **SETTINGS)
+    end_engines(folder)
 
 
 def test_a_snapshot_replaces_what_is_shown(browser: Browser, site: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.support.docs.demo_site import end_engines
 from tests.support.models.thinking_model import thinking_model
 from tests.support.models.thinking_world import tool
 from tests.support.plugins.migrated import Migrate
@@ -42,7 +43,7 @@ def site(env: dict[str, str], migrated: Migrate) -> Iterator[Server]:
     with daphne("project.asgi:application", env=env) as server:
         wait_until_ready(server.url)
         yield server
-    manage(env, "streamserve_engine", "--stop")
+    end_engines(Path(env["STREAMSERVE_STATE_DIR"]))
 
 
 @pytest.fixture(scope="package")

@@ -32,6 +32,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
+from tests.support.docs.demo_site import end_engines
 from tests.support.plugins.migrated import Migrate
 from tests.support.servers.web_servers import ROOT, daphne, wait_until_ready
 
@@ -113,7 +114,7 @@ def echo_site(settings: str, state: Path, migrated: Migrate, prefix: str = "") -
     with daphne("project.asgi:application", env=env) as server:
         wait_until_ready(server.url + prefix)
         yield server.url + prefix
-    manage(env, "streamserve_engine", "--stop")
+    end_engines(state)
 
 
 def manage(env: dict[str, str], *arguments: str) -> None:

@@ -26,7 +26,7 @@ from streamserve.web.auth import VISITOR_COOKIE
 from streamserve.web.calls import background
 from tests.conftest import until
 from tests.support.checks.stream_checks import check_native, parse_sse, text_of
-from tests.support.docs.demo_site import ROOT, environment, manage
+from tests.support.docs.demo_site import ROOT, end_engines, environment, manage
 from tests.support.plugins.migrated import Migrate
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -214,7 +214,7 @@ def test_a_process_without_a_server_uses_the_engine_and_ends(
             num + (code == FORKED_LATER)
         )
     finally:
-        manage(tmp_path, "streamserve_engine", "--stop")
+        end_engines(tmp_path)
 
 
 def test_importing_the_package_is_light() -> None:

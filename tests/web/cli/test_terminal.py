@@ -11,7 +11,7 @@ from django.test import override_settings
 
 from streamserve.conf import get_settings
 from streamserve.web.cli.terminal import AnswerText, Chat, LocalChat, Piece, RemoteChat
-from tests.support.docs.demo_site import manage
+from tests.support.docs.demo_site import end_engines
 from tests.support.plugins.migrated import Migrate
 from tests.support.servers.web_servers import daphne, wait_until_ready
 from tests.support.sites.pages.blocks_site import ANSWERS, THOUGHT
@@ -78,4 +78,4 @@ def test_a_sites_thought_is_no_part_of_the_conversation(tmp_path: Path, migrated
     with daphne("project.asgi:application", env=site) as server:
         wait_until_ready(server.url)
         assert blocks_of(RemoteChat(server.url, None, None, {}, [])) == EXPECTED
-    manage(tmp_path, "streamserve_engine", "--stop", **site)
+    end_engines(tmp_path)
