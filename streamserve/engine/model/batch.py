@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ class PrefillMetadata:
     num_tokens: int
     start: int
     block_table: torch.Tensor  # (num_blocks,)
-    context_slots: torch.Tensor  # (start + num_tokens,) slots of positions 0, 1, …
+    block_size: int
     masks: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
     triangles: dict[int, torch.Tensor] = field(default_factory=dict)
     read_slots: Slots | None = None
@@ -96,9 +97,11 @@ class PrefillMetadata:
 
     @property
     def context(self) -> Slots:
-        """`context_slots`, to be read; the same for all layers."""
+        """Slots (start + num_tokens,) of positions 0, 1, …, to be read; the same for all layers."""
         if self.read_slots is None:
-            self.read_slots = Slots(self.context_slots)
+            positions = torch.arange(self.start + self.num_tokens, device=self.block_table.device)
+            blocks = self.block_table.index_select(0, positions // self.block_size)
+            self.read_slots = Slots(blocks * self.block_size + positions % self.block_size)
         return self.read_slots
 
     def first_key(self, position: int, window: int | None) -> int:
@@ -108,7 +111,7 @@ class PrefillMetadata:
     def triangle(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Additive causal mask (size, size) of the newest `size` keys for as many queries."""
         if size not in self.triangles:
-            full = torch.full((size, size), float("-inf"), dtype=dtype, device=self.context_slots.device)
+            full = torch.full((size, size), float("-inf"), dtype=dtype, device=self.block_table.device)
             self.triangles[size] = full.triu_(1)
         return self.triangles[size]
 
@@ -120,7 +123,7 @@ class PrefillMetadata:
         return found
 
     def _build_mask(self, begin: int, end: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        device = self.context_slots.device
+        device = self.block_table.device
         query = torch.arange(begin, end, device=device)[:, None]
         keys = torch.arange(self.first_key(begin, window), end, device=device)[None, :]
         hidden = keys > query
@@ -165,23 +168,14 @@ def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> StepBa
     """Turn a plan into a batch: single-token chunks first, grouped by context length, then the rest."""
     chunks = tuple(sorted(plan.chunks, key=_group_of))
     num_decodes = sum(len(chunk.token_ids) == 1 for chunk in chunks)
-    decodes = _build_decodes(chunks[:num_decodes], block_size)
+    numbers = torch.tensor(_numbers_of(chunks, block_size))  # (3, num_tokens)
     prefills = _build_prefills(chunks[num_decodes:], num_decodes, block_size)
-    token_ids = [token for chunk in chunks for token in chunk.token_ids]
-    positions = torch.cat(
-        [group.positions for group in decodes]
-        + [torch.arange(span.start, span.start + span.num_tokens) for span in prefills]
-    )
-    slot_mapping = torch.cat(
-        [_slots_of(group.block_tables, group.positions, block_size) for group in decodes]
-        + [span.context_slots[span.start :] for span in prefills]
-    )
     batch = StepBatch(
         chunks=chunks,
-        input_ids=torch.tensor([token_ids]),
-        position_ids=positions[None],
-        slot_mapping=slot_mapping,
-        decodes=decodes,
+        input_ids=numbers[:1],
+        position_ids=numbers[1:2],
+        slot_mapping=numbers[2],
+        decodes=_build_decodes(chunks[:num_decodes], numbers[1], block_size),
         prefills=prefills,
         last_rows=(*range(num_decodes), *(span.first_row + span.num_tokens - 1 for span in prefills)),
     )
@@ -194,18 +188,35 @@ def _group_of(chunk: Chunk) -> int:
     return max(SHORTEST_GROUP_BITS, chunk.start.bit_length())
 
 
-def _build_decodes(chunks: tuple[Chunk, ...], block_size: int) -> tuple[DecodeMetadata, ...]:
+def _numbers_of(chunks: tuple[Chunk, ...], block_size: int) -> tuple[list[int], list[int], list[int]]:
+    """Return the token, the position and the slot of each row: plain numbers, which are sooner made than tensors."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    for chunk in chunks:
+        begin, end = chunk.start, chunk.start + len(chunk.token_ids)
+        token_ids += chunk.token_ids
+        positions += range(begin, end)
+        while begin < end:  # what is left of a block, or of the chunk
+            block, offset = divmod(begin, block_size)
+            first, count = chunk.block_table[block] * block_size + offset, min(block_size - offset, end - begin)
+            slots += range(first, first + count)
+            begin += count
+    return token_ids, positions, slots
+
+
+def _build_decodes(chunks: tuple[Chunk, ...], positions: torch.Tensor, block_size: int) -> tuple[DecodeMetadata, ...]:
+    """Group the decodes, which are the first rows of those at `positions` (num_tokens,)."""
     groups: list[DecodeMetadata] = []
     row = 0
-    while row < len(chunks):
-        bits = _group_of(chunks[row])
-        members = [chunk for chunk in chunks[row:] if _group_of(chunk) == bits]
-        groups.append(_build_group(row, members, block_size))
+    for _, found in groupby(chunks, key=_group_of):
+        members = list(found)
+        groups.append(_build_group(row, members, positions[row : row + len(members)], block_size))
         row += len(members)
     return tuple(groups)
 
 
-def _build_group(first_row: int, chunks: list[Chunk], block_size: int) -> DecodeMetadata:
+def _build_group(first_row: int, chunks: list[Chunk], positions: torch.Tensor, block_size: int) -> DecodeMetadata:
     starts = [chunk.start for chunk in chunks]
     num_blocks = max(starts) // block_size + 1
     tables = [list(chunk.block_table[:num_blocks]) for chunk in chunks]
@@ -213,7 +224,7 @@ def _build_group(first_row: int, chunks: list[Chunk], block_size: int) -> Decode
         table.extend([0] * (num_blocks - len(table)))
     return DecodeMetadata(
         first_row=first_row,
-        positions=torch.tensor(starts),
+        positions=positions,
         block_tables=torch.tensor(tables),
         longest=max(starts) + 1,
         shortest=min(starts) + 1,
@@ -224,26 +235,17 @@ def _build_group(first_row: int, chunks: list[Chunk], block_size: int) -> Decode
 def _build_prefills(chunks: tuple[Chunk, ...], first_row: int, block_size: int) -> tuple[PrefillMetadata, ...]:
     spans = []
     for chunk in chunks:
-        num_tokens = len(chunk.token_ids)
-        positions = torch.arange(chunk.start + num_tokens)
-        table = torch.tensor(chunk.block_table)
         spans.append(
             PrefillMetadata(
                 first_row=first_row,
-                num_tokens=num_tokens,
+                num_tokens=len(chunk.token_ids),
                 start=chunk.start,
-                block_table=table,
-                context_slots=_slots_of(table.expand(len(positions), -1), positions, block_size),
+                block_table=torch.tensor(chunk.block_table),
+                block_size=block_size,
             )
         )
-        first_row += num_tokens
+        first_row += len(chunk.token_ids)
     return tuple(spans)
-
-
-def _slots_of(block_tables: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:
-    """Slots (n,) of `positions` (n,), row i in the table block_tables[i]."""
-    blocks = block_tables.gather(1, (positions // block_size)[:, None])[:, 0]
-    return blocks * block_size + positions % block_size
 
 
 def _batch_to_device(batch: StepBatch, device: torch.device) -> StepBatch:
@@ -251,7 +253,7 @@ def _batch_to_device(batch: StepBatch, device: torch.device) -> StepBatch:
         group.positions = to_device(group.positions, device)
         group.block_tables = to_device(group.block_tables, device)
     for span in batch.prefills:
-        span.context_slots = to_device(span.context_slots, device)
+        span.block_table = to_device(span.block_table, device)
     return replace(
         batch,
         input_ids=to_device(batch.input_ids, device),

@@ -229,9 +229,9 @@ class ModelRunner:
 def _healthy_chunks(hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor:
     """One flag per chunk: all of its last hidden states are finite."""
     rows = torch.isfinite(hidden.float().sum(dim=-1))  # (num_tokens,)
-    num_decodes = len(batch.chunks) - len(batch.prefills)
-    flags = [rows[:num_decodes], *(rows[span.rows].all()[None] for span in batch.prefills)]
-    return torch.cat(flags)
+    if not batch.prefills:
+        return rows
+    return torch.cat([rows[: batch.num_decodes], *(rows[span.rows].all()[None] for span in batch.prefills)])
 
 
 def _failed(seq_id: int) -> Sampled:
