@@ -21,13 +21,16 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextvars import Context
 from typing import Any
+
+from django.db.models import QuerySet
 
 from streamserve.api.logs import get_logger
 from streamserve.models import Worker as WorkerRow
 from streamserve.rows import orm
+from streamserve.rows.leases import WorkQuerySet
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.work.queue import Claim, Failed, Kind, LeaseLost
 
@@ -125,15 +128,19 @@ class Worker:
             self._beat_at = now + BEAT_SECONDS
         if now >= self._orphans_at:
             self._orphans_at = now + ORPHAN_SECONDS
-            for kind in self.kinds:
+            for kind in await self._kinds_with(lambda rows: rows.producers()):
                 running = [claim.id for claim in self.claims if claim.kind == kind.name]
                 num = await kind.requeue_orphans(self.presence.alive, self.presence.worker_id, running)
                 if num:
                     log.warning("work_requeued", kind=kind.name, num=num)
 
+    async def _kinds_with(self, rows_of: Callable[[WorkQuerySet[Any]], QuerySet[Any, Any]]) -> list[Kind[Any]]:
+        """Return the kinds that have such rows: one call of the database's thread for all, as mostly none has."""
+        return await orm.call(lambda: [kind for kind in self.kinds if rows_of(kind.rows).exists()])
+
     async def _claim_all(self) -> None:
-        """Claim one row of each kind after the other, until nothing is due or there is no room."""
-        waiting = list(self.kinds)
+        """Claim one row of each kind that has one after the other, until nothing is due or there is no room."""
+        waiting = await self._kinds_with(lambda rows: rows.due())
         while waiting and not self.is_stopping:
             for kind in list(waiting):
                 has_room = sum(claim.kind == kind.name for claim in self.claims) < kind.concurrency
