@@ -43,8 +43,8 @@ _NUM_READERS = 2
 _PURGE_BATCH = 50
 # What is committed on the loop's thread: up to about a millisecond's work.
 _MOST_NOW, _MOST_BYTES_NOW = 32, 32 * 1024
-# Such a commit that has waited, for longer than that, has met a slow disk: then the thread commits, for so long.
-_SLOW_SECONDS, _SLOW_FOR_SECONDS = 0.02, 2.0
+# When such commits have waited for longer than that, twice in a row, the disk is slow: the thread commits, for so long.
+_SLOW_SECONDS, _MOST_SLOW, _SLOW_FOR_SECONDS = 0.02, 2, 5.0
 _CLOSED = "The stream log is closed."
 
 
@@ -230,7 +230,7 @@ class _Writer:
         self._is_closed = False
         self._is_working = False  # the thread uses the store
         self._must_checkpoint = False
-        self._slow_until = 0.0
+        self._num_slow, self._slow_until = 0, 0.0
         self._thread: threading.Thread | None = None
         self._is_failing = False
 
@@ -266,7 +266,9 @@ class _Writer:
                 self._must_checkpoint = True
                 self._news.notify()
         now = time.monotonic()
-        if now - began > _SLOW_SECONDS and _num_waits() != num_waits:  # else another process had the core
+        is_slow = now - began > _SLOW_SECONDS and _num_waits() != num_waits  # else another process had the core
+        self._num_slow = self._num_slow + 1 if is_slow else 0
+        if self._num_slow >= _MOST_SLOW:
             self._slow_until = now + _SLOW_FOR_SECONDS
         return results
 
