@@ -57,8 +57,8 @@ SELECT (SELECT max(last_seq) FROM ({_SOME_PAGES})), (SELECT group_concat(hex(bod
 FROM logs WHERE log_id = :log_id
 """
 
-# Appends of one process between two checkpoints: a few MiB of write-ahead log.
-_CHECKPOINT_APPENDS = 4000
+# Appends and transactions of one process between two checkpoints, each a page or two: a few MiB of write-ahead log.
+_CHECKPOINT_WRITES = 4000
 # The resolution of `touched_at`: most appends then write a page, and no row of `logs`.
 _TOUCH_SECONDS = 60
 # The rows of the largest INSERT. Smaller INSERTs have a power of two, so that few statements are compiled.
@@ -124,8 +124,8 @@ class FileStore:
         self._version: int | None = None
         self._heads: dict[str, _Head] = {}
         self._pages: list[tuple[int, int, bytes]] = []  # of the open transaction, not inserted yet
-        self._num_appends = 0
-        self.needs_checkpoint = False  # `_CHECKPOINT_APPENDS` were committed since the last checkpoint
+        self._num_writes = 0
+        self.needs_checkpoint = False  # `_CHECKPOINT_WRITES` were made since the last checkpoint
 
     # Writing
 
@@ -163,8 +163,8 @@ class FileStore:
                     raise
         except (sqlite3.Error, OSError) as error:
             raise self._unavailable(error) from error
-        self._num_appends += len(writes)
-        self.needs_checkpoint = self._num_appends >= _CHECKPOINT_APPENDS
+        self._num_writes += len(writes) + 1
+        self.needs_checkpoint = self._num_writes >= _CHECKPOINT_WRITES
         return results
 
     def _append(self, write: Append) -> Result:
@@ -276,7 +276,7 @@ class FileStore:
         """Move commits from the write-ahead log to the file. Due while `needs_checkpoint`."""
         with self._errors(), self._lock.held():
             self._db().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-            self._num_appends, self.needs_checkpoint = 0, False
+            self._num_writes, self.needs_checkpoint = 0, False
 
     def compact(self) -> None:
         """Free unused pages, and empty the write-ahead log, so that dropped events are nowhere on the disk."""

@@ -206,13 +206,13 @@ async def test_the_loop_waits_for_no_other_process(path: Path, log: FileLog) -> 
 
 async def test_what_the_loop_commits_is_moved_into_the_file(log: FileLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread moves the write-ahead log into the file, whichever thread has committed."""
-    monkeypatch.setattr(file_store, "_CHECKPOINT_APPENDS", 20)
+    monkeypatch.setattr(file_store, "_CHECKPOINT_WRITES", 20)
     log_id = new_log_id()
     await _settle(log, [log_id])
     for number in range(1, 30):
         await log.commit([make_batch(log_id, 1, number, [tok("y")])])
     async with asyncio.timeout(_DEADLINE_SECONDS):
-        while log._writer._store._num_appends >= 20:  # noqa: ASYNC110
+        while log._writer._store._num_writes >= 20:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     assert await log.last_seq(log_id) == 30
 
