@@ -33,8 +33,9 @@ struct Range {
   int64_t begin, end;
 };
 
-// Where the threads of a region wait for each other. They spin as long as a phase of a step may take, then sleep: a
-// thread that the system has taken off its core is not waited for at the cost of the core that it needs.
+// Where the threads of a region wait for each other. They spin for as long as threads of one speed are apart, then sleep:
+// a thread that the system has taken off its core is not waited for on the core that it needs. (Beside other work, a
+// long spin as libgomp's makes the median of a step four times as long: docs/log.md.)
 class Barrier {
  public:
   // Return when all threads are here. Throws std::bad_alloc if one of them failed.
@@ -59,7 +60,8 @@ class Barrier {
   bool has_failed() const { return has_failed_.load(std::memory_order_acquire); }
 
  private:
-  static constexpr int kSpins = 10000;
+  // Some 10 to 20 microseconds: more than threads of one speed are apart, less than a wake-up from sleep.
+  static constexpr int kSpins = 500;
 
   std::atomic<uint32_t> phase_{0};
   std::atomic<int64_t> num_here_{0}, num_asleep_{0};
