@@ -81,11 +81,12 @@ class Stream:
         *,
         lease: Lease | None = None,
         log_id: str = "",
-        created: int | None = None,
+        created_at: float | None = None,
         resume: Resume = START,
     ) -> None:
         self.id, self.log_id = admission.stream_id, log_id or new_log_id()
-        self.created = int(time.time()) if created is None else created
+        self.created_at = time.time() if created_at is None else created_at  # wall time
+        self.created = int(self.created_at)
         lease = lease or Lease(None, admission.stream_id)
         self.life = Life.OPENING if lease.is_held else Life.FOLLOWING
         self.readers, self.recent, self.outbox = Readers(), Recent(), Outbox()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -49,6 +51,16 @@ async def test_the_record_is_there_before_the_stream_can_be_read(scripted: Scrip
     assert (record.log_id, record.admission.owner, record.producer, record.fence) == (stream.log_id, "u1", "one", 1)
     assert record.request == stream.request
     assert store.calls == {"insert": 1}
+    await streams.aclose()
+
+
+async def test_an_answer_was_created_at_one_time(scripted: ScriptedClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record, which another process shows, has the second that its readers are told."""
+    seconds = itertools.count(1_800_000_000)
+    monkeypatch.setattr(time, "time", lambda: float(next(seconds)))
+    streams, _, shared = storing(scripted)
+    stream = await start(streams)
+    assert int(shared.records[stream.id].created) == stream.created
     await streams.aclose()
 
 

@@ -26,7 +26,7 @@ def record_of(stream: Stream, producer: str) -> Record:
         admission=stream.admission,
         log_id=stream.log_id,
         model=stream.model,
-        created=time.time(),
+        created=stream.created_at,
         request=stream.request,
         fence=stream.lease.fence,
         producer=producer,
@@ -54,7 +54,7 @@ async def restore(
         None,
         lease=Lease(store, record.id, fence=record.fence, is_held=False, producer=record.producer),
         log_id=record.log_id,
-        created=int(record.created),
+        created_at=record.created,
     )
     try:
         await stream.follower.catch_up()
