@@ -1,9 +1,10 @@
 """Paged attention: of our decoder layers by `attend`, of transformers' modelling code by `AttentionInterface`.
 
-A call writes the step's keys and values to their slots, then attends: all decodes of similar length in one call, each
-prefill chunk in slices of queries. transformers' call finds its `PagedAttention` on the attention module (set at load).
-Knows slots and numbers, not sequences. Lives on the engine thread. (Slices of queries with the group of heads packed
-into the rows: twice as fast as torch's SDPA in bf16 on CPU.)
+A call writes the step's keys and values to their slots, then attends: all decodes of similar length in one call, and
+each prefill chunk. Native kernels read the blocks where they are; without them keys and values are gathered, a chunk
+attends in slices of queries. transformers' call finds its `PagedAttention` on the attention module (set at load). Knows
+slots and numbers, not sequences. Lives on the engine thread. (Slices of queries with the group of heads packed into the
+rows: twice as fast as torch's SDPA in bf16 on CPU.)
 
 Shapes: Hq query heads = Hkv key/value heads x G; T packed tokens; S rows of a decode group; L keys; D, Dv head dims.
 """
