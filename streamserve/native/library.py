@@ -34,6 +34,7 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "ss_quantize_int8": (INT, ADDRESS, INT, INT, ADDRESS, ADDRESS, INT),
     "ss_quantize_int4": (INT, ADDRESS, INT, INT, ADDRESS, ADDRESS, ADDRESS, INT),
     "ss_linear": (INT, ADDRESS, ADDRESS, INT, INT, INT, ADDRESS, INT, INT, ADDRESS, INT),
+    "ss_experts": (ADDRESS, INT, ADDRESS, INT, ADDRESS, INT),
     "ss_attend_decodes": (ADDRESS, INT, INT),
     "ss_attend_prompt": (ADDRESS, INT, INT),
     "ss_write_slots": (ADDRESS, INT, INT, ADDRESS, INT, ADDRESS, INT, INT, INT),
@@ -48,7 +49,15 @@ RETURNS: Mapping[str, Any] = {
 }
 # What returns a Status, and raises MemoryError or IndexError for it: outputs hold anything then.
 CHECKED = frozenset(
-    {"ss_linear", "ss_attend_decodes", "ss_attend_prompt", "ss_write_slots", "ss_draw", "ss_decode_step"}
+    {
+        "ss_linear",
+        "ss_experts",
+        "ss_attend_decodes",
+        "ss_attend_prompt",
+        "ss_write_slots",
+        "ss_draw",
+        "ss_decode_step",
+    }
 )
 
 

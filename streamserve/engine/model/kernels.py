@@ -17,6 +17,7 @@ from streamserve.native.build import NativeUnavailable
 from streamserve.native.library import Library, open_library
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # DType of native/src/types.h
+ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}  # of native/src/step_parts.h
 
 _logger = logging.getLogger(__name__)
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float

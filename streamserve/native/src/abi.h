@@ -101,6 +101,25 @@ struct DrawCall {
 };
 SS_API ss::Status ss_draw(const DrawCall* call, int64_t num_threads);
 
+// The experts of a layer (experts.h). Norms and scales are float32, and null where there are none.
+
+enum Routing : int64_t { kSoftmaxAll = 0, kSoftmaxTaken = 1 };  // of which experts the shares add up to 1
+
+struct Experts {
+  const ss::Linear *gate_up, *down;  // (num_experts,); all of a list have one shape and kind, `down` inputs by 16
+  ss::Linear router;
+  const float *router_norm, *norm, *after_norm;  // (hidden_size,) of the router's input, of the experts' input and output
+  const float* expert_scale;                     // (num_experts,) of an expert's share
+  int64_t num_experts, num_taken, routing;
+  int64_t activation;  // Activation of step_parts.h
+  float limit, alpha;  // gpt-oss' gate; limit 0: it has the activation's
+  float eps;
+};
+
+// y (num_rows, hidden_size) of x (num_rows, hidden_size), both of `dtype`.
+SS_API ss::Status ss_experts(const Experts* experts, int64_t dtype, const void* x, int64_t num_rows, void* y,
+                             int64_t num_threads);
+
 // A whole decode step (step.cpp). The model's description lives as long as the model.
 
 enum NormKind : int64_t { kNoNorm = 0, kNormOfHeads = 1, kNormOfRows = 2 };

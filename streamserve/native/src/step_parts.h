@@ -65,4 +65,13 @@ inline void gate(int64_t activation, float* gates, const float* ups, int64_t cou
   store_part(gates + i, last, count - i);
 }
 
+// gpt-oss' gate = (up + 1) * gate * sigmoid(alpha * gate), gate at most `limit`, up within it. `count`: whole vectors.
+inline void gate_clamped(float limit, float alpha, float* gates, const float* ups, int64_t count) {
+  const Vec high = broadcast(limit), low = broadcast(-limit);
+  for (int64_t i = 0; i < count; i += kWidth) {
+    const Vec x = min(high, load(gates + i)), up = max(low, min(high, load(ups + i)));  // NaN, the second, stays
+    store(gates + i, (up + broadcast(1)) * (x * sigmoid(x * broadcast(alpha))));
+  }
+}
+
 }  // namespace ss

@@ -13,8 +13,9 @@ import torch
 from streamserve.engine.model.attention import Variant
 from streamserve.engine.model.decoder.checkpoint import UnlikeSpec, Weights
 from streamserve.engine.model.decoder.decoder import Decoder, LayerInputs
+from streamserve.engine.model.decoder.experts import Experts
 from streamserve.engine.model.decoder.families import ExpertNames, HeadNorm, Names
-from streamserve.engine.model.decoder.layer import DecoderLayer, Experts, LayerInput
+from streamserve.engine.model.decoder.layer import DecoderLayer, LayerInput
 from streamserve.engine.model.decoder.parts import ACTIVATION, HeadsNorm, Norm, Rotary
 from streamserve.engine.model.decoder.spec import DecoderSpec, ExpertsSpec, LayerSpec
 from streamserve.engine.model.linear.base import Linear
@@ -232,7 +233,7 @@ class Builder:
             router_bias=self._tensor(f"{prefix}{names.router}.bias") if spec.has_bias else None,
             gate_up=[gate_up for gate_up, _ in made],
             down=[down for _, down in made],
-            activation=ACTIVATION[self.spec.activation],
+            activation=self.spec.activation,
             router_scale=scale,
             expert_scale=self._tensor(prefix + names.expert_scale) if names.expert_scale else None,
             eps=self.spec.norm_eps,

@@ -15,6 +15,7 @@ from torch.nn.functional import embedding
 
 from streamserve.engine.model.batch import StepBatch
 from streamserve.engine.model.decoder.layer import DecoderLayer, Step
+from streamserve.engine.model.decoder.native_experts import native_experts
 from streamserve.engine.model.decoder.parts import Norm, Rotary
 from streamserve.engine.model.decoder.spec import DecoderSpec
 from streamserve.engine.model.decoder.step import DecodeStep, can_compute
@@ -98,6 +99,9 @@ class Decoder:
     def use(self, kernels: Kernels | None) -> None:
         """Compute with native kernels from now on: decodes in one call, if they can do that for this decoder."""
         self.kernels, self.decode_step = kernels, None
+        for layer in self.layers:
+            if layer.experts is not None:
+                layer.experts.native = native_experts(kernels, layer.experts)
         if kernels is not None and can_compute(self.spec, self.layers, self.head):
             self.decode_step = DecodeStep(
                 kernels,

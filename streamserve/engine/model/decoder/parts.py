@@ -1,6 +1,6 @@
 """The parts of a decoder that are no linear layers: norms, rotation, activation, routing.
 
-Shapes: T packed tokens, C hidden size, H heads, D head dim.
+Shapes: T packed tokens, C hidden size, I inner size, H heads, D head dim.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ ACTIVATION: dict[str, Activation] = {
     "gelu_pytorch_tanh": partial(gelu, approximate="tanh"),
     "relu": relu,
 }
+
+
+def gated(both: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Return act(gate) * up of both (T, 2 I), side by side."""
+    gate, up = both.chunk(2, dim=-1)
+    return activation(gate).mul_(up)
 
 
 class Norm:

@@ -17,29 +17,16 @@ from streamserve.engine.model.batch import StepBatch
 from streamserve.engine.model.decoder.layer import DecoderLayer
 from streamserve.engine.model.decoder.parts import Norm
 from streamserve.engine.model.decoder.spec import DecoderSpec
-from streamserve.engine.model.kernels import DTYPES, Kernels
+from streamserve.engine.model.kernels import ACTIVATIONS, DTYPES, Kernels
 from streamserve.engine.model.kv_cache import KVCache
 from streamserve.engine.model.linear.base import Linear
-from streamserve.engine.model.linear.native import KINDS, NativeLinear
+from streamserve.engine.model.linear.native import LinearRecord, NativeLinear
 
-ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}  # of native/src/step_parts.h
 NO_NORM, NORM_OF_HEADS, NORM_OF_ROWS = 0, 1, 2  # NormKind of native/src/abi.h
 MOST_HEAD_DIM = 512
 LANES = 16  # a feed-forward part is shared among threads in so many columns
 
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-
-
-class _Linear(ctypes.Structure):
-    """`Linear` of native/src/linear.h."""
-
-    _fields_ = (
-        ("kind", _int),
-        ("data", _pointer),
-        ("bias", _pointer),
-        ("num_outputs", _int),
-        ("num_inputs", _int),
-    )
 
 
 class _Rotation(ctypes.Structure):
@@ -52,7 +39,7 @@ class _Layer(ctypes.Structure):
     """`StepLayer` of native/src/abi.h."""
 
     _fields_ = (
-        *((name, _Linear) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, LinearRecord) for name in ("qkv", "out", "gate_up", "down")),
         *((name, _pointer) for name in ("attention_norm", "after_attention_norm", "mlp_norm", "after_mlp_norm")),
         *((name, _pointer) for name in ("query_norm", "key_norm", "keys", "values", "sinks")),
         *((name, _int) for name in ("num_heads", "num_kv_heads", "head_dim", "window", "rotation", "norm_kind")),
@@ -66,7 +53,7 @@ class _Model(ctypes.Structure):
 
     _fields_ = (
         *((name, _pointer) for name in ("layers", "rotations", "embedding", "norm")),
-        ("head", _Linear),
+        ("head", LinearRecord),
         *((name, _int) for name in ("num_layers", "num_rotations", "num_embeddings", "hidden_size", "dtype")),
         *((name, _int) for name in ("block_size", "num_slots", "activation")),
         *((name, _float) for name in ("eps", "embedding_multiplier", "residual_multiplier")),
@@ -213,16 +200,9 @@ class DecodeStep:
             return self._norm(layer.query_norm), self._norm(layer.key_norm), NORM_OF_ROWS
         return None, None, NO_NORM
 
-    def _linear(self, linear: Linear | None) -> _Linear:
+    def _linear(self, linear: Linear | None) -> LinearRecord:
         assert isinstance(linear, NativeLinear)
-        bias = linear.bias
-        return _Linear(
-            kind=KINDS[linear.kind],
-            data=linear.packed.data_ptr(),
-            bias=None if bias is None else bias.data_ptr(),
-            num_outputs=linear.out_features,
-            num_inputs=linear.in_features,
-        )
+        return linear.record()
 
     def _norm(self, norm: Norm | None) -> int | None:
         return None if norm is None else self._floats(norm.weight)

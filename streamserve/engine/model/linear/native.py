@@ -7,6 +7,7 @@ weights have a scale (int4: and a minimum) for 32 inputs; their inputs are round
 
 from __future__ import annotations
 
+import ctypes
 from functools import partial
 
 import torch
@@ -23,6 +24,18 @@ GROUP = 32  # inputs with a scale of their own
 ROUNDING = {"int8": 0.1, "int4": 0.5}
 # A half-precision scale for 32 weights, and a minimum.
 BYTES_PER_WEIGHT = {"int8": 1 + 2 / GROUP, "int4": 1 / 2 + 4 / GROUP}
+
+
+class LinearRecord(ctypes.Structure):
+    """`Linear` of native/src/linear.h: a layer that other native functions than its own compute."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int64),
+        ("data", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("num_outputs", ctypes.c_int64),
+        ("num_inputs", ctypes.c_int64),
+    )
 
 
 class NativeLinear:
@@ -54,6 +67,16 @@ class NativeLinear:
     def floats(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map (num_rows, in_features) to float32 (num_rows, out_features)."""
         return self._compute(inputs, torch.float32)
+
+    def record(self) -> LinearRecord:
+        """Return where the layer is in memory; valid while it lives."""
+        return LinearRecord(
+            kind=KINDS[self.kind],
+            data=self.packed.data_ptr(),
+            bias=None if self.bias is None else self.bias.data_ptr(),
+            num_outputs=self.out_features,
+            num_inputs=self.in_features,
+        )
 
     def _compute(self, inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         inputs = inputs.contiguous()
