@@ -31,7 +31,8 @@ class Arena:
 
 
 def _map(num_bytes: int) -> memoryview:
-    mapping = mmap.mmap(-1, -(-num_bytes // HUGE_PAGE) * HUGE_PAGE)
+    # Private: memory that could be shared with another process gets no huge pages.
+    mapping = mmap.mmap(-1, -(-num_bytes // HUGE_PAGE) * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(AttributeError, OSError):  # not Linux; a kernel without huge pages
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(mapping)

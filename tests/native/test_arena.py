@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import random
+from pathlib import Path
+
+import pytest
 
 from streamserve.native.arena import ALIGNMENT, CHUNK_BYTES, Arena
 
@@ -25,6 +28,22 @@ def test_parts_are_aligned_and_do_not_overlap() -> None:
     for number, part in enumerate(parts):
         assert (len(part), address(part) % ALIGNMENT) == (sizes[number], 0)
         assert {part[0], part[len(part) // 2], part[-1]} == {number % 251}
+
+
+def test_memory_is_private_and_asks_for_huge_pages() -> None:
+    """A mapping that could be shared gets none of them."""
+    smaps = Path("/proc/self/smaps")
+    if not smaps.exists():
+        pytest.skip("needs Linux")
+    part = Arena().take(5)
+    place = address(part)
+    lines = iter(smaps.read_text().splitlines())
+    ranges = ((line.split()[0].split("-"), line.split()[1]) for line in lines if line[0] in "0123456789abcdef")
+    permissions = next(found for (low, high), found in ranges if int(low, 16) <= place < int(high, 16))
+    assert permissions == "rw-p"
+    flags = next(line.split() for line in lines if line.startswith("VmFlags"))
+    if Path("/sys/kernel/mm/transparent_hugepage").exists():
+        assert "hg" in flags
 
 
 def test_a_full_mapping_is_followed_by_a_new_one() -> None:
