@@ -35,6 +35,7 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "ss_quantize_int4": (INT, ADDRESS, INT, INT, ADDRESS, ADDRESS, ADDRESS, INT),
     "ss_linear": (INT, ADDRESS, ADDRESS, INT, INT, INT, ADDRESS, INT, INT, ADDRESS, INT),
     "ss_experts": (ADDRESS, INT, ADDRESS, INT, ADDRESS, INT),
+    "ss_linear_rows": (INT, ADDRESS, INT, INT, ADDRESS, INT, INT, ADDRESS, INT),
     "ss_attend_decodes": (ADDRESS, INT, INT),
     "ss_attend_prompt": (ADDRESS, INT, INT),
     "ss_write_slots": (ADDRESS, INT, INT, ADDRESS, INT, ADDRESS, INT, INT, INT),
@@ -51,6 +52,7 @@ RETURNS: Mapping[str, Any] = {
 CHECKED = frozenset(
     {
         "ss_linear",
+        "ss_linear_rows",
         "ss_experts",
         "ss_attend_decodes",
         "ss_attend_prompt",

@@ -50,6 +50,10 @@ SS_API ss::Status ss_linear(int64_t kind, const void* packed, const float* bias,
                             int64_t x_dtype, const void* x, int64_t num_rows, int64_t y_dtype, void* y,
                             int64_t num_threads);
 
+// y (num_rows, num_inputs) of `y_dtype`: the numbers that `rows` (num_rows,) of the packed weight stand for.
+SS_API ss::Status ss_linear_rows(int64_t kind, const void* packed, int64_t num_outputs, int64_t num_inputs,
+                                 const int64_t* rows, int64_t num_rows, int64_t y_dtype, void* y, int64_t num_threads);
+
 // Decode attention of one layer (attend.h). Queries, pools and outputs have one dtype; strides count numbers.
 struct DecodeCall {
   const void* query;  // (num_rows, num_heads, key_dim), strided
@@ -150,9 +154,9 @@ struct StepLayer {
 struct StepModel {
   const StepLayer* layers;
   const StepRotation* rotations;
-  const void* embedding;  // (num_embeddings, hidden_size) of the model's dtype
+  const void* embedding;  // (num_embeddings, hidden_size) of the model's dtype; null: the rows of `table`
   const float* norm;
-  ss::Linear head;
+  ss::Linear head, table;
   int64_t num_layers, num_rotations, num_embeddings, hidden_size, dtype, block_size, num_slots;
   int64_t activation;  // Activation of step_parts.h
   float eps, embedding_multiplier, residual_multiplier;

@@ -18,6 +18,7 @@
 #include "attend_prompts.h"
 #include "inputs.h"
 #include "linear.h"
+#include "rows.h"
 #include "scratch.h"
 #include "step_parts.h"
 
@@ -181,11 +182,16 @@ class StepThread {
 
   void begin() {
     for (int64_t row = rows_.begin; row < rows_.end; row++) {
-      with_type(model_.dtype, [&](auto number) {
-        const auto* table = static_cast<const decltype(number)*>(model_.embedding);
-        map(hidden(row), table + call_.token_ids[row] * model_.hidden_size, model_.hidden_size,
-            [&](Vec x) { return x * broadcast(model_.embedding_multiplier); });
-      });
+      const auto scaled = [&](Vec x) { return x * broadcast(model_.embedding_multiplier); };
+      if (model_.embedding) {
+        with_type(model_.dtype, [&](auto number) {
+          const auto* table = static_cast<const decltype(number)*>(model_.embedding);
+          map(hidden(row), table + call_.token_ids[row] * model_.hidden_size, model_.hidden_size, scaled);
+        });
+      } else {
+        unpack_row(model_.table, call_.token_ids[row], hidden(row));
+        map(hidden(row), hidden(row), model_.hidden_size, scaled);
+      }
       for (int64_t i = 0; i < model_.num_rotations; i++) {
         const StepRotation& given = model_.rotations[i];
         Rotation& rotation = memory_.rotations[i];

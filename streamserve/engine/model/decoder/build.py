@@ -21,7 +21,9 @@ from streamserve.engine.model.decoder.spec import DecoderSpec, ExpertsSpec, Laye
 from streamserve.engine.model.linear.base import Linear
 from streamserve.engine.model.linear.choose import LinearMaker
 from streamserve.engine.model.linear.head import FloatHead
+from streamserve.engine.model.linear.native import NativeLinear
 from streamserve.engine.model.linear.packer import matrix_names
+from streamserve.engine.model.linear.table import PackedTable, Table
 from streamserve.engine.model.load.source import ModelLoadError
 
 # Names that older files have beside the weights: they are computed.
@@ -149,10 +151,7 @@ class Builder:
         for index in range(len(spec.layers)):
             layers.append(self._layer(index))
             on_progress((index + 1) / (len(spec.layers) + 1))
-        table = self._tensor(f"{prefix}{EMBEDDING}")
-        if len(table) < spec.vocab_size or table.shape[1] != spec.hidden_size:
-            raise self._wrong_shape(EMBEDDING, table)
-        head = self._head(table)
+        table, head = self._table_and_head()
         on_progress(1.0)
         multiplier = torch.tensor(spec.embedding_multiplier)
         return Decoder(
@@ -167,17 +166,35 @@ class Builder:
             num_parameters=self.num_parameters,
         )
 
-    def _head(self, table: torch.Tensor) -> Linear:
+    def _table_and_head(self) -> tuple[Table | PackedTable, Linear]:
+        """Return the embedding and the head: of a packed weight that is both, one copy."""
         name = self.checkpoint.head_name
-        is_tied = self.spec.is_head_tied or name is None
-        stored = self._as_stored([f"{self.checkpoint.prefix}{EMBEDDING}" if is_tied or name is None else name])
-        if stored is not None:
-            self.num_parameters -= table.numel() if is_tied else 0
-            return stored
         if self.spec.is_head_tied or name is None:
-            weight, is_kept = table, True
-        else:
-            weight, is_kept = self._tensor(name), self.dtype is not torch.float32
+            table = self._table(is_head=True)
+            if isinstance(table, PackedTable):
+                return table, table.layer
+            return table, self._float_head(table.weight, is_kept=True)
+        table = self._table(is_head=False)
+        head = self._as_stored([name])
+        if head is None:
+            head = self._float_head(self._tensor(name), is_kept=self.dtype is not torch.float32)
+        return table, head
+
+    def _table(self, *, is_head: bool) -> Table | PackedTable:
+        """Return the embedding: packed where it is the head too, and where weights are rounded anyhow."""
+        name, back_end = f"{self.checkpoint.prefix}{EMBEDDING}", self.maker.back_end
+        layer = self._as_stored([name])
+        table: Table | PackedTable
+        if layer is None:
+            weight = self._tensor(name)
+            packs = back_end.has_rows and (is_head or back_end.rounding > 0)
+            layer = self.maker.make(weight) if packs else None
+        table = PackedTable(layer) if isinstance(layer, NativeLinear) else Table(weight)
+        if table.num_rows < self.spec.vocab_size or table.row_len != self.spec.hidden_size:
+            raise self._wrong_shape(EMBEDDING, (table.num_rows, table.row_len))
+        return table
+
+    def _float_head(self, weight: torch.Tensor, *, is_kept: bool) -> Linear:
         layer = self.maker.make(weight, is_kept=is_kept)
         return layer if layer.is_float else FloatHead(layer, weight, None)
 
@@ -279,14 +296,14 @@ class Builder:
                 layer = self._as_stored(self._matrix_names(prefix, names, name, expert), bias)
                 assert layer is not None
                 if (layer.out_features, layer.in_features) != shape:
-                    raise self._wrong_shape(prefix + name, self.checkpoint.tensor(prefix + name)[expert])
+                    raise self._wrong_shape(prefix + name, (layer.out_features, layer.in_features))
                 made.append(layer)
                 continue
             weight = stacks[name][expert].t() if names.is_interleaved else stacks[name][expert]
             if is_both:
                 weight = torch.cat((weight[::2], weight[1::2]))
             if weight.shape != shape:
-                raise self._wrong_shape(prefix + name, weight)
+                raise self._wrong_shape(prefix + name, weight.shape)
             made.append(self.maker.make(weight.contiguous(), bias))
         return made[0], made[1]
 
@@ -315,12 +332,12 @@ class Builder:
         stored = self._as_stored([f"{prefix}{name}.weight" for name in names], torch.cat(biases) if biases else None)
         if stored is not None:
             if (stored.out_features, stored.in_features) != shape:
-                raise self._wrong_shape(prefix + names[0], self.checkpoint.tensor(f"{prefix}{names[0]}.weight"))
+                raise self._wrong_shape(prefix + names[0], (stored.out_features, stored.in_features))
             return stored
         weights = [self._tensor(f"{prefix}{name}.weight") for name in names]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         if weight.shape != shape:
-            raise self._wrong_shape(prefix + names[0], weight)
+            raise self._wrong_shape(prefix + names[0], weight.shape)
         del weights
         return self.maker.make(weight, torch.cat(biases) if biases else None)
 
@@ -360,8 +377,7 @@ class Builder:
         self.num_parameters += tensor.numel()
         return tensor.to(device=self.device, dtype=self.dtype)
 
-    def _wrong_shape(self, name: str, weight: torch.Tensor) -> ModelLoadError:
+    def _wrong_shape(self, name: str, shape: Sequence[int]) -> ModelLoadError:
         return ModelLoadError(
-            f"{name} has the shape {tuple(weight.shape)}, and by the model's config another. "
-            "Copy or download both again."
+            f"{name} has the shape {tuple(shape)}, and by the model's config another. Copy or download both again."
         )

@@ -22,6 +22,7 @@ from streamserve.engine.model.decoder.step import DecodeStep, can_compute
 from streamserve.engine.model.kernels import Kernels
 from streamserve.engine.model.kv_cache import KVCache, LayerShape
 from streamserve.engine.model.linear.base import Linear
+from streamserve.engine.model.linear.table import PackedTable, Table
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class Decoder:
     """A decoder in memory: `spec` says what it computes, the rest is what it computes with."""
 
     spec: DecoderSpec
-    embedding: torch.Tensor  # (V, C)
+    embedding: Table | PackedTable  # (T,) -> (T, C)
     embedding_multiplier: float  # in the model's dtype, as transformers rounds it
     rotaries: list[Rotary]
     layers: list[DecoderLayer]
@@ -126,7 +127,7 @@ class Decoder:
 
     def _forward(self, kv: KVCache, batch: StepBatch) -> torch.Tensor:
         input_ids, positions = batch.input_ids[0], batch.position_ids[0]
-        tokens = embedding(input_ids, self.embedding)
+        tokens = self.embedding(input_ids)
         if self.embedding_multiplier != 1.0:
             tokens = tokens * self.embedding_multiplier
         step = Step(

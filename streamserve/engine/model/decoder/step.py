@@ -21,6 +21,7 @@ from streamserve.engine.model.kernels import ACTIVATIONS, DTYPES, Kernels
 from streamserve.engine.model.kv_cache import KVCache
 from streamserve.engine.model.linear.base import Linear
 from streamserve.engine.model.linear.native import LinearRecord, NativeLinear
+from streamserve.engine.model.linear.table import PackedTable, Table
 
 NO_NORM, NORM_OF_HEADS, NORM_OF_ROWS = 0, 1, 2  # NormKind of native/src/abi.h
 MOST_HEAD_DIM = 512
@@ -53,7 +54,7 @@ class _Model(ctypes.Structure):
 
     _fields_ = (
         *((name, _pointer) for name in ("layers", "rotations", "embedding", "norm")),
-        ("head", LinearRecord),
+        *((name, LinearRecord) for name in ("head", "table")),
         *((name, _int) for name in ("num_layers", "num_rotations", "num_embeddings", "hidden_size", "dtype")),
         *((name, _int) for name in ("block_size", "num_slots", "activation")),
         *((name, _float) for name in ("eps", "embedding_multiplier", "residual_multiplier")),
@@ -85,7 +86,7 @@ class DecodeStep:
         spec: DecoderSpec,
         layers: Sequence[DecoderLayer],
         *,
-        embedding: torch.Tensor,
+        embedding: Table | PackedTable,
         embedding_multiplier: float,
         norm: Norm,
         head: Linear,
@@ -103,12 +104,13 @@ class DecodeStep:
         self._model = _Model(
             layers=ctypes.addressof(self._layers),
             rotations=ctypes.addressof(self._rotations),
-            embedding=embedding.data_ptr(),
+            embedding=None if isinstance(embedding, PackedTable) else embedding.weight.data_ptr(),
+            table=self._linear(embedding.layer) if isinstance(embedding, PackedTable) else LinearRecord(),
             norm=self._floats(norm.weight),
             head=self._linear(head),
             num_layers=len(layers),
             num_rotations=len(spec.rotaries),
-            num_embeddings=len(embedding),
+            num_embeddings=embedding.num_rows,
             hidden_size=spec.hidden_size,
             dtype=DTYPES[embedding.dtype],
             activation=ACTIVATIONS[spec.activation],

@@ -50,7 +50,8 @@ class BackEnd:
     `serves` says whether it computes a dtype on a device of this machine; `make` builds a layer of a weight
     (out_features, in_features) and a bias (out_features,), and raises `DoesNotFit`. `rounding`: what it may change by
     rounding weights and inputs, as a share of the largest output. `makes_steps`: with its layers alone, a dense
-    decoder's decodes are computed in one call (decoder/step.py).
+    decoder's decodes are computed in one call (decoder/step.py). `has_rows`: an embedding can read its weights' rows
+    (table.py).
     """
 
     name: str
@@ -60,6 +61,7 @@ class BackEnd:
     make: Callable[[torch.Tensor, torch.Tensor | None], Linear]
     rounding: float = 0.0
     makes_steps: bool = False
+    has_rows: bool = False
 
 
 class PlainLinear:

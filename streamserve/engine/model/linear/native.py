@@ -152,6 +152,7 @@ def native_back_end(library: Library) -> BackEnd:
         serves=_serves,
         make=partial(pack, library),
         makes_steps=True,
+        has_rows=True,
     )
 
 
@@ -164,6 +165,7 @@ def quantizing_back_end(library: Library, kind: str) -> BackEnd:
         serves=_serves,
         make=partial(quantize, library, kind),
         rounding=ROUNDING[kind],
+        has_rows=True,
     )
 
 

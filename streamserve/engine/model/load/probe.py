@@ -99,12 +99,13 @@ class Reference:
         has_experts: bool,
         rounded: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> Reference:
-        """Load transformers' model, compute, and free it again; `rounded`: what becomes of a linear layer's weight."""
+        """Load transformers' model, compute, and free it again.
+
+        `rounded`: what becomes of a linear layer's weight, and of the embedding's.
+        """
         model = read_weights(source)
         if rounded is not None:
-            for module in model.modules():
-                if type(module) is torch.nn.Linear:
-                    module.weight = torch.nn.Parameter(rounded(module.weight.detach()), requires_grad=False)
+            _round_weights(model, rounded)
         with torch.inference_mode(), _fast_linears(model):
             logits = _plain_logits(model, tokens)
             noisy = None
@@ -187,6 +188,16 @@ def judged_error(errors: torch.Tensor, dtype: torch.dtype) -> float:
         return float(errors.max())
     chunks, decodes = errors[:-NUM_DECODES], errors[-NUM_DECODES:]
     return float(torch.maximum(decodes.median(), chunks[-NUM_LAST_CHUNKS:].median()))
+
+
+def _round_weights(model: Any, rounded: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    is_tied = head is not None and head.weight is embedding.weight
+    for module in model.modules():
+        if type(module) is torch.nn.Linear or (module is embedding and not is_tied):
+            module.weight = torch.nn.Parameter(rounded(module.weight.detach()), requires_grad=False)
+    if is_tied:
+        embedding.weight = head.weight
 
 
 def _plain_logits(model: Any, tokens: ProbeTokens) -> torch.Tensor:

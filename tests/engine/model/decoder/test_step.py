@@ -18,7 +18,7 @@ from streamserve.engine.model.decoder.families import FAMILIES
 from streamserve.engine.model.kernels import Kernels
 from streamserve.engine.model.kv_cache import KVCache
 from streamserve.engine.model.linear.choose import LinearMaker
-from streamserve.engine.model.linear.native import native_back_end, quantize
+from streamserve.engine.model.linear.native import native_back_end, quantize, quantizing_back_end
 from streamserve.engine.model.load import loader
 from streamserve.engine.model.load.loader import open_source
 from streamserve.engine.model.load.start import own_spec
@@ -62,6 +62,7 @@ class Quantizer:
 
     def __init__(self, native: Library, kind: str) -> None:
         self.native, self.kind = native, kind
+        self.back_end = quantizing_back_end(native, kind)
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, is_kept: bool = False) -> Any:
         """Return a quantised layer."""

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from streamserve.engine.config import EngineConfig, ModelConfig
+from streamserve.engine.model.decoder.decoder import Decoder
 from streamserve.engine.model.linear.native import dequantized
 from streamserve.engine.model.linear.packer import matrix_names
+from streamserve.engine.model.linear.table import PackedTable, Table
 from streamserve.engine.model.load.gguf.file import GGUFFile
 from streamserve.engine.model.load.gguf.weights import GGUFWeights
 from streamserve.engine.model.load.source import ModelLoadError
@@ -53,6 +55,41 @@ def test_neighbours_change_no_quantised_answer(kind: str, folder: Path) -> None:
     alone = [Driver(runner).run([prompt], max_tokens=6, chunk=7)[0] for prompt in prompts(VOCAB_SIZE)]
     assert together == alone
     runner.close()
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("fields", [{"quantize": "int8"}, {"quantize": "int4"}, {"dtype": "bfloat16"}])
+def test_a_packed_head_is_the_embedding_too(fields: dict[str, Any], is_tied: bool, tmp_path: Path) -> None:
+    """One copy of a weight that is both; a weight that is only the embedding is packed where weights are rounded."""
+    folder = save_model(tmp_path / "model", "llama", **WIDE, tie_word_embeddings=is_tied)
+    runner = load_tiny(folder, parity_probe=True, **fields)
+    decoder = runner.loaded.model
+    assert isinstance(decoder, Decoder)
+    if is_tied:
+        assert isinstance(decoder.embedding, PackedTable)
+        assert decoder.embedding.layer is decoder.head
+    else:
+        assert isinstance(decoder.embedding, PackedTable if "quantize" in fields else Table)
+    assert decoder.decode_step is not None
+    plain = load_tiny(folder, packed=False, native=False, parity_probe=False, dtype=fields.get("dtype", "float32"))
+    assert runner.num_parameters == plain.num_parameters
+    runner.close()
+    plain.close()
+
+
+def test_a_files_embedding_stays_quantised(folder: Path, tmp_path: Path) -> None:
+    """Its rows are the file's numbers, bit for bit, whether the head has the same weight or its own."""
+    for tied in (True, False):
+        source = save_model(tmp_path / f"{tied}", "llama", **WIDE, tie_word_embeddings=tied)
+        path = convert(source, tmp_path / f"{tied}.gguf", "Q4_1")
+        runner = load_tiny(path, dtype="float32", parity_probe=True)
+        decoder = runner.loaded.model
+        assert isinstance(decoder, Decoder)
+        assert isinstance(decoder.embedding, PackedTable)
+        token_ids = torch.arange(VOCAB_SIZE)
+        stored = GGUFWeights(GGUFFile(path)).floats("model.embed_tokens.weight")
+        assert torch.equal(decoder.embedding(token_ids), stored)
+        runner.close()
 
 
 def test_other_architectures_are_quantised_too(tiny_folder: Callable[[str], Path]) -> None:

@@ -194,13 +194,11 @@ class GGUFWeights:
         return sum(prod(place.shape) for place in self.file.tensors.values()) * int(self._dtype.itemsize)
 
     def packed_bytes(self) -> int:
-        """Return what all weights take when the quantised ones of linear layers stay so (the embedding does not)."""
+        """Return what all weights take when the quantised ones stay so."""
         total = 0.0
         for place in self.file.tensors.values():
             kind = KINDS.get(place.type.name)
             per_weight = self._dtype.itemsize if kind is None else BYTES_PER_WEIGHT[kind]
-            if place.name == "token_embd.weight":
-                per_weight = self._dtype.itemsize + (0 if self.head_name else per_weight)
             total += prod(place.shape) * per_weight
         return int(total)
 
