@@ -8,6 +8,7 @@ weights have a scale (int4: and a minimum) for 32 inputs; their inputs are round
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -20,6 +21,8 @@ KINDS = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 3, "int4": 4}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 FLOAT_KINDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 GROUP = 32  # inputs with a scale of their own
+LANES = 16  # outputs of a panel
+NUMBERS_AT_ONCE = 1 << 24  # are rounded, then packed
 # What rounding to groups changes of an output, as a share of the largest: a sanity check, ten times what is seen.
 ROUNDING = {"int8": 0.1, "int4": 0.5}
 # A half-precision scale for 32 weights, and a minimum.
@@ -105,7 +108,9 @@ def quantize(
     `dtype` is that of its inputs and outputs, if it is not the weight's.
     """
     weight = weight.detach().contiguous()
-    return from_groups(library, group_wise(library, kind, weight), bias, dtype or weight.dtype)
+    rows = max(1, NUMBERS_AT_ONCE // weight.shape[1] // LANES) * LANES
+    parts = (group_wise(library, kind, part) for part in weight.split(rows))
+    return _from_parts(library, kind, parts, tuple(weight.shape), bias, dtype or weight.dtype)
 
 
 def group_wise(library: Library, kind: str, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -127,13 +132,28 @@ def from_groups(
     library: Library, groups: tuple[torch.Tensor, ...], bias: torch.Tensor | None, dtype: torch.dtype
 ) -> NativeLinear:
     """Return a linear of what `group_wise` returns, or of a checkpoint in that form."""
-    q, *parts = (part.contiguous() for part in groups)
-    kind = "int4" if len(parts) == 2 else "int8"
-    packed = _room(library, kind, q.shape)
-    function = library.pack_int4 if kind == "int4" else library.pack_int8
-    addresses = [part.data_ptr() for part in (q, *parts)]
-    function(*addresses, *q.shape, packed.data_ptr(), torch.get_num_threads())
-    return NativeLinear(library, kind, packed, tuple(q.shape), bias, dtype)
+    kind = "int4" if len(groups) == 3 else "int8"
+    return _from_parts(library, kind, [groups], tuple(groups[0].shape), bias, dtype)
+
+
+def _from_parts(
+    library: Library,
+    kind: str,
+    parts: Iterable[tuple[torch.Tensor, ...]],
+    shape: tuple[int, int],
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> NativeLinear:
+    """Pack groups part after part, each but the last of whole panels: no more than a part is in memory twice."""
+    packed, function = _room(library, kind, shape), library.pack_int4 if kind == "int4" else library.pack_int8
+    panel_bytes, begin = packed.nbytes * LANES // (-(-shape[0] // LANES) * LANES), 0
+    for groups in parts:
+        q, *factors = (part.contiguous() for part in groups)
+        addresses = [part.data_ptr() for part in (q, *factors)]
+        panels = packed[begin // LANES * panel_bytes :]
+        function(*addresses, *q.shape, panels.data_ptr(), torch.get_num_threads())
+        begin += len(q)
+    return NativeLinear(library, kind, packed, shape, bias, dtype)
 
 
 def dequantized(groups: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -173,5 +193,5 @@ def _serves(dtype: torch.dtype, device: torch.device) -> bool:
     return device.type == "cpu" and dtype in DTYPES
 
 
-def _room(library: Library, kind: str, shape: torch.Size) -> torch.Tensor:
+def _room(library: Library, kind: str, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.frombuffer(library.arena.take(library.linear_bytes(KINDS[kind], *shape)), dtype=torch.uint8)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
+from streamserve.engine.model.linear import native
 from streamserve.engine.model.linear.base import BackEnd
 from streamserve.engine.model.linear.choose import choose, is_right
 from streamserve.engine.model.linear.native import (
@@ -53,6 +54,15 @@ def test_a_neighbour_changes_nothing(library: Library, dtype: torch.dtype, numbe
         assert torch.equal(made(inputs[row : row + 1]), whole[row : row + 1])
     inputs[1:] = 100 * torch.randn(10, 96).to(dtype)
     assert torch.equal(made(inputs)[0], whole[0])
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_weight_is_rounded_in_parts(library: Library, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of whole panels, the last of fewer rows, give the bytes of the whole."""
+    weight = torch.randn(75, 70)
+    whole = from_groups(library, group_wise(library, kind, weight), None, torch.float32)
+    monkeypatch.setattr(native, "NUMBERS_AT_ONCE", 2_500)
+    assert torch.equal(quantize(library, kind, weight, None).packed, whole.packed)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

@@ -14,7 +14,13 @@ from __future__ import annotations
 
 import torch
 
-from streamserve.engine.model.load.gguf.dequantize import k_numbers, k_scales, legacy_parts, mxfp4_parts
+from streamserve.engine.model.load.gguf.dequantize import (
+    NUMBERS_AT_ONCE,
+    k_numbers,
+    k_scales,
+    legacy_parts,
+    mxfp4_parts,
+)
 from streamserve.engine.model.load.gguf.types import TensorType
 
 GROUP = 32
@@ -32,21 +38,41 @@ def groups_of(data: torch.Tensor, kind: TensorType, shape: tuple[int, int]) -> G
     if kind.name not in (*INT4, *INT8):
         return None
     blocks = data.view(-1, kind.block_bytes)
-    if kind.name == "Q4_K":
+    num_numbers = len(blocks) * kind.block_size
+    at_once, found = max(1, NUMBERS_AT_ONCE // kind.block_size), None
+    for first in range(0, len(blocks), at_once):
+        part = _flat_groups(blocks[first : first + at_once], kind.name)
+        if part is None:
+            return None
+        if found is None:
+            lengths = (num_numbers, *[num_numbers // GROUP] * (len(part) - 1))
+            found = tuple(column.new_empty(length) for column, length in zip(part, lengths, strict=True))
+        begin = first * kind.block_size
+        for column, new in zip(found, part, strict=True):
+            start = begin * len(column) // num_numbers
+            column[start : start + len(new)] = new
+    assert found is not None
+    q, *factors = found
+    return (q.view(shape), *(factor.view(shape[0], shape[1] // GROUP) for factor in factors))
+
+
+def _flat_groups(blocks: torch.Tensor, name: str) -> Groups | None:
+    """Return q (num_numbers,) and halves (num_numbers / 32,) of a few blocks."""
+    if name == "Q4_K":
         scales, minima = k_scales(blocks)
-        q: torch.Tensor = k_numbers(blocks, kind.name)
+        q: torch.Tensor = k_numbers(blocks, name)
         found: Groups = (q, scales, -minima)
-    elif kind.name == "MXFP4":
+    elif name == "MXFP4":
         found = mxfp4_parts(blocks)
     else:
-        q, scale, minimum = legacy_parts(blocks, kind.name)
-        if kind.name == "Q4_0":
+        q, scale, minimum = legacy_parts(blocks, name)
+        if name == "Q4_0":
             q, minimum = (q + 8).to(torch.uint8), -8 * scale
         found = (q, scale) if minimum is None else (q, scale, minimum)
     q, *parts = found
-    factors = [part.view(shape[0], shape[1] // GROUP).half() for part in parts]
-    if kind.name == "MXFP4" and bool((factors[0].float() != parts[0].view(factors[0].shape)).any()):
+    factors = [part.reshape(-1).half() for part in parts]
+    if name == "MXFP4" and bool((factors[0].float() != parts[0].reshape(-1)).any()):
         return None  # a power of two that is no half
     if not all(bool(part.isfinite().all()) for part in factors) or bool((q.view(torch.int8) == -128).any()):
         return None
-    return (q.view(shape), *factors)
+    return (q.reshape(-1), *factors)

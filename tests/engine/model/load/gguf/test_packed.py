@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from streamserve.engine.model.linear.native import dequantized
+from streamserve.engine.model.load.gguf import packed
 from streamserve.engine.model.load.gguf.dequantize import dequantize
 from streamserve.engine.model.load.gguf.packed import INT4, INT8, KINDS, groups_of
 from streamserve.engine.model.load.gguf.types import TYPES
@@ -33,6 +34,21 @@ def test_groups_stand_for_the_same_weights(name: str) -> None:
     wanted = dequantize(data, kind, shape, torch.float32)
     error = (dequantized(groups) - wanted).abs().max() / wanted.abs().max()
     assert float(error) <= (1e-3 if name == "Q4_K" else 0.0)
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q8_0"])
+def test_blocks_by_and_by_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large matrix is taken in parts, so that only its groups are in memory beside it."""
+    kind = BY_NAME[name]
+    data, shape = blocks_of(name, 60).flatten(), (12, 5 * kind.block_size)
+    if name == "Q8_0":
+        data = torch.where(data == 128, 0, data)
+    whole = groups_of(data, kind, shape)
+    monkeypatch.setattr(packed, "NUMBERS_AT_ONCE", 7 * kind.block_size)
+    parts = groups_of(data, kind, shape)
+    assert whole is not None
+    assert parts is not None
+    assert all(torch.equal(column, wanted) for column, wanted in zip(parts, whole, strict=True))
 
 
 @pytest.mark.parametrize("name", sorted(KINDS.keys() - {*INT4, *INT8}))
