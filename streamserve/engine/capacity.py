@@ -16,6 +16,7 @@ from streamserve.engine.config import EngineConfig
 GIB = 1 << 30
 MAX_DEFAULT_CPU_BYTES = 4 * GIB
 CPU_SHARE = 0.25
+LEFT_SHARE = 0.8  # of what the weights leave; the rest is for steps, and for others
 GPU_SHARE = 0.9
 NULL_BLOCKS = 1
 DEFAULT_MODEL_LEN = 4096
@@ -78,7 +79,7 @@ def _pool_budget(engine: EngineConfig, memory_bytes: int, weight_bytes: int, on_
         return engine.kv_cache_bytes
     if on_gpu:
         return pool_bytes_on_gpu(memory_bytes - weight_bytes, engine.memory_share)
-    return pool_bytes_on_cpu(memory_bytes, engine.memory_share)
+    return pool_bytes_on_cpu(memory_bytes, engine.memory_share, weight_bytes)
 
 
 def _streams(num_tokens: int, num_blocks: int, engine: EngineConfig) -> int:
@@ -86,9 +87,12 @@ def _streams(num_tokens: int, num_blocks: int, engine: EngineConfig) -> int:
     return fitting if engine.max_admitted is None else min(fitting, engine.max_admitted)
 
 
-def pool_bytes_on_cpu(total_bytes: int, share: float | None) -> int:
-    """Bytes for KV out of all RAM; without a `share`, a quarter of it up to 4 GiB."""
-    return int(total_bytes * share) if share is not None else min(int(total_bytes * CPU_SHARE), MAX_DEFAULT_CPU_BYTES)
+def pool_bytes_on_cpu(total_bytes: int, share: float | None, weight_bytes: int = 0) -> int:
+    """Bytes for KV out of all RAM; without a `share`, a quarter of it up to 4 GiB, and at most what weights leave."""
+    if share is not None:
+        return int(total_bytes * share)
+    left = int((total_bytes - weight_bytes) * LEFT_SHARE)
+    return max(0, min(int(total_bytes * CPU_SHARE), MAX_DEFAULT_CPU_BYTES, left))
 
 
 def pool_bytes_on_gpu(free_bytes: int, share: float | None) -> int:

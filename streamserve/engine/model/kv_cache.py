@@ -102,11 +102,14 @@ def bytes_per_block(layers: Mapping[int, LayerShape], block_size: int, dtype: to
     return block_size * sum(layer.bytes_per_token(dtype) for layer in layers.values())
 
 
-def pool_bytes(config: EngineConfig, device: torch.device) -> int:
-    """Bytes for KV, after the weights are loaded: by the config, or its share of the memory."""
+def pool_bytes(config: EngineConfig, device: torch.device, weight_bytes: int = 0) -> int:
+    """Bytes for KV, after the weights are loaded: by the config, or its share of the memory.
+
+    `weight_bytes` are what the weights take as they are packed.
+    """
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
         return capacity.pool_bytes_on_gpu(free, config.memory_share)
-    return capacity.pool_bytes_on_cpu(total_memory(), config.memory_share)
+    return capacity.pool_bytes_on_cpu(total_memory(), config.memory_share, weight_bytes)

@@ -17,7 +17,7 @@ from streamserve.engine.capacity import (
 )
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.model.kv_cache import KVCache, LayerShape, Slots, bytes_per_block, pool_bytes
-from streamserve.engine.model.load.source import total_memory
+from streamserve.engine.model.load.source import available_memory, total_memory
 
 LAYERS = {
     0: LayerShape(num_kv_heads=2, key_dim=8, value_dim=8),
@@ -49,6 +49,9 @@ def test_shares_of_memory() -> None:
     assert pool_bytes(EngineConfig(), cpu) == min(total_memory() // 4, 4 << 30)
     assert [pool_bytes_on_cpu(total << 30, None) >> 30 for total in (8, 64)] == [2, 4]
     assert pool_bytes_on_cpu(64 << 30, 0.25) >> 30 == 16
+    weights = total_memory() - (1 << 30)
+    assert pool_bytes(EngineConfig(), cpu, weights) == int(0.8 * (1 << 30))  # what packed weights leave
+    assert pool_bytes(EngineConfig(), cpu, 2 * total_memory()) == 0
     assert [pool_bytes_on_gpu(100, None), pool_bytes_on_gpu(100, 0.5), pool_bytes_on_gpu(-5, None)] == [90, 50, 0]
 
 
@@ -64,6 +67,18 @@ def test_containers_limit(tmp_path: Path) -> None:
     assert total_memory(limit) == 1 << 20
     limit.write_text("max\n")
     assert total_memory(limit) == total_memory(tmp_path / "absent") > 1 << 20
+
+
+def test_what_a_container_has_left(tmp_path: Path) -> None:
+    """Its limit less what it uses, where files that are only cached count as free; never more than the machine has."""
+    (tmp_path / "memory.max").write_text("10000000\n")
+    (tmp_path / "memory.current").write_text("7000000\n")
+    (tmp_path / "memory.stat").write_text("anon 4000000\nactive_file 1000000\ninactive_file 500000\n")
+    assert available_memory(tmp_path) == 4_500_000
+    (tmp_path / "memory.current").write_text("17000000\n")
+    assert available_memory(tmp_path) == 0
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory(tmp_path) > 10_000_000
 
 
 def test_write_and_read_slots() -> None:

@@ -248,8 +248,18 @@ def total_memory(cgroup_limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
         return physical
 
 
-def available_memory() -> int:
-    """Return the bytes available without swapping: free bytes and the page cache."""
+def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes available without swapping, of the machine or of its container: free, and the page cache."""
+    free = _available_of_machine()
+    try:
+        limit, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        return max(0, min(free, limit - used + int(stat["inactive_file"]) + int(stat["active_file"])))
+    except (OSError, ValueError, KeyError):  # no cgroup v2, or "max"
+        return free
+
+
+def _available_of_machine() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
