@@ -174,7 +174,9 @@ def plain(path: str) -> ModelConfig:
 
 def served(path: str, dtype: str, quantize: str) -> ModelConfig:
     """Return the config of a model as a site has it."""
-    return ModelConfig(alias="m", path=path, dtype=dtype, device="cpu", quantize=quantize, parity_probe=False)
+    return ModelConfig(
+        alias="m", path=path, dtype=dtype, device="cpu", quantize=quantize, parity_probe=False, keep_packed=False
+    )
 
 
 def main() -> int:

@@ -147,7 +147,8 @@ class ModelConfig:
     it). `packed` None: linear layers by the fastest back end that is right; False: by torch's own. `native`: kernels in
     C++ (streamserve/native/) where there are some for the machine (CPU). `quantize`, "int8" or "int4": linear layers
     are rounded to it while they are loaded (CPU, native kernels). "": as the checkpoint has them; quantised weights of
-    a GGUF file stay so where the kernels compute them. `answers`, for "echo" only: what it answers, by words of the
+    a GGUF file stay so where the kernels compute them. `keep_packed`: rounded weights are kept in a file, for the next
+    load (engine/model/linear/packs.py). `answers`, for "echo" only: what it answers, by words of the
     question, and else the question itself (clients/factory.py); None: words that depend on every token.
     `format` names how the output marks thoughts and tool calls (engine/text/formats/); None: what the tokenizer shows.
     """
@@ -159,6 +160,7 @@ class ModelConfig:
     packed: bool | None = None
     native: bool = True
     quantize: str = ""
+    keep_packed: bool = True
     parity_probe: bool = True
     chat_template: str = ""
     num_threads: int | None = None

@@ -16,14 +16,15 @@ from tests.support.engines.specs import spec_of
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 200
+TINY: dict[str, Any] = {"dtype": "float32", "device": "cpu", "keep_packed": False}
 
 
 def load_tiny(folder: Path, **fields: Any) -> ModelRunner:
-    """Load a tiny model in fp32 with small blocks."""
+    """Load a tiny model in fp32 with small blocks; what is packed is not kept, unless `fields` say so."""
     engine = EngineConfig(
         block_size=fields.pop("block_size", BLOCK_SIZE), num_blocks=fields.pop("num_blocks", NUM_BLOCKS)
     )
-    model = ModelConfig(alias="tiny", path=str(folder), **{"dtype": "float32", "device": "cpu", **fields})
+    model = ModelConfig(alias="tiny", path=str(folder), **{**TINY, **fields})
     return load_runner(model, engine)
 
 

@@ -18,7 +18,7 @@ from streamserve.engine.model.decoder.families import ExpertNames, HeadNorm, Nam
 from streamserve.engine.model.decoder.layer import DecoderLayer, LayerInput
 from streamserve.engine.model.decoder.parts import ACTIVATION, HeadsNorm, Norm, Rotary
 from streamserve.engine.model.decoder.spec import DecoderSpec, ExpertsSpec, LayerSpec
-from streamserve.engine.model.linear.base import Linear
+from streamserve.engine.model.linear.base import Linear, PlainLinear
 from streamserve.engine.model.linear.choose import LinearMaker
 from streamserve.engine.model.linear.head import FloatHead
 from streamserve.engine.model.linear.native import NativeLinear
@@ -175,20 +175,26 @@ class Builder:
                 return table, table.layer
             return table, self._float_head(table.weight, is_kept=True)
         table = self._table(is_head=False)
-        head = self._as_stored([name])
+        head: Linear | None = self._kept(name)
         if head is None:
-            head = self._float_head(self._tensor(name), is_kept=self.dtype is not torch.float32)
+            head = self._as_stored([name])
+            if head is None:
+                head = self._float_head(self._tensor(name), is_kept=self.dtype is not torch.float32)
+            self._keep(name, head)
         return table, head
 
     def _table(self, *, is_head: bool) -> Table | PackedTable:
         """Return the embedding: packed where it is the head too, and where weights are rounded anyhow."""
         name, back_end = f"{self.checkpoint.prefix}{EMBEDDING}", self.maker.back_end
-        layer = self._as_stored([name])
         table: Table | PackedTable
+        layer: Linear | None = self._kept(name)
         if layer is None:
-            weight = self._tensor(name)
-            packs = back_end.has_rows and (is_head or back_end.rounding > 0)
-            layer = self.maker.make(weight) if packs else None
+            layer = self._as_stored([name])
+            if layer is None:
+                weight = self._tensor(name)
+                packs = back_end.has_rows and (is_head or back_end.rounding > 0)
+                layer = self.maker.make(weight) if packs else PlainLinear(weight, None)
+            self._keep(name, layer)
         table = PackedTable(layer) if isinstance(layer, NativeLinear) else Table(weight)
         if table.num_rows < self.spec.vocab_size or table.row_len != self.spec.hidden_size:
             raise self._wrong_shape(EMBEDDING, (table.num_rows, table.row_len))
@@ -293,8 +299,12 @@ class Builder:
             if is_both and bias is not None:
                 bias = torch.cat((bias[::2], bias[1::2]))
             if name not in stacks:
-                layer = self._as_stored(self._matrix_names(prefix, names, name, expert), bias)
-                assert layer is not None
+                kept_as = f"{prefix}{name} {expert}"
+                layer: Linear | None = self._kept(kept_as, bias)
+                if layer is None:
+                    layer = self._as_stored(self._matrix_names(prefix, names, name, expert), bias)
+                    assert layer is not None
+                    self._keep(kept_as, layer)
                 if (layer.out_features, layer.in_features) != shape:
                     raise self._wrong_shape(prefix + name, (layer.out_features, layer.in_features))
                 made.append(layer)
@@ -329,17 +339,32 @@ class Builder:
     def _linear(self, prefix: str, names: Sequence[str], has_bias: bool, shape: tuple[int, int]) -> Linear:
         """Return the layers of these names as one, their outputs side by side."""
         biases = [self._tensor(f"{prefix}{name}.bias") for name in names] if has_bias else []
-        stored = self._as_stored([f"{prefix}{name}.weight" for name in names], torch.cat(biases) if biases else None)
-        if stored is not None:
-            if (stored.out_features, stored.in_features) != shape:
-                raise self._wrong_shape(prefix + names[0], (stored.out_features, stored.in_features))
-            return stored
-        weights = [self._tensor(f"{prefix}{name}.weight") for name in names]
-        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        if weight.shape != shape:
-            raise self._wrong_shape(prefix + names[0], weight.shape)
-        del weights
-        return self.maker.make(weight, torch.cat(biases) if biases else None)
+        bias, kept_as = torch.cat(biases) if biases else None, f"{prefix}{' '.join(names)}"
+        layer: Linear | None = self._kept(kept_as, bias)
+        if layer is None:
+            layer = self._as_stored([f"{prefix}{name}.weight" for name in names], bias)
+            if layer is None:
+                weights = [self._tensor(f"{prefix}{name}.weight") for name in names]
+                weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+                del weights
+                if weight.shape != shape:
+                    raise self._wrong_shape(prefix + names[0], weight.shape)
+                layer = self.maker.make(weight, bias)
+            self._keep(kept_as, layer)
+        if (layer.out_features, layer.in_features) != shape:
+            raise self._wrong_shape(prefix + names[0], (layer.out_features, layer.in_features))
+        return layer
+
+    def _kept(self, name: str, bias: torch.Tensor | None = None) -> NativeLinear | None:
+        """Return a layer that an earlier load has packed."""
+        layer = None if self.maker.packs is None else self.maker.packs.layer(name, bias)
+        if layer is not None:
+            self.num_parameters += layer.out_features * layer.in_features
+        return layer
+
+    def _keep(self, name: str, layer: Linear) -> None:
+        if self.maker.packs is not None:
+            self.maker.packs.add(name, layer)
 
     def _as_stored(self, names: Sequence[str], bias: torch.Tensor | None = None) -> Linear | None:
         """Return the layer of weights that the checkpoint has quantised, side by side; None where they are not."""

@@ -97,6 +97,16 @@ class Decoder:
                 found += [layer.layer_input.gate, layer.layer_input.out]
         return [linear for linear in (*found, self.head) if linear is not None]
 
+    @property
+    def weight_bytes(self) -> int:
+        """What linear layers and the embedding take in memory; a packed embedding that is the head counts once."""
+        layers = {id(linear): linear.num_bytes for linear in self.linears}
+        if isinstance(self.embedding, PackedTable):
+            layers[id(self.embedding.layer)] = self.embedding.layer.num_bytes
+        else:
+            layers[id(self.embedding)] = self.embedding.weight.nbytes
+        return sum(layers.values())
+
     def use(self, kernels: Kernels | None) -> None:
         """Compute with native kernels from now on: decodes in one call, if they can do that for this decoder."""
         self.kernels, self.decode_step = kernels, None

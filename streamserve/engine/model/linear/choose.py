@@ -22,6 +22,7 @@ from streamserve.engine.model.linear.fbgemm import FBGEMM_FP16
 from streamserve.engine.model.linear.kept import Kept
 from streamserve.engine.model.linear.onednn import ONEDNN, ONEDNN_FP32
 from streamserve.engine.model.linear.packer import Packer
+from streamserve.engine.model.linear.packs import Packs
 from streamserve.engine.model.load.source import available_memory
 
 # In order of preference; the plain layer serves where none of them does.
@@ -43,11 +44,13 @@ STEP_MARGIN = 0.7
 class LinearMaker:
     """Makes the linear layers of one model: with its back end where that is right, else with the plain one.
 
-    `packer`, where there is one, makes layers of weights that the checkpoint has quantised.
+    `packer`, where there is one, makes layers of weights that the checkpoint has quantised. `packs`, where there are
+    some, hold layers of an earlier load, and take those of this load.
     """
 
     back_end: BackEnd
     packer: Packer | None = None
+    packs: Packs | None = None
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, is_kept: bool = False) -> Linear:
         """Return a layer of `weight` (out_features, in_features); `is_kept`: the plain weight stays in memory too."""

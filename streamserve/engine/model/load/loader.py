@@ -12,7 +12,7 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from streamserve.engine.model.linear.kept import Kept
 from streamserve.engine.model.linear.modules import keep_float_logits, linear_weights, pack_linears
 from streamserve.engine.model.linear.native import native_back_end, quantizing_back_end
 from streamserve.engine.model.linear.packer import Packer
+from streamserve.engine.model.linear.packs import Packs
 from streamserve.engine.model.load.gguf.file import GGUFFile
 from streamserve.engine.model.load.gguf.weights import GGUFWeights
 from streamserve.engine.model.load.quantized.scheme import require_plain, scheme_of
@@ -81,8 +82,8 @@ class Source:
 class LoadedModel:
     """A model in memory, without KV memory. `model_type` names it in messages.
 
-    `layers` are the shapes of what its layers store; `linears` names the back ends of its linear layers, the most used
-    first.
+    `layers` are the shapes of what its layers store; `weight_bytes` is what linear layers and embedding take; `linears`
+    names the back ends of its linear layers, the most used first.
     """
 
     model: LanguageModel
@@ -90,6 +91,7 @@ class LoadedModel:
     source: Source
     kernels: Kernels | None
     num_parameters: int
+    weight_bytes: int
     linears: str
 
     @property
@@ -132,10 +134,9 @@ def open_source(model_config: ModelConfig, progress: Progress = no_progress) -> 
     folder = resolve(model_config.path)
     config = read_config(folder)
     require_supported(config)
-    files = require_safetensors(folder)
+    require_safetensors(folder)
     if not is_gguf(folder) and scheme_of(config) is None:
         require_plain(read_headers(folder))
-    read_ahead(files, progress)
     dtype = choose_dtype(model_config.dtype)
     return Source(folder=folder, config=config, dtype=dtype, device=device, revision=revision(folder))
 
@@ -147,9 +148,10 @@ def load_decoder(
     model_config: ModelConfig,
     kernels: Kernels | None = None,
     progress: Progress = no_progress,
+    packs: Packs | None = None,
 ) -> LoadedModel:
     """Build a decoder of our own layers. Raises `UnlikeSpec` or `ModelLoadError` for weights that do not fit."""
-    dtype = source.dtype if isinstance(source.dtype, torch.dtype) else own_dtype(source.config, checkpoint)
+    dtype = dtype_of(source, checkpoint)
     maker = LinearMaker(back_end=PLAIN)
     if model_config.quantize:
         maker = _quantizing(model_config.quantize, source, kernels)
@@ -168,6 +170,7 @@ def load_decoder(
             preferred=native_back_ends(kernels),
         )
     progress("packing", 0.0)
+    maker = replace(maker, packs=packs)
     decoder = build(spec, checkpoint, maker, dtype, source.device, lambda fraction: progress("packing", fraction))
     decoder.use(kernels)
     return LoadedModel(
@@ -176,6 +179,7 @@ def load_decoder(
         source=source,
         kernels=kernels,
         num_parameters=decoder.num_parameters,
+        weight_bytes=decoder.weight_bytes,
         linears=names_of(decoder.linears),
     )
 
@@ -211,6 +215,11 @@ def _quantizing(kind: str, source: Source, kernels: Kernels | None) -> LinearMak
     return LinearMaker(back_end=quantizing_back_end(kernels.library, kind))
 
 
+def dtype_of(source: Source, checkpoint: Weights) -> torch.dtype:
+    """Return the dtype of a decoder of these weights."""
+    return source.dtype if isinstance(source.dtype, torch.dtype) else own_dtype(source.config, checkpoint)
+
+
 def own_dtype(config: Any, checkpoint: Weights) -> torch.dtype:
     """Return the dtype that the config names, else that of the weights."""
     for part in (config, config.get_text_config()):
@@ -238,6 +247,7 @@ def load_hf(
         source=source,
         kernels=kernels,
         num_parameters=num_parameters,
+        weight_bytes=num_parameters * model.dtype.itemsize,
         linears=names_of(linears),
     )
 

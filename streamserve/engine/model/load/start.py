@@ -8,6 +8,7 @@ runs on transformers' own code. Loading only: it knows neither requests nor step
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable
 
 import torch
@@ -20,22 +21,26 @@ from streamserve.engine.model.decoder.spec import DecoderSpec, spec_of
 from streamserve.engine.model.kernels import Kernels
 from streamserve.engine.model.kv_cache import bytes_per_block, pool_bytes
 from streamserve.engine.model.linear.native import dequantized, group_wise
+from streamserve.engine.model.linear.packs import Packs
 from streamserve.engine.model.load.loader import (
     LoadedModel,
     Source,
     StoredWeights,
+    dtype_of,
     is_kept_quantized,
     kernels_for,
     load_decoder,
     load_hf,
     open_source,
     open_weights,
+    read_ahead,
 )
 from streamserve.engine.model.load.probe import ProbeTokens, Reference, probe
 from streamserve.engine.model.load.source import (
     ModelLoadError,
     UnsupportedModel,
     available_memory,
+    cache_folder,
     require_safetensors,
 )
 from streamserve.engine.model.load.support import max_model_len
@@ -43,6 +48,9 @@ from streamserve.engine.model.runner import ModelRunner
 from streamserve.engine.plan import Progress, no_progress
 
 logger = logging.getLogger(__name__)
+
+# Of the free memory: the most that the plain weights of a quantised model may take, for the moment of its probe.
+PROBE_SHARE = 0.5
 
 
 def load_runner(
@@ -65,6 +73,7 @@ def load_hf_runner(model_config: ModelConfig, engine_config: EngineConfig) -> Mo
 def _hf_runner(
     source: Source, model_config: ModelConfig, engine_config: EngineConfig, progress: Progress
 ) -> ModelRunner:
+    read_ahead(require_safetensors(source.folder), progress)
     loaded = load_hf(source, model_config, kernels_for(source, model_config, progress), progress)
     runner = _runner_of(loaded, engine_config)
     if model_config.parity_probe:
@@ -85,7 +94,12 @@ def _own_runner(
     kernels = kernels_for(source, model_config, progress)
     rounded = rounding(model_config.quantize, kernels)
     is_quantized = rounded is not None or (kernels is not None and is_kept_quantized(model_config, checkpoint))
-    if is_quantized and plain_bytes(source, checkpoint) > available_memory():
+    packs = None
+    if is_quantized and kernels is not None and model_config.keep_packed:
+        packs = _packs(source, model_config, kernels, dtype_of(source, checkpoint))
+    read_ahead([] if packs is not None and packs.is_found else require_safetensors(source.folder), progress)
+    has_room = not is_quantized or plain_bytes(source, checkpoint) <= PROBE_SHARE * available_memory()
+    if model_config.parity_probe and not has_room:
         logger.warning("%s is not compared with transformers: its plain weights are more than fits", source.folder)
     elif model_config.parity_probe:
         windows = [layer.window for layer in spec.layers if layer.window]
@@ -96,10 +110,14 @@ def _own_runner(
             device=source.device,
             vocab_size=spec.vocab_size,
         )
-        reference = Reference.of(
-            source, tokens, has_experts=any(layer.experts for layer in spec.layers), rounded=rounded
+        reference = _reference(
+            tokens,
+            packs,
+            lambda: Reference.of(
+                source, tokens, has_experts=any(layer.experts for layer in spec.layers), rounded=rounded
+            ),
         )
-    loaded = load_decoder(source, spec, checkpoint, model_config, kernels, progress)
+    loaded = load_decoder(source, spec, checkpoint, model_config, kernels, progress, packs)
     runner = _runner_of(loaded, engine_config)
     if reference is not None:
         progress("probe", 0.0)
@@ -109,7 +127,33 @@ def _own_runner(
             logger.warning("%s runs on transformers' own code, more slowly: %s", model_config.path, error)
             runner.close()
             return None
+    if packs is not None:
+        packs.save()
     return runner
+
+
+def _packs(source: Source, model_config: ModelConfig, kernels: Kernels, dtype: torch.dtype) -> Packs:
+    """Return what an earlier load of these files has left."""
+    variant = model_config.quantize or "as stored"
+    return Packs(
+        cache_folder() / "packs", f"{source.folder.resolve()} {variant}", (source.revision, variant),
+        kernels.library, dtype,
+    )  # fmt: skip
+
+
+def _reference(tokens: ProbeTokens, packs: Packs | None, compute: Callable[[], Reference]) -> Reference:
+    """Return what transformers computes. It is kept beside the weights: loading its model takes longest of all."""
+    if packs is None:
+        return compute()
+    place = f"reference {zlib.crc32(repr(tokens).encode()):08x}"
+    logits = packs.tensor(f"{place} logits")
+    if logits is not None:
+        return Reference(tokens=tokens, logits=logits, noisy=packs.tensor(f"{place} noisy"))
+    found = compute()
+    packs.add_tensor(f"{place} logits", found.logits.float())
+    if found.noisy is not None:
+        packs.add_tensor(f"{place} noisy", found.noisy.float())
+    return found
 
 
 def rounding(kind: str, kernels: Kernels | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -158,7 +202,7 @@ def choose_num_blocks(loaded: LoadedModel, config: EngineConfig, longest: int) -
     """Return the number of blocks by the config, or by its bytes, as far as a batch can use them."""
     if config.num_blocks is not None:
         return config.num_blocks
-    budget = pool_bytes(config, loaded.device)
+    budget = pool_bytes(config, loaded.device, loaded.weight_bytes)
     block_bytes = bytes_per_block(loaded.layers, config.block_size, loaded.dtype)
     useful = most_useful_blocks(most_whole(config), longest, config.block_size)
     num_blocks = num_blocks_for(budget, block_bytes, most_useful=useful)

@@ -58,7 +58,7 @@ def load(folder: Path, dtype: str, native: Library, kind: str = "") -> Decoder:
 class Quantizer:
     """Makes native linears in int8 or int4, however far from the plain ones they are."""
 
-    packer = None
+    packer = packs = None
 
     def __init__(self, native: Library, kind: str) -> None:
         self.native, self.kind = native, kind
