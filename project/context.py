@@ -18,17 +18,6 @@ SUGGESTIONS = (
 )
 
 
-def lab(request: HttpRequest) -> dict[str, Any]:
-    """Return `lab` for the lab's template: the model that it asks, and the question."""
-    return {
-        "lab": {
-            "model": settings.LAB_MODEL,
-            "question": settings.LAB_QUESTION,
-            "is_at_this_machine": getattr(request, "is_at_this_machine", False),
-        }
-    }
-
-
 def assistant(request: HttpRequest) -> dict[str, Any]:
     """Return `assistant` for the home page's template."""
     pipelines, models = ["billing", "account_review"], [one for one in settings.STREAMSERVE["MODELS"] if one != "lab"]

@@ -23,6 +23,7 @@ INSTALLED_APPS = [
     "channels",
     "streamserve",
     "project.help",
+    "project.lab",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",

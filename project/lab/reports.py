@@ -78,7 +78,7 @@ def answer_report(stream: Stream) -> Report:
     summary = stream.summary()
     readers = [reader for reader in stream.readers.attached if not reader.is_watcher]
     return {
-        "is_made_here": not stream.lease.is_elsewhere and stream.is_live,
+        "is_made_here": stream.lease.is_held and stream.is_live,
         "state": summary.state if stream.is_live else "ended",
         "reason": summary.park_reason,
         "tokens": summary.completion_tokens,

@@ -30,7 +30,11 @@ _FORWARDED = ("HTTP_FORWARDED", "HTTP_X_FORWARDED_FOR", "HTTP_X_REAL_IP")
 async def page(request: HttpRequest) -> HttpResponse:
     """Show the lab."""
     get_token(request)  # its scripts send it
-    request.is_at_this_machine = is_at_this_machine(request)  # type: ignore[attr-defined]  # for the template
+    request.lab = {  # type: ignore[attr-defined]  # for the template
+        "model": settings.LAB_MODEL,
+        "question": settings.LAB_QUESTION,
+        "is_at_this_machine": is_at_this_machine(request),
+    }
     return await chat_page(request, "lab.html")
 
 

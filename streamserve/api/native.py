@@ -108,15 +108,16 @@ async def stop_stream(call: Call, answers: Answers) -> Reply:
 async def ack_stream(call: Call, answers: Answers) -> Reply:
     """POST /streams/{id}/ack {reader, seq, away}: what a reader shows by now.
 
-    It counts where the reader's connection is, and elsewhere that is no error: a page cannot choose the process. No
-    database is asked, as a page sends an ack each second.
+    It counts where the reader's connection is, and elsewhere that is no error: a page cannot choose the process. The
+    connection then ends, so that the next ack may come to another process. No database is asked, as a page sends an ack
+    each second.
     """
     ack = native.parse_ack(await call.json(answers.limits))
     stream = answers.streams.find(call.params["stream_id"])
-    if stream is None or stream.tenant != call.caller.tenant:
-        return json_reply({"counted": False})
-    is_counted = stream.readers.ack(ack.reader, ack.seq, is_away=ack.is_away, now=time.monotonic())
-    return json_reply({"counted": is_counted})
+    is_counted = False
+    if stream is not None and stream.tenant == call.caller.tenant:
+        is_counted = stream.readers.ack(ack.reader, ack.seq, is_away=ack.is_away, now=time.monotonic())
+    return json_reply({"counted": is_counted}, headers={} if is_counted else {"Connection": "close"})
 
 
 async def watch(call: Call, watches: Watches) -> Reply:

@@ -1,6 +1,7 @@
 // What this page shows of an answer, acknowledged to the server: the engine serves first who runs out of text first, and
 // last who does not look. About one small request a second, one at a time; none once the server does not count them.
-// Knows no DOM and no connection: `send({reader, seq, away})` resolves to whether it counted, and rejects if nothing came.
+// Knows no DOM and no connection: `send({reader, seq, away})` resolves to whether it counted, to null where another web
+// process must count it, and rejects if nothing came.
 
 const EVERY_SECONDS = 1;
 const SOON_SECONDS = 0.25; // after the one before, for a tab that is hidden or shown again
@@ -61,6 +62,7 @@ export class Acks {
     const { reader, seq, isAway } = this;
     this.isSending = true;
     this.acked = { seq, isAway, at: this.now() };
+    /** @type {boolean | null} */
     let isCounted = true; // the next acknowledgement makes up for a lost one
     try {
       isCounted = await this.send({ reader, seq, away: isAway });
@@ -69,7 +71,8 @@ export class Acks {
     }
     if (this.reader !== reader) return; // another connection meanwhile
     this.isSending = false;
-    if (isCounted) this.sendWhenDue();
+    if (isCounted === null) this.acked.seq = -1; // sent again, over another connection
+    if (isCounted !== false) this.sendWhenDue();
     else this.end();
   }
 }

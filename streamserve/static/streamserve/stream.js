@@ -223,7 +223,7 @@ export class AnswerStream {
     }
   }
 
-  /** Send an acknowledgement; return whether it counted, or a later acknowledgement may. */
+  /** Send an acknowledgement; return whether it counted or a later one may, null where another web process must count it. */
   async acknowledge(ack) {
     const response = await fetch(`${this.streamsUrl}/${encodeURIComponent(this.streamId)}/ack`, {
       method: "POST",
@@ -233,7 +233,8 @@ export class AnswerStream {
       signal: AbortSignal.timeout(this.keepaliveSeconds * 1000),
     });
     const text = await response.text();
-    return response.ok ? JSON.parse(text).counted === true : TRY_LATER.has(response.status);
+    if (!response.ok) return TRY_LATER.has(response.status);
+    return JSON.parse(text).counted === true || null;
   }
 
   heard() {

@@ -32,6 +32,7 @@ def demo_pages(settings: Any) -> Iterator[None]:
     """The demo's templates and the names of its assistants; nothing is asked."""
     settings.TEMPLATES = project_settings.TEMPLATES
     settings.STREAMSERVE = {"TESTING": True, "MODELS": {"echo": {"PATH": "echo"}}, "ANONYMOUS": True}
+    settings.LAB_MODEL, settings.LAB_QUESTION = "echo", "?"
     before = dict(PIPELINES)
     for function in (billing, account_review):
         if function.__name__ not in before:

@@ -305,8 +305,8 @@ class Lab {
 
   noteChanges(web, engine, answer, isHeld) {
     const maker = web.find(({ makes }) => makes)?.pid ?? null;
-    const now = { maker, engine: engine?.pid ?? null, state: answer?.state };
     const { before } = this;
+    const now = { maker, engine: engine?.pid ?? null, state: answer?.state ?? before.state };
     this.before = { ...before, ...now, maker: maker ?? before.maker, engine: now.engine ?? before.engine };
     if (before.state !== undefined && now.state !== before.state) {
       if (now.state === "parked") this.note("The answer left the batch; its memory went back.");

@@ -14,6 +14,7 @@ from streamserve.engine.model.decoder.build import Builder
 from streamserve.engine.model.decoder.decoder import Decoder
 from streamserve.engine.model.decoder.layer import DecoderLayer
 from streamserve.engine.model.decoder.parts import Norm
+from streamserve.engine.model.decoder.step import NO_NORM, DecodeStep
 from streamserve.engine.model.hf import HFModel
 from streamserve.engine.model.load.source import ModelLoadError
 from tests.support.models.model_driver import load_tiny
@@ -24,7 +25,7 @@ class PartOf:
     """A linear layer of which only a share is left."""
 
     def __init__(self, layer: Any, share: float) -> None:
-        self.layer, self.share, self.name = layer, share, "wrong"
+        self.layer, self.share, self.name, self.num_bytes = layer, share, "wrong", layer.num_bytes
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.layer(inputs) * self.share
@@ -55,7 +56,7 @@ FAULTS: dict[str, tuple[str, Callable[[DecoderLayer], None]]] = {
 def test_a_wrong_layer_is_noticed(
     fault: str, dtype: str, tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fault in one kind of part costs the decoder its place."""
+    """A fault in one kind of part costs the decoder its place, where torch computes the parts."""
     model_type, plant = FAULTS[fault]
     build = Builder._layer
 
@@ -64,9 +65,41 @@ def test_a_wrong_layer_is_noticed(
         plant(layer)
         return layer
 
-    assert isinstance(load_tiny(tiny_folder(model_type), dtype=dtype).loaded.model, Decoder)
+    assert isinstance(load_tiny(tiny_folder(model_type), dtype=dtype, native=False).loaded.model, Decoder)
     monkeypatch.setattr(Builder, "_layer", wrong)
-    assert isinstance(load_tiny(tiny_folder(model_type), dtype=dtype).loaded.model, HFModel)
+    assert isinstance(load_tiny(tiny_folder(model_type), dtype=dtype, native=False).loaded.model, HFModel)
+
+
+# What is wrong in the native step's description of a layer.
+RECORD_FAULTS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
+    "another window": ("mistral", "window", lambda window: window + 1),
+    "scores that are scaled otherwise": ("llama", "scaling", lambda scaling: scaling * 1.1),
+    "no softcap": ("gemma2", "softcap", lambda softcap: 0.0),
+    "no rotation": ("qwen3", "rotation", lambda rotation: -1),
+    "no norm of the heads": ("qwen3", "norm_kind", lambda kind: NO_NORM),
+    "no first norm": ("llama", "attention_norm", lambda norm: None),
+    "no norm behind the feed-forward part": ("gemma2", "after_mlp_norm", lambda norm: None),
+}
+
+
+@pytest.mark.parametrize("fault", RECORD_FAULTS)
+def test_a_wrong_step_is_noticed(
+    fault: str, tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault in what the native step is told costs the decoder its place."""
+    model_type, name, mutate = RECORD_FAULTS[fault]
+    loaded = load_tiny(tiny_folder(model_type)).loaded.model
+    if not isinstance(loaded, Decoder) or loaded.decode_step is None:
+        pytest.skip("no native step computes this model here")
+    describe = DecodeStep._layer
+
+    def wrong(self: DecodeStep, layer: DecoderLayer) -> Any:
+        record = describe(self, layer)
+        setattr(record, name, mutate(getattr(record, name)))
+        return record
+
+    monkeypatch.setattr(DecodeStep, "_layer", wrong)
+    assert isinstance(load_tiny(tiny_folder(model_type)).loaded.model, HFModel)
 
 
 def test_a_weight_of_another_shape_is_named(tmp_path: Path) -> None:

@@ -76,15 +76,23 @@ def test_wrong_attention_is_caught(
 
     monkeypatch.setattr(attention, "attend", wrong)
     with pytest.raises(UnsupportedModel, match=model_type):
-        load_tiny(tiny_folder(model_type))
+        load_tiny(tiny_folder(model_type), native=False)
 
 
-def test_wrong_slots_are_caught(tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_wrong_slots_are_caught(
+    native: bool, tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Keys written one slot off are caught."""
-    slots_of = batch._slots_of
-    monkeypatch.setattr(batch, "_slots_of", lambda tables, places, size: slots_of(tables, places, size) ^ (places == 5))
+    numbers_of = batch._numbers_of
+
+    def wrong(*chunks: Any) -> tuple[list[int], list[int], list[int]]:
+        token_ids, positions, slots = numbers_of(*chunks)
+        return token_ids, positions, [slot ^ (place == 5) for slot, place in zip(slots, positions, strict=True)]
+
+    monkeypatch.setattr(batch, "_numbers_of", wrong)
     with pytest.raises(UnsupportedModel):
-        load_tiny(tiny_folder("llama"))
+        load_tiny(tiny_folder("llama"), native=native)
 
 
 def test_wrong_attention_is_caught_in_bfloat16(
@@ -98,7 +106,7 @@ def test_wrong_attention_is_caught_in_bfloat16(
 
     monkeypatch.setattr(attention, "attend", wrong)
     with pytest.raises(UnsupportedModel):
-        load_tiny(tiny_folder("mistral"), dtype="bfloat16")
+        load_tiny(tiny_folder("mistral"), dtype="bfloat16", native=False)
 
 
 @pytest.mark.parametrize("model_type", ["gpt_oss", "phi3"])
