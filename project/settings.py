@@ -105,7 +105,7 @@ def _models() -> dict[str, dict[str, Any]]:
     words: dict[str, Any] = {"ANSWERS": None} if path == "echo" else {}  # long answers, to watch and to test
     small = {"NUM_BLOCKS": 80, "LEAD_TOKENS": 96}  # so that one sees them
     reads_out: dict[str, Any] = {"PATH": "echo", "ANSWERS": LAB_ANSWERS, "ENGINE": small}
-    lab = {"lab": reads_out} if path == str(HELPDESK) or os.environ.get("LAB") else {}
+    lab = {"lab": reads_out} if os.environ.get("LAB") or (not asked and shipped != "echo") else {}
     return {alias: {"PATH": path, "DTYPE": dtype, **words}, **lab}
 
 
