@@ -79,6 +79,7 @@ class Call:
     query_string: str = ""
     path: str = ""  # as the client sent it
     is_head: bool = False
+    is_http1: bool = True  # a response may end its connection by a header
     address: str = ""  # of the client, from the server
     received_at: float = field(default_factory=time.monotonic)  # when the server had the request's head
     started: list[Stream] = field(default_factory=list)  # the answers that it has begun

@@ -117,7 +117,8 @@ async def ack_stream(call: Call, answers: Answers) -> Reply:
     is_counted = False
     if stream is not None and stream.tenant == call.caller.tenant:
         is_counted = stream.readers.ack(ack.reader, ack.seq, is_away=ack.is_away, now=time.monotonic())
-    return json_reply({"counted": is_counted}, headers={} if is_counted else {"Connection": "close"})
+    must_end = not is_counted and call.is_http1
+    return json_reply({"counted": is_counted}, headers={"Connection": "close"} if must_end else {})
 
 
 async def watch(call: Call, watches: Watches) -> Reply:

@@ -29,7 +29,7 @@ from streamserve.asgi.handover import respond
 from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.receiver import RECEIVER, Receiver
 from streamserve.asgi.site import LocalSite
-from streamserve.asgi.types import Receive, Scope, Send
+from streamserve.asgi.types import Receive, Scope, Send, is_http1
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client, remote_client
 from streamserve.clients.process.client import ProcessClient
@@ -263,6 +263,7 @@ class StreamApp:
                 is_head=request.method == "HEAD",
                 path=request.scope["path"],
                 headers=request.headers,
+                is_http1=is_http1(request.scope),
                 caller=caller,
                 request_id=request.id,
                 body=request.chunks,

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve.asgi.types import App, Message, Receive, Scope, Send
+from streamserve.asgi.types import App, Message, Receive, Scope, Send, is_http1
 from streamserve.dialects import native
 from streamserve.dialects.websocket import CloseCode
 from streamserve.protocol.errors import (
@@ -226,7 +226,7 @@ async def _refuse(
         "content-type": "application/json",
         "cache-control": "no-store",
         "content-length": str(len(body)),
-        "connection": "close",
+        **({"connection": "close"} if is_http1(scope) else {}),
         "x-request-id": request_id,
         **{name.lower(): value for name, value in headers_of(error).items()},
     }

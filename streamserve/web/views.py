@@ -22,6 +22,7 @@ from streamserve.api.call import ANONYMOUS, Body, Call, Caller, Reply, admitted
 from streamserve.api.logs import get_logger
 from streamserve.api.routes import Route, failure
 from streamserve.asgi.handover import HEADER, offer
+from streamserve.asgi.types import is_http1
 from streamserve.protocol.errors import DatabaseUnavailable, Refused, StreamserveError
 from streamserve.protocol.ids import request_id_of
 from streamserve.streams.reader.delivery import Delivery, JoinedDelivery
@@ -120,6 +121,7 @@ def _call(
         params=params,
         query_string=request.META.get("QUERY_STRING", ""),
         address=request.META.get("REMOTE_ADDR") or "",
+        is_http1=is_http1(request.scope),  # type: ignore[attr-defined]
         received_at=admitted(request.scope.get("streamserve.received_at") or time.monotonic(), headers),  # type: ignore[attr-defined]
     )
 

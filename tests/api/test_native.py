@@ -119,6 +119,9 @@ async def test_a_reader_acknowledges_what_it_shows(caller: Caller, lonely_key: s
             nothing = await one.post(target, body)
             assert (nothing.status_code, nothing.json()) == (200, {"counted": False})
             assert nothing.headers["connection"] == "close"  # the next may come to another process
+        caller.client.defaults["http_version"] = "2"  # it has no such header
+        nothing = await caller.post(path, {"reader": "0" * 16, "seq": 1})
+        assert (nothing.json(), "connection" in nothing.headers) == ({"counted": False}, False)
         assert reader.received_seq == seq - 1
         reader.acked_at = 0.0  # long ago
         assert (await caller.post(path, {"reader": reader_id, "seq": 4001})).json()["error"]["code"] == "not_sent"

@@ -175,6 +175,15 @@ async def test_a_large_body(chunks: tuple[bytes, ...], headers: list[tuple[bytes
     assert elsewhere.status == 200
 
 
+@pytest.mark.parametrize("version", ["2", "3"])
+async def test_a_refusal_by_http2_has_no_header_of_a_connection(version: str) -> None:
+    """HTTP/2 and HTTP/3 know none: a server that checks them would end the connection of all other requests, too."""
+    one = Exchange(GuardedApp(Inner(), Guard(bound_of=bound_of)), b"x" * 11, http_version=version)
+    await one.task
+    assert one.status == 413
+    assert b"connection" not in dict(one.sent[0]["headers"])
+
+
 async def test_a_body_that_does_not_arrive_is_408() -> None:
     """A body has its time; after it is whole the app may wait as long as it likes."""
     inner = Inner()

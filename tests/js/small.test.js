@@ -113,3 +113,25 @@ test("acknowledgements: the first at once, then one a second, none for a reader 
   acks.shown(3); // the server said that they do not count
   assert.equal(sent.length, 1);
 });
+
+test("an acknowledgement that another web process must count is sent again", async (t) => {
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  const [sent, results] = [[], [null, true]];
+  let now = 0;
+  const acks = new Acks(async (ack) => (sent.push(ack.seq), results.shift()), () => now);
+  const settle = async () => {
+    for (let turn = 0; turn < 4; turn += 1) await Promise.resolve();
+  };
+  acks.begin("r1");
+  acks.shown(2);
+  await settle();
+  assert.deepEqual(sent, [2]);
+  now = 1;
+  t.mock.timers.tick(1000);
+  await settle();
+  assert.deepEqual(sent, [2, 2]);
+  now = 9;
+  t.mock.timers.tick(8000); // it counted: there is nothing new
+  await settle();
+  assert.deepEqual(sent, [2, 2]);
+});
