@@ -1,6 +1,6 @@
 """`manage.py demo`, and so `make run`: prepare the demo site, serve it by daphne, print its addresses.
 
-Migrates, makes a login and an API key, checks that the port is free, starts two daphnes, waits until the model is
+Takes the port, migrates, makes a login and an API key, starts two daphnes, waits until the model is
 loaded, prints the addresses, and ends the daphnes with itself. Both accept connections of the same listening socket; a
 daphne that is killed is started again, as systemd would do it, so that the lab can show what becomes of its answers.
 The first starts the engine as a process of its own, which stays for a minute after its last client, so that a restart
@@ -43,9 +43,9 @@ def main(host: str | None = None, port: str | None = None) -> int:
         address = host or os.environ.get("HOST") or "127.0.0.1"
         number = _port_number(port or os.environ.get("PORT") or "8000")
         wanted_key = _wanted_key()
-        check_port_is_free(address, number)
-        password, key = prepare(wanted_key)
-        status = serve(address, number, password, key)
+        with listen(address, number) as listening:
+            password, key = prepare(wanted_key)
+            status = serve(listening, address, password, key)
         print(farewell(), flush=True)
         return status
     except Problem as problem:
@@ -74,18 +74,14 @@ def _wanted_key() -> str | None:
     return key
 
 
-def check_port_is_free(host: str, port: int) -> None:
-    """Raise Problem if the port is in use or not permitted."""
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises Problem if the port is in use or not permitted."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise Problem(
-                f"Port {port} on {host} cannot be used ({reason}). Take another: make run PORT=8001"
-            ) from None
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise Problem(f"Port {port} on {host} cannot be used ({reason}). Take another: make run PORT=8001") from None
 
 
 def prepare(key: str | None) -> tuple[str, str]:
@@ -137,10 +133,10 @@ def _demo_key(key: str | None) -> str:
     return key
 
 
-def serve(host: str, port: int, password: str, key: str) -> int:
+def serve(listening: socket.socket, host: str, password: str, key: str) -> int:
     """Run the web processes until one cannot run, or Ctrl-C. Returns the exit status."""
-    url = f"http://{'localhost' if host in ('', '0.0.0.0', '::') else host}:{port}"
-    web = WebProcesses(host, port)
+    url = f"http://{'localhost' if host in ('', '0.0.0.0', '::') else host}:{listening.getsockname()[1]}"
+    web = WebProcesses(listening)
     try:
         model = wait_until_ready(url, web)
         print(greeting(url, model, password, key), flush=True)
@@ -156,13 +152,12 @@ def serve(host: str, port: int, password: str, key: str) -> int:
 class WebProcesses:
     """The daphnes behind one listening socket."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, listening: socket.socket) -> None:
         from django.conf import settings
 
         from project.lab.apps import FOLDER
 
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=128)
+        self._socket = listening
         reports = settings.STATE_DIR / "lab"
         for report in reports.glob("*.json"):
             report.unlink(missing_ok=True)
@@ -194,7 +189,6 @@ class WebProcesses:
             except subprocess.TimeoutExpired:
                 daphne.kill()
                 daphne.wait()
-        self._socket.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
         fd = self._socket.fileno()

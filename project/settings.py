@@ -2,7 +2,7 @@
 
 README has the settings for a site of your own, docs/deploy.md those for production.
 Environment: STREAMSERVE_MODEL or MODEL (folder or hub id), STREAMSERVE_DTYPE or DTYPE, STREAMSERVE_STATE_DIR,
-ALLOWED_HOSTS, DEBUG=0.
+ALLOWED_HOSTS, DEBUG=0; LAB=1 (the lab reads its text out beside any model) and ECHO_STEP_SECONDS (how fast).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _models() -> dict[str, dict[str, Any]]:
 
 
 MODELS = _models()
-LAB_MODEL = list(MODELS)[-1]
+LAB_MODEL = "lab" if "lab" in MODELS else next(iter(MODELS))
 # How the assistant answers (project/help/assistant.py). "slots": the model gives the passages' own sentences, whose
 # values are filled in; the demo model cannot copy them. "quotes": the model reads the passages and quotes from them.
 _SMALL = {"helpdesk", "echo"}

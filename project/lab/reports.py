@@ -93,7 +93,7 @@ def _reader_report(reader: Attachment) -> Report:
 
 
 def write(folder: Path, report: Report) -> None:
-    """Replace this process's file, so that nobody reads half of it."""
+    """Replace this process's file: another process reads the old report or the new one, whole."""
     with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".new", delete=False) as file:
         json.dump(report, file)
     os.replace(file.name, folder / f"{report['pid']}.json")
@@ -112,9 +112,9 @@ def read(folder: Path) -> list[Report]:
 
 
 def merged(reports: Iterable[Report], stream_id: str) -> Report:
-    """Return one picture: the web processes, the engine, and the answer as the process knows it that makes it.
+    """Return the web processes, the engine and the answer, from what each process reported.
 
-    Its reader is of the process that it is connected to.
+    The answer is as its maker reported it, its reader as the process that the reader is connected to.
     """
     reports = list(reports)
     answers = {report["pid"]: report["answers"].get(stream_id) for report in reports}

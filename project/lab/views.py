@@ -33,6 +33,7 @@ async def page(request: HttpRequest) -> HttpResponse:
     request.lab = {  # type: ignore[attr-defined]  # for the template
         "model": settings.LAB_MODEL,
         "question": settings.LAB_QUESTION,
+        "is_read_out": settings.LAB_MODEL == "lab",  # by an engine without weights
         "is_at_this_machine": is_at_this_machine(request),
     }
     return await chat_page(request, "lab.html")
@@ -61,14 +62,14 @@ def kill(request: HttpRequest, what: str, stream_id: str) -> HttpResponse:
     _check(request)
     pid = victim(read(folder()), what, stream_id)
     if pid is None:
-        return HttpResponseBadRequest("It does not run now.")
+        return HttpResponseBadRequest("It does not run now: try again when the page shows it.")
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     return JsonResponse({"killed": pid})
 
 
 def victim(reports: list[Report], what: str, stream_id: str) -> int | None:
-    """Return the process to kill: of ours only, which is a child of what has started this process, or its engine."""
+    """Return the process to kill: the lab's engine, or the web process that makes the answer and has our parent."""
     if what == "engine":
         return next((report["engine"]["pid"] for report in reports if report["engine"]["pid"]), None)
     ours = [report for report in reports if report["parent"] == os.getppid()]

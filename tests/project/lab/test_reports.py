@@ -33,7 +33,7 @@ def test_the_maker_knows_the_answer_and_the_readers_process_its_reader() -> None
 
 
 def test_an_answer_whose_maker_is_dead_is_still_known() -> None:
-    """Another process follows it: the page says that nobody makes it now."""
+    """Another process follows it; no process makes it now."""
     picture = merged([report(2, last_seq=8)], ID)
     assert (picture["answer"]["last_seq"], picture["answer"]["is_made"]) == (8, False)
     assert merged([report(2)], ID)["answer"] is None
@@ -41,7 +41,7 @@ def test_an_answer_whose_maker_is_dead_is_still_known() -> None:
 
 
 def test_a_lost_engine_is_shown_as_it_starts() -> None:
-    """Of two processes the one that is connected already has the engine's id; before, the state is shown."""
+    """The first process that is connected again names the new engine; until then its state is shown."""
     lost = report(1, engine=None)
     lost["engine"]["state"] = "loading"
     assert merged([lost, report(2, engine=8)], ID)["engine"] == {"pid": 8, "state": "ready"}

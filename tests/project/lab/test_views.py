@@ -49,7 +49,7 @@ def test_the_maker_is_killed(folder: Path, child: subprocess.Popen[bytes]) -> No
 
 
 def test_the_engine_is_killed(folder: Path, child: subprocess.Popen[bytes]) -> None:
-    """The one that a web process is connected to; none is 400."""
+    """The engine that a web process is connected to; without an engine the answer is 400."""
     assert views.kill(post(), "engine", ID).status_code == 400
     write(folder, report(1, engine=child.pid))
     assert views.kill(post(), "engine", ID).status_code == 200
@@ -57,7 +57,7 @@ def test_the_engine_is_killed(folder: Path, child: subprocess.Popen[bytes]) -> N
 
 
 def test_a_process_of_another_parent_is_no_victim() -> None:
-    """A file that somebody put there, or an old one, kills nothing: web processes are siblings."""
+    """Only siblings of this process are killed, whatever a file in the folder says."""
     assert views.victim([report(1, parent=os.getppid() + 1, is_made_here=True)], "web", ID) is None
     assert views.victim([report(1, parent=os.getppid(), is_made_here=False)], "web", ID) is None
 
@@ -73,7 +73,7 @@ def test_a_process_of_another_parent_is_no_victim() -> None:
     ],
 )
 async def test_only_visitors_from_this_machine_see_and_kill(folder: Path, meta: dict[str, str]) -> None:
-    """Another address, or a proxy that speaks for somebody, gets 404 from both."""
+    """A request from another address, or through a proxy, gets 404 from both views."""
     with pytest.raises(Http404):
         views.kill(post(**meta), "engine", ID)
     with pytest.raises(Http404):

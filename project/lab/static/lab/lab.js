@@ -112,7 +112,7 @@ class Lab {
         method: "POST",
         headers: this.headers(),
       });
-      if (!response.ok) throw new TypeError(await response.text());
+      if (!response.ok) throw new Error(await response.text());
       const { killed } = await response.json();
       this.note(`You killed ${words} (${killed}).`);
     } catch (error) {
