@@ -40,7 +40,7 @@ FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "ss_attend_prompt": (ADDRESS, INT, INT),
     "ss_write_slots": (ADDRESS, INT, INT, ADDRESS, INT, ADDRESS, INT, INT, INT),
     "ss_draw": (ADDRESS, INT),
-    "ss_decode_step": (ADDRESS, ADDRESS, INT),
+    "ss_step": (ADDRESS, ADDRESS, INT),
 }
 RETURNS: Mapping[str, Any] = {
     "ss_abi_version": INT,
@@ -58,7 +58,7 @@ CHECKED = frozenset(
         "ss_attend_prompt",
         "ss_write_slots",
         "ss_draw",
-        "ss_decode_step",
+        "ss_step",
     }
 )
 

@@ -178,4 +178,4 @@ struct StepCall {
   float* logits;                                 // out: (num_decodes, head.num_outputs), or null
   int64_t num_rows, num_decodes, num_prompts, table_stride;
 };
-SS_API ss::Status ss_decode_step(const StepModel* model, const StepCall* call, int64_t num_threads);
+SS_API ss::Status ss_step(const StepModel* model, const StepCall* call, int64_t num_threads);

@@ -8,8 +8,8 @@
 // A part that a layer does not have is null. States are float32 throughout; weights are of any kind (linear.h), the
 // pools of the model's dtype. Each row is computed alone but for what it reads from the pools, and there every number is
 // one that a decode would have written: a row's bits depend on its sequence's tokens, not on the chunks in which they
-// came. Between phases all threads wait for each other, five or six times a layer. Where rows are
-// few, each thread makes a linear's inputs for itself: that is sooner done than waited for.
+// came. Between phases all threads wait for each other, five or six times a layer. Where rows are few, each thread makes a
+// linear's inputs for itself: that is sooner done than waited for.
 #include <atomic>
 #include <vector>
 
@@ -362,7 +362,7 @@ void run_step(const StepModel& model, const StepCall& call, int64_t num_threads)
 
 }  // namespace
 
-Status ss_decode_step(const StepModel* model, const StepCall* call, int64_t num_threads) {
+Status ss_step(const StepModel* model, const StepCall* call, int64_t num_threads) {
   return status_of([&] {
     with_type(model->dtype, [&](auto number) { run_step<decltype(number)>(*model, *call, num_threads); });
   });

@@ -60,7 +60,7 @@ def count(runner: ModelRunner, lengths: Sequence[int], *chunks: int) -> Counter[
     return counting.counts
 
 
-def test_a_decode_step_takes_few_operations(runners: list[ModelRunner]) -> None:
+def test_a_native_step_takes_few_operations(runners: list[ModelRunner]) -> None:
     """As many for one row as for six, and for two layers as for five; none converts a number to another type."""
     counts = [count(runner, lengths, 96, 1) for runner in runners for lengths in ([41], [41, 23, 9, 70, 30, 2])]
     assert all(one == counts[0] for one in counts)

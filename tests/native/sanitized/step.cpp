@@ -107,7 +107,7 @@ struct Model {
                         stride};
     const Status found = [&] {
       const Limited limited;
-      return ss_decode_step(&model, &call, num_threads);
+      return ss_step(&model, &call, num_threads);
     }();
     if (status) *status = found;
     else expect(found == kDone, "a step fails", num_rows, num_threads);
@@ -143,7 +143,7 @@ std::vector<float> read_prompt(Model<T>& model, int64_t num_tokens, int64_t size
                         is_decode ? 1 : 0,
                         is_decode ? 0 : 1,
                         model.stride};
-    expect(ss_decode_step(&model.model, &call, num_threads) == kDone, "a prompt fails", num_rows, num_threads);
+    expect(ss_step(&model.model, &call, num_threads) == kDone, "a prompt fails", num_rows, num_threads);
   }
   return hidden;
 }

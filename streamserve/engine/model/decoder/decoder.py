@@ -18,7 +18,7 @@ from streamserve.engine.model.decoder.layer import DecoderLayer, Step
 from streamserve.engine.model.decoder.native_experts import native_experts
 from streamserve.engine.model.decoder.parts import Norm, Rotary
 from streamserve.engine.model.decoder.spec import DecoderSpec
-from streamserve.engine.model.decoder.step import DecodeStep, can_compute
+from streamserve.engine.model.decoder.step import NativeStep, can_compute
 from streamserve.engine.model.kernels import Kernels
 from streamserve.engine.model.kv_cache import KVCache, LayerShape
 from streamserve.engine.model.linear.base import Linear
@@ -57,7 +57,7 @@ class Decoder:
     layer_inputs: LayerInputs | None = None
     num_parameters: int = 0
     kernels: Kernels | None = None
-    decode_step: DecodeStep | None = None  # where it can be computed whole; see `use`
+    native_step: NativeStep | None = None  # where it can be computed whole; see `use`
     # Hidden states of the last forward pass, and what the head gives for its decodes: computed with them.
     _decoded: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -109,12 +109,12 @@ class Decoder:
 
     def use(self, kernels: Kernels | None) -> None:
         """Compute with native kernels from now on: decodes in one call, if they can do that for this decoder."""
-        self.kernels, self.decode_step = kernels, None
+        self.kernels, self.native_step = kernels, None
         for layer in self.layers:
             if layer.experts is not None:
                 layer.experts.native = native_experts(kernels, layer.experts)
         if kernels is not None and can_compute(self.spec, self.layers, self.head):
-            self.decode_step = DecodeStep(
+            self.native_step = NativeStep(
                 kernels,
                 self.spec,
                 self.layers,
@@ -127,12 +127,12 @@ class Decoder:
     def forward(self, kv: KVCache, batch: StepBatch) -> torch.Tensor:
         """Run the body on a batch, whose keys and values are stored in `kv`; return the hidden states (T, C).
 
-        Where there is a `decode_step`, it computes all of them.
+        Where there is a `native_step`, it computes all of them.
         """
         self._decoded = None
-        if self.decode_step is None:
+        if self.native_step is None:
             return self._forward(kv, batch)
-        self._decoded = self.decode_step(kv, batch, self._query_scale(batch.position_ids[0]))
+        self._decoded = self.native_step(kv, batch, self._query_scale(batch.position_ids[0]))
         return self._decoded[0]
 
     def _forward(self, kv: KVCache, batch: StepBatch) -> torch.Tensor:

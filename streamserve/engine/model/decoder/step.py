@@ -1,4 +1,4 @@
-"""`DecodeStep`: the tokens of a step, of decodes and of prompts, through a whole decoder in one native call.
+"""`NativeStep`: the tokens of a step, of decodes and of prompts, through a whole decoder in one native call.
 
 It computes what `Decoder.forward` and `Decoder.logits` do, with states in float32 and without a return to Python
 between operations. The model is described to the library once (its weights' addresses); a step passes token ids,
@@ -77,7 +77,7 @@ class _Call(ctypes.Structure):
     )
 
 
-class DecodeStep:
+class NativeStep:
     """The native step of one decoder. What it has described it holds, so that the addresses stay good."""
 
     def __init__(
@@ -157,7 +157,7 @@ class DecodeStep:
             num_prompts=len(prompts),
             table_stride=0 if tables is None else tables.shape[1],
         )
-        self._kernels.library.decode_step(ctypes.byref(self._model), ctypes.byref(call), torch.get_num_threads())
+        self._kernels.library.step(ctypes.byref(self._model), ctypes.byref(call), torch.get_num_threads())
         return hidden, logits
 
     def _use(self, kv: KVCache) -> None:
@@ -217,7 +217,7 @@ class DecodeStep:
 
 
 def can_compute(spec: DecoderSpec, layers: Sequence[DecoderLayer], head: Linear) -> bool:
-    """Return whether `DecodeStep` computes a decoder: dense layers, each with keys of its own, all linears native."""
+    """Return whether `NativeStep` computes a decoder: dense layers, each with keys of its own, all linears native."""
     return (
         isinstance(head, NativeLinear)
         and not spec.per_layer_size

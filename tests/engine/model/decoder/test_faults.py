@@ -14,7 +14,7 @@ from streamserve.engine.model.decoder.build import Builder
 from streamserve.engine.model.decoder.decoder import Decoder
 from streamserve.engine.model.decoder.layer import DecoderLayer
 from streamserve.engine.model.decoder.parts import Norm
-from streamserve.engine.model.decoder.step import NO_NORM, DecodeStep
+from streamserve.engine.model.decoder.step import NO_NORM, NativeStep
 from streamserve.engine.model.hf import HFModel
 from streamserve.engine.model.load.source import ModelLoadError
 from tests.support.models.model_driver import load_tiny
@@ -56,7 +56,7 @@ FAULTS: dict[str, tuple[str, Callable[[DecoderLayer], None]]] = {
 def test_a_wrong_layer_is_noticed(
     fault: str, dtype: str, tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fault in one kind of part costs the decoder its place, where torch computes the parts."""
+    """Where a part is wrong and torch computes the parts, the probe fails and transformers' code answers."""
     model_type, plant = FAULTS[fault]
     build = Builder._layer
 
@@ -86,19 +86,19 @@ RECORD_FAULTS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
 def test_a_wrong_step_is_noticed(
     fault: str, tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fault in what the native step is told costs the decoder its place."""
+    """Where the native step is described wrongly, the probe fails and transformers' code answers."""
     model_type, name, mutate = RECORD_FAULTS[fault]
     loaded = load_tiny(tiny_folder(model_type)).loaded.model
-    if not isinstance(loaded, Decoder) or loaded.decode_step is None:
+    if not isinstance(loaded, Decoder) or loaded.native_step is None:
         pytest.skip("no native step computes this model here")
-    describe = DecodeStep._layer
+    describe = NativeStep._layer
 
-    def wrong(self: DecodeStep, layer: DecoderLayer) -> Any:
+    def wrong(self: NativeStep, layer: DecoderLayer) -> Any:
         record = describe(self, layer)
         setattr(record, name, mutate(getattr(record, name)))
         return record
 
-    monkeypatch.setattr(DecodeStep, "_layer", wrong)
+    monkeypatch.setattr(NativeStep, "_layer", wrong)
     assert isinstance(load_tiny(tiny_folder(model_type)).loaded.model, HFModel)
 
 

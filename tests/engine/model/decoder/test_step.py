@@ -119,12 +119,12 @@ def run(decoder: Decoder, kv: KVCache, batch: StepBatch) -> tuple[torch.Tensor, 
 
 def error_of(decoder: Decoder) -> float:
     """Return the largest difference between step and layers, in outputs and pools, as a share of the largest number."""
-    step, decoder.decode_step = decoder.decode_step, None
+    step, decoder.native_step = decoder.native_step, None
     assert step is not None
     pools = make_kv(decoder), make_kv(decoder)
     batch = batch_of(*chunks(), prompt(5, 90))
     wanted = run(decoder, pools[0], batch)
-    decoder.decode_step = step
+    decoder.native_step = step
     found = run(decoder, pools[1], batch)
     before, after = ((*kv.keys.values(), *kv.values.values()) for kv in pools)
     pairs = [*zip(wanted, found, strict=True), *((a.float(), b.float()) for a, b in zip(before, after, strict=True))]
@@ -150,7 +150,7 @@ def test_equals_the_layers(library: Library, folder: Callable[[str], Path], name
     """In float32 to rounding: outputs, logits, and what is stored. Or it says that it does not compute the decoder."""
     decoder = load(folder(name), "float32", library)
     if name.startswith("gemma4"):
-        assert decoder.decode_step is None
+        assert decoder.native_step is None
     else:
         assert error_of(decoder) < TOLERANCE[torch.float32]
 
@@ -231,7 +231,7 @@ def test_the_engine_takes_it(tiny_folder: Callable[[str], Path]) -> None:
     for native in (True, False):
         runner = load_tiny(tiny_folder("llama"), native=native)
         assert isinstance(runner.loaded.model, Decoder)
-        assert (runner.loaded.model.decode_step is not None) == native
+        assert (runner.loaded.model.native_step is not None) == native
         runner.close()
 
 
@@ -246,4 +246,4 @@ def test_what_was_chosen_without_kernels_does_not_keep_it_off(
     assert source.kept(torch.float32, None).write("onednn_fp32") == "onednn_fp32"
     model = load_tiny(tiny_folder("llama")).loaded.model
     assert isinstance(model, Decoder)
-    assert model.decode_step is not None
+    assert model.native_step is not None

@@ -70,7 +70,7 @@ def test_a_packed_head_is_the_embedding_too(fields: dict[str, Any], is_tied: boo
         assert decoder.embedding.layer is decoder.head
     else:
         assert isinstance(decoder.embedding, PackedTable if "quantize" in fields else Table)
-    assert decoder.decode_step is not None
+    assert decoder.native_step is not None
     plain = load_tiny(folder, packed=False, native=False, parity_probe=False, dtype=fields.get("dtype", "float32"))
     assert runner.num_parameters == plain.num_parameters
     runner.close()
