@@ -45,6 +45,11 @@ class Variant:
         """Whether torch's SDPA can compute it."""
         return self.softcap is None and self.sinks is None
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the native kernels are given."""
+        return {"scaling": self.scaling, "window": self.window, "softcap": self.softcap, "sinks": self.sinks}
+
 
 class PagedAttention:
     """The step that the attention function works on. Each loaded model has one. `kernels` None: torch computes."""
@@ -134,10 +139,7 @@ def _attend_group(
         group.positions,
         group.block_tables,
         group.block_size,
-        scaling=variant.scaling,
-        window=variant.window,
-        softcap=variant.softcap,
-        sinks=variant.sinks,
+        **variant.arguments,
     )
 
 
@@ -160,10 +162,7 @@ def _attend_span(
             span.start,
             span.block_table,
             kv.block_size,
-            scaling=variant.scaling,
-            window=variant.window,
-            softcap=variant.softcap,
-            sinks=variant.sinks,
+            **variant.arguments,
         )
     if span.start > 0:
         key, value = kv.read(layer, span.context)

@@ -1,8 +1,8 @@
 """`Channel`: where one reader's frames go, and when there is room for another. `Received`: the last event that it has.
 
 One frame at a time is written: sent at once where the transport does that without a wait, else pulled by a task that
-sends it or by an `async for`. What a reader has received is
-what it acknowledges, else what its system has taken of what was sent. Event loop only.
+sends it or by an `async for`. What a reader has received is what it acknowledges, else what its system has taken of
+what was sent. Event loop only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def nothing() -> int:
 class Channel:
     """A frame may be written while `is_writable`; `on_writable` is called when that is so again: the frame is sent.
 
-    `pull` tells that the frame before is sent, and returns the next frame. `send_now` sends a frame and returns True if
+    `pull` marks the last frame as sent and returns the next. `send_now` sends a frame and returns True if
     that needs no wait; then there is room for another, and no task is woken. `num_untaken` returns how many bytes of
     what the transport has accepted the reader's system has not taken.
     """

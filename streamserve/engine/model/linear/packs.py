@@ -6,8 +6,8 @@ The file's name holds a hash of all that its bytes depend on: the model's files,
 sources, the sources of this package, and the versions of torch and transformers. A file that was cut, changed or made
 by another version is not taken, and made anew. The folder belongs to our user alone.
 
-Parts are read into the arena's huge pages instead of mapped: a step is a twentieth faster so, and a file that is cut
-while it is used ends no process. (Measured in docs/log.md.) Runs at load.
+Parts are read into the arena's huge pages instead of mapped: so a file that is cut while it is used ends no process,
+and linears were a twentieth faster in one run (docs/log.md). Runs at load.
 """
 
 from __future__ import annotations
