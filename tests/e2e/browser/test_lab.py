@@ -5,35 +5,43 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from tests.support.checks.axe import axe_violations
 from tests.support.docs.demo_site import free_port, serve
+from tests.support.servers.browser import watching
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 MINUTE = 60_000
+DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a demo whose lab writes faster."""
+    port = free_port()
+    process = serve(tmp_path_factory.mktemp("demo"), PORT=port, LAB="1", ECHO_STEP_SECONDS="0.012")
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            if "Ctrl-C" in line:
+                break
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
 
 
 @pytest.fixture
-def lab(tmp_path: Path, browser: Browser) -> Iterator[Page]:
-    """The lab's page of a demo whose lab writes faster."""
-    port = free_port()
-    demo = serve(tmp_path, PORT=port, LAB="1", ECHO_STEP_SECONDS="0.012")
-    assert demo.stdout is not None
-    try:
-        for line in demo.stdout:
-            if "Ctrl-C" in line:
-                break
-        page = browser.new_page()
-        page.goto(f"http://127.0.0.1:{port}/lab/")
-        yield page
-        page.close()
-    finally:
-        demo.send_signal(signal.SIGINT)
-        demo.communicate(timeout=30)
+def lab(demo: str, browser: Browser) -> Iterator[Page]:
+    """The lab's page, whose policy nothing breaks."""
+    with watching(browser, demo) as watched:
+        watched.expect_complaint("net::ERR", "503", "429")  # of connections that a test ends
+        watched.page.goto(f"{demo}/lab/")
+        yield watched.page
 
 
 def part(page: Page, name: str) -> Locator:
@@ -79,3 +87,14 @@ def test_stop_keeps_what_was_shown(lab: Page) -> None:
     do(lab, "stop")
     happened(lab, "The answer is stopped")
     expect(part(lab, "verdict")).to_contain_text("none twice", timeout=MINUTE)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_the_pages_are_accessible(demo: str, browser: Browser, size: dict[str, int], scheme: str) -> None:
+    """axe finds nothing, light and dark, and nothing is wider than a phone."""
+    with watching(browser, demo, viewport=size, color_scheme=scheme) as watched:
+        for path in ("/lab/",):
+            watched.page.goto(demo + path)
+            assert axe_violations(watched.page) == []
+            assert watched.page.evaluate("document.documentElement.scrollWidth") <= size["width"]
