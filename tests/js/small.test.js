@@ -9,7 +9,7 @@ import { loadingFigures, loadingWords } from "../../streamserve/static/streamser
 import { AskedLocks } from "../../streamserve/static/streamserve/locks.js";
 import { parseBlocks, safeUrl } from "../../streamserve/static/streamserve/render.js";
 import { Backoff, seqOf } from "../../streamserve/static/streamserve/stream.js";
-import { useWords, words } from "../../streamserve/static/streamserve/words.js";
+import { count, decimal, useWords, words } from "../../streamserve/static/streamserve/words.js";
 
 test("formatted JSON has the same characters, and reads the same", () => {
   const text = '{"a":[1,{"b":"x, y"}],"n":12345678901234567890,"e":{}}';
@@ -37,6 +37,13 @@ test("texts are translated, and values put in", () => {
   assert.equal(words("{n} left", { n: 3 }), "noch 3");
   assert.equal(words("{n} of {m}", { n: 1 }), "1 of {m}");
   useWords({}, "en");
+});
+
+test("numbers are written as in the page's language", () => {
+  useWords({}, "de");
+  assert.deepEqual([count(12345), decimal(1.5, 2)], ["12.345", "1,50"]);
+  useWords({}, "en");
+  assert.deepEqual([count(12345), decimal(1.5, 2)], ["12,345", "1.50"]);
 });
 
 test("loading shows the parts that are known", () => {

@@ -27,10 +27,10 @@ PO = """msgid ""
 msgstr "Content-Type: text/plain; charset=UTF-8\\n"
 
 msgid "Answer complete"
-msgstr "Antwort fertig"
+msgstr "Fertig!"
 
 msgid "Your question"
-msgstr "Ihre Frage"
+msgstr "Was ist?"
 
 msgid "{count} tokens"
 msgstr "{count} \\"Token\\""
@@ -61,15 +61,15 @@ def german(tmp_path: Path) -> Path:
 
 
 def test_a_translation_reaches_template_and_scripts(german: Path) -> None:
-    """`LOCALE_PATHS` of the site is enough."""
+    """`LOCALE_PATHS` of the site is enough, and goes before the texts that we ship."""
     request = RequestFactory().get("/")
     with override_settings(LOCALE_PATHS=[str(german)], LANGUAGES=[("en", "English"), ("de", "Deutsch")]):
         trans_real._translations.clear()
         with translation.override("de"):
             html = Template("{% load streamserve %}{% streamserve_chat %}").render(Context({"request": request}))
-            assert translations()["Answer complete"] == "Antwort fertig"
+            assert translations()["Answer complete"] == "Fertig!"
     trans_real._translations.clear()
-    assert 'aria-label="Ihre Frage"' in html
+    assert 'aria-label="Was ist?"' in html
     words = re.search(r'data-words="([^"]*)"', html)
     assert words is not None
     assert json.loads(words[1].replace("&quot;", '"'))["{count} tokens"] == '{count} "Token"'

@@ -4,7 +4,7 @@ import { isLive } from "./conversation.js";
 import { copyFrom, element } from "./render.js";
 import { AnswerView, linkMarkers, sourceItems } from "./answer_view.js";
 import { hasContent } from "./blocks.js";
-import { count, words } from "./words.js";
+import { count, decimal, words } from "./words.js";
 
 export class TurnView {
   /** `on.again(turn)`: answer this question again; `on.edit(turn)`: take it back to change it. */
@@ -170,9 +170,9 @@ function figure(text, title) {
 }
 
 function rate(perSecond) {
-  return perSecond >= 100 ? count(Math.round(perSecond)) : perSecond.toFixed(1);
+  return perSecond >= 100 ? count(Math.round(perSecond)) : decimal(perSecond, 1);
 }
 
 function time(seconds) {
-  return seconds < 1 ? `${Math.max(1, Math.round(seconds * 1000))} ms` : `${seconds.toFixed(2)} s`;
+  return seconds < 1 ? `${Math.max(1, Math.round(seconds * 1000))} ms` : `${decimal(seconds, 2)} s`;
 }

@@ -1,5 +1,5 @@
 // The page's texts. They are written in English where they are used; the server sends the translations of the page's
-// language (web/chat_words.py lists the texts). Pure, but for the one catalogue of the page.
+// language (`WORDS` of web/chat_page.py lists the texts). Pure, but for the one catalogue of the page.
 
 let catalogue = {};
 let language;
@@ -17,4 +17,9 @@ export function words(text, values = {}) {
 
 export function count(number) {
   return number.toLocaleString(language);
+}
+
+/** A number with so many digits behind the point, or the comma. */
+export function decimal(number, digits) {
+  return number.toLocaleString(language, { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
