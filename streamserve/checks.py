@@ -8,13 +8,15 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.files.storage import InvalidStorageError, storages
 from django.db import DatabaseError
-from django.urls import NoReverseMatch, reverse
+from django.shortcuts import resolve_url
+from django.urls import NoReverseMatch, Resolver404, resolve, reverse
 from django.utils.module_loading import import_string
 
 from streamserve.clients.remote.config import read_key
@@ -57,6 +59,7 @@ def check_site(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     return [
         *_check_asgi(),
         *_check_urls(),
+        *_check_login(),
         *_check_daphne(),
         *_check_flow_server(),
         *_check_uvicorn(),
@@ -339,6 +342,25 @@ def _check_urls() -> Iterator[CheckMessage]:
             hint='In urls.py: urlpatterns += [path("", include("streamserve.urls"))]. A site that only calls '
             "streamserve from Python can silence this.",
             id="streamserve.W014",
+        )
+    except Exception:  # a urls.py that cannot be imported: Django's own checks name it
+        return
+
+
+def _check_login() -> Iterator[CheckMessage]:
+    """W016: the ready chat page sends visitors to a login that the site does not have."""
+    if get_problems() or get_settings().chat_page not in ("staff", "authenticated"):
+        return
+    url = urlsplit(resolve_url(settings.LOGIN_URL))
+    try:
+        if not url.netloc:
+            resolve(url.path)
+    except Resolver404:
+        yield Warning(
+            f'STREAMSERVE["CHAT_PAGE"] is {get_settings().chat_page!r}, and no page answers at LOGIN_URL ({url.path}), '
+            "to which its visitors are sent.",
+            hint='Set LOGIN_URL to the site\'s login, for example "admin:login".',
+            id="streamserve.W016",
         )
     except Exception:  # a urls.py that cannot be imported: Django's own checks name it
         return

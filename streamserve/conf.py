@@ -41,6 +41,8 @@ DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZE = ("", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
 CLIENTS = ("process", "thread")  # the first is the default
+# Who may open the ready chat page; "debug": visitors from this machine while DEBUG is on. The first is the default.
+CHAT_PAGES = ("debug", "off", "staff", "authenticated", "anyone")
 LOGS = ("file", "memory")  # the first is the default; or the address of a Redis:
 # A reader's position is reported every few tokens, and a stop string may hold 64 characters back from it: with less
 # the engine would wait for a reader that has read all it was sent.
@@ -100,6 +102,7 @@ class SiteConfig:
     jobs: JobConfig = field(default_factory=JobConfig)
     webhooks: Mapping[str, Webhook] = field(default_factory=dict)
     anonymous: bool = False
+    chat_page: str = "off"
     store: bool = False
     prompt_in_url: bool = False
     reasoning_field: str = REASONING_FIELDS[0]
@@ -201,6 +204,7 @@ class _SiteReader(SettingsReader):
             jobs=self._options(JobConfig, given, "JOBS"),
             webhooks=self._webhooks(given.get("WEBHOOKS", {})),
             anonymous=self.boolean(given, "ANONYMOUS"),
+            chat_page=self._chat_page(given, testing=testing),
             store=self.boolean(given, "STORE"),
             prompt_in_url=self.boolean(given, "PROMPT_IN_URL"),
             reasoning_field=self._one_of(given, "REASONING_FIELD", REASONING_FIELDS, in_tests=None, testing=testing),
@@ -421,6 +425,11 @@ class _SiteReader(SettingsReader):
         except ValueError as error:
             self.wrong(f'STREAMSERVE["{key}"]: {error}.', "See docs/settings.md.")
             return cls()
+
+    def _chat_page(self, given: Mapping[str, Any], *, testing: bool) -> str:
+        """Return who may open the page: "debug" is "off" without DEBUG."""
+        audience = self._one_of(given, "CHAT_PAGE", CHAT_PAGES, in_tests=None, testing=testing)
+        return "off" if audience == "debug" and not self._debug else audience
 
     def _autostart(self, given: Mapping[str, Any]) -> bool:
         return self._debug if given.get("ENGINE_AUTOSTART") is None else self.boolean(given, "ENGINE_AUTOSTART")

@@ -1,4 +1,7 @@
-"""HTTP routes. Include them at the root: `path("", include("streamserve.urls"))`. The table is api/routes.py."""
+"""HTTP routes, and the ready chat page at `chat/`. Include them at the root: `path("", include("streamserve.urls"))`.
+
+The table of routes is api/routes.py.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from django.urls import path, register_converter
 from django.urls.converters import StringConverter
 
 from streamserve.api.routes import CONVERTERS, ROUTES
+from streamserve.web.ready_page import ready_route
 from streamserve.web.views import view_of
 
 app_name = "streamserve"
@@ -40,4 +44,7 @@ register_converter(RestConverter, "rest")
 register_converter(NameConverter, "pipeline_name")
 register_converter(FileIdConverter, "file_id")
 
-urlpatterns = [path(route.path, view_of(route), name=route.name or None) for route in ROUTES]
+urlpatterns = [
+    ready_route("chat/", name="chat"),
+    *(path(route.path, view_of(route), name=route.name or None) for route in ROUTES),
+]

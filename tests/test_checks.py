@@ -80,6 +80,17 @@ def test_urls_that_cannot_be_imported_are_not_ours_to_report() -> None:
     assert list(checks._check_urls()) == []
 
 
+def test_a_ready_page_needs_a_login_that_is_there() -> None:
+    """W016: CHAT_PAGE names users, and LOGIN_URL leads nowhere; a login elsewhere is not ours to look for."""
+    with override_settings(STREAMSERVE={"TESTING": True, "CHAT_PAGE": "staff"}):
+        assert ids() == {"streamserve.W016"}
+        for login in ("admin:login", "/admin/login/", "https://id.example.org/"):
+            with override_settings(LOGIN_URL=login):
+                assert ids() == set()
+    with override_settings(STREAMSERVE={"TESTING": True, "CHAT_PAGE": "everybody"}):
+        assert ids() == {"streamserve.E002"}
+
+
 def test_a_hub_id_is_not_looked_for_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a path must be a folder; the missing packages are found for both."""
     monkeypatch.setattr(checks, "find_spec", lambda name: None)

@@ -31,6 +31,7 @@ from streamserve.models import LAST_USED_EVERY, SCOPES, ApiKey, keys_revoked
 from streamserve.protocol.errors import QuotaExceeded, Unauthorized
 from streamserve.rows import orm
 from streamserve.streams.store import counted_at
+from streamserve.web.local import is_local
 
 # A key that is revoked by another process is taken for so long. Its running answers are stopped as late as that
 # (permissions.py), so a longer look-up would protect nothing.
@@ -107,7 +108,16 @@ async def authenticate(
         )
     if get_settings().anonymous:
         return visitor(headers, address)
-    return None
+    return _visitor_of_ready_page(headers, address)
+
+
+def _visitor_of_ready_page(headers: Mapping[str, str], address: str) -> KnownCaller | None:
+    """Return the visitor from this machine to whom the ready chat page has given the cookie (ready_page.py)."""
+    has_cookie = VISITOR_COOKIE in headers.get("cookie", "")
+    if not has_cookie or get_settings().chat_page != "debug" or not is_local(headers, address):
+        return None
+    caller = visitor(headers, address)
+    return None if caller.new_cookie else caller
 
 
 async def _login_key(session: Session | None, user: Any) -> str:

@@ -123,13 +123,20 @@ CONTENT_SECURITY_POLICY = (
 @non_atomic
 async def chat_page(request: HttpRequest, template_name: str = "streamserve/chat_page.html") -> HttpResponse:
     """Show the chat page. The site may require a login for it; the streams it starts are checked by themselves."""
+    return await render_chat(request, template_name)
+
+
+async def render_chat(request: HttpRequest, template_name: str, *, is_open: bool = False) -> HttpResponse:
+    """Return the page. `is_open`: this visitor may ask without a login, as all may where ANONYMOUS is on."""
     if hasattr(request, "scope"):  # a WSGI process beside the ASGI server loads no model
         start_loading()
     context = await chat_context(request)
+    if is_open:
+        context["streamserve"] |= {"is_open": True, "needs_sign_in": False}
     response = await sync_to_async(render)(request, template_name, context)
     response["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
     response["Cache-Control"] = "private, no-store"
-    if get_settings().anonymous:
+    if is_open or get_settings().anonymous:
         give_cookie(response, visitor({"cookie": request.headers.get("Cookie", "")}))
     return response
 

@@ -122,4 +122,5 @@ def test_every_server_of_the_readme_serves_the_same(site: Site, command: str) ->
             started = socket.ask("start", request=ask)
             assert socket.events(started["id"])[-1]["event"] == "done"
         assert httpx.get(f"{server.url}/static/streamserve/chat.js").status_code == 200
+        assert "data-streamserve-chat" in httpx.get(f"{server.url}/chat/").text
         assert "not_wrapped" not in server.output()

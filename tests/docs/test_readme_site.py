@@ -1,0 +1,45 @@
+"""README.md, "Add it to your own site": its lines make a site, and the address that they end in works."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.support.docs.doc_blocks import ROOT, blocks_of, is_server
+from tests.support.docs.doc_site import README_SECTION, DocSite
+from tests.support.servers.browser import ask, chromium, wait_for_status, watching
+from tests.support.servers.web_servers import wait_until_ready
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DocSite]:
+    site = DocSite(tmp_path_factory.mktemp("readme"))
+    yield site
+    site.close()
+
+
+def test_seven_lines_are_seven() -> None:
+    """The blocks of the three files have as many lines as the text says."""
+    blocks = [block for block in blocks_of("README.md", README_SECTION) if block.file_name]
+    lines = [line for block in blocks for line in block.code.splitlines() if line]
+    assert len(lines) == 7
+    assert "seven lines" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.browser
+def test_the_address_that_the_lines_end_in_answers(site: DocSite) -> None:
+    """In Chromium: the page is there without a login or a key, and shows a whole answer."""
+    [address] = re.findall(r"\*\*(http://127\.0\.0\.1:8000/\S+)\*\*", (ROOT / "README.md").read_text())
+    commands = [command for block in blocks_of("README.md", README_SECTION) for command in block.commands]
+    [serve] = [command for command in commands if is_server(command) and "runserver" in command]
+    with site.serve(serve) as server, chromium() as browser:
+        wait_until_ready(server.url)
+        with watching(browser, server.url) as visit:
+            visit.page.goto(server.url + urlsplit(address).path)
+            ask(visit.page, "Which lines make a chat?")
+            wait_for_status(visit.page, "Answer complete")
+            expect(visit.page.locator("[data-ss=body]")).to_contain_text("Which lines make a chat?")
