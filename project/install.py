@@ -1,5 +1,8 @@
 """Make the virtual environment of `make run`, `make test` and `make proofs`; announce large downloads.
 
+PyTorch comes from its own index of CPU builds where the machine has no GPU: the default build for Linux brings CUDA and
+is ten times as large. A PyTorch that is installed stays, and where pip is configured with an index, that index is used.
+
 Runs on a bare Python: standard library only, no import from this project. A stamp in the venv holds the hash of each
 requirement file, so that nothing is done when nothing has changed.
 """
@@ -9,7 +12,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import platform
 import re
+import shutil
 import subprocess
 import sys
 import urllib.parse
@@ -18,6 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 PIP = "pip==26.3"  # older versions download whole wheels for their metadata
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # "Start Locally" on pytorch.org
+# What pip asks instead of PyPI, or beside it: its configuration decides then where PyTorch comes from.
+_OWN_INDEX = re.compile(r"^[^=]*\.((?:extra-)?index-url|find-links|no-index)=", re.MULTILINE)
+_GPU_FILES = ("dev/nvidiactl", "dev/kfd", "proc/driver/nvidia/version")  # NVIDIA's driver, AMD's
 APT_LINE = "sudo apt-get install -y python3-venv"
 
 
@@ -57,7 +66,7 @@ def install(venv: Path, requirements: list[Path], alone: list[Path]) -> None:
     if not python.exists():
         _create(venv)
     _pip(python, ["install", "--quiet", PIP], "upgrading pip")
-    _announce_torch(python, requirements)
+    _install_torch(python, requirements)
     _pip(python, ["install", *_files(requirements)], "installing")
     if alone:
         _pip(python, ["install", "--no-deps", *_files(alone)], "installing")
@@ -89,27 +98,56 @@ def _pip(python: Path, arguments: list[str], what: str) -> None:
         )
 
 
-def _announce_torch(python: Path, requirements: list[Path]) -> None:
-    """Print the torch build pip would take and the size of the download, unless torch is there already."""
+def _install_torch(python: Path, requirements: list[Path]) -> None:
+    """Install PyTorch's CPU build where it is wanted; print which build comes, and its size, unless torch is there."""
     pinned = re.search(r"^torch==\S+", "\n".join(path.read_text() for path in requirements), re.MULTILINE)
     if pinned is None or _has_torch(python, pinned.group()):
         return
-    wheels = _resolve(python, pinned.group())
+    index = torch_index(_pip_config(python), has_gpu())
+    if index and _announce(_resolve(python, pinned.group(), *index)):
+        # Without what it asks for: the requirement files pin that, and it comes from the usual index.
+        _pip(python, ["install", "--no-deps", *index, pinned.group()], "installing PyTorch")
+        return
+    if index:
+        print(f"{CPU_INDEX} does not have it, or cannot be reached: the default build comes.")
+    _announce(_resolve(python, pinned.group()))
+
+
+def torch_index(pip_config: str, gpu: bool) -> list[str]:
+    """Return pip's options for PyTorch's index of CPU builds; [] where the default build, or pip's own index, is right.
+
+    `pip_config` is what `pip config list` prints. Only for Linux the default build is that of CUDA.
+    """
+    if gpu or platform.system() != "Linux" or _OWN_INDEX.search(pip_config):
+        return []
+    return ["--index-url", CPU_INDEX]
+
+
+def has_gpu(root: Path = Path("/")) -> bool:
+    """Whether a driver of a GPU is loaded, or its tool is there."""
+    return shutil.which("nvidia-smi") is not None or any((root / name).exists() for name in _GPU_FILES)
+
+
+def _pip_config(python: Path) -> str:
+    command = [str(python), "-m", "pip", "config", "list"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def _announce(wheels: list[dict]) -> bool:
+    """Print the build of torch among `wheels` and the size of all; return whether it is among them."""
     torch = next((wheel for wheel in wheels if wheel["metadata"]["name"].lower() == "torch"), None)
     if torch is None:
-        return
+        return False
     total = sum(_sizes([wheel["download_info"]["url"] for wheel in wheels]))
     print(f"PyTorch {torch['metadata']['version']} ({_build(torch, wheels)}): {total / 1e6:,.0f} MB to download.")
+    return True
 
 
 def _build(torch: dict, wheels: list[dict]) -> str:
     if "+cpu" in torch["metadata"]["version"]:
         return "CPU build"
     if any(wheel["metadata"]["name"].lower().startswith("nvidia") for wheel in wheels):
-        return (
-            "CUDA build; for a machine without a GPU take the far smaller CPU build: see "
-            '"Start Locally" on pytorch.org, install it into .venv, then run this again'
-        )
+        return "CUDA build"
     return "the default build of your package index"
 
 
@@ -119,9 +157,9 @@ def _has_torch(python: Path, pinned: str) -> bool:
     return found.stdout.strip() == pinned.partition("==")[2]
 
 
-def _resolve(python: Path, requirement: str) -> list[dict]:
+def _resolve(python: Path, requirement: str, *options: str) -> list[dict]:
     """Return what pip would install for `requirement`, without downloading it; [] if pip fails."""
-    command = [str(python), "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-", requirement]
+    command = [str(python), "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-", *options, requirement]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     return json.loads(found.stdout)["install"] if found.returncode == 0 else []
 

@@ -61,12 +61,6 @@ def test_the_make_targets_exist() -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_the_cpu_build_is_the_one_that_make_run_pins() -> None:
-    """Otherwise pip would download another one over it."""
-    [pin] = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line.startswith("torch==")]
-    assert f".venv/bin/pip install {pin} --index-url" in block_with("pip install torch").text
-
-
 def test_curl_streams_an_answer(url: str) -> None:
     """The curl command, with the key in its variable, gets a whole native stream with text."""
     [command] = block_with("curl").commands
