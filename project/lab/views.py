@@ -1,4 +1,4 @@
-"""The lab's page, the state that it shows, and its two buttons that kill.
+"""The lab's pages, the state that they show, and the two buttons that kill.
 
 State and kills are for visitors from this machine, and only while DEBUG is on.
 """
@@ -12,31 +12,71 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse, StreamingHttpResponse
 from django.middleware.csrf import get_token
 from django.views.decorators.http import require_GET, require_POST
 
+from project.lab.pipelines import SCENARIOS
 from project.lab.reports import EVERY_SECONDS, Report, merged, read
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, frame, one_line_json
 from streamserve.web.chat_page import chat_page
 
 LIFE_SECONDS = 600.0  # then the page asks again
+_GUIDE = Path(__file__).parents[2] / "docs" / "img" / "deliveries.svg"
+# How the simulator's panes show the answer (static/lab/deliveries.js).
+WAYS = (
+    {
+        "key": "whole",
+        "name": "Buffered",
+        "what": "A response without a stream, or behind a proxy that buffers: all at the end.",
+    },
+    {"key": "streamed", "name": "Streamed", "what": "Each token is written into the page as it comes."},
+    {
+        "key": "janky",
+        "name": "With jank",
+        "what": "The same tokens, held for 0.3 to 1.3 s now and then: a busy page, a proxy that sends blocks.",
+    },
+    {
+        "key": "flushed",
+        "name": "Frame flush",
+        "what": "What has come is written once for each frame that the browser draws.",
+    },
+)
 # A proxy in front of the site speaks for others, who are not on this machine.
 _FORWARDED = ("HTTP_FORWARDED", "HTTP_X_FORWARDED_FOR", "HTTP_X_REAL_IP")
 
 
 async def page(request: HttpRequest) -> HttpResponse:
     """Show the lab."""
-    get_token(request)  # its scripts send it
-    request.lab = {  # type: ignore[attr-defined]  # for the template
+    return await _page(request, "lab.html", **_of_the_lab(request))
+
+
+async def compare(request: HttpRequest) -> HttpResponse:
+    """Show the simulator: one answer, delivered in four ways."""
+    return await _page(request, "lab_compare.html", scenarios=SCENARIOS, ways=WAYS)
+
+
+async def guide(request: HttpRequest) -> HttpResponse:
+    """Send the picture of docs/deliveries.md."""
+    return HttpResponse(_GUIDE.read_bytes(), content_type="image/svg+xml")
+
+
+def _of_the_lab(request: HttpRequest) -> dict[str, Any]:
+    return {
         "model": settings.LAB_MODEL,
         "question": settings.LAB_QUESTION,
         "is_read_out": settings.LAB_MODEL == "lab",  # by an engine without weights
         "is_at_this_machine": is_at_this_machine(request),
     }
-    return await chat_page(request, "lab.html")
+
+
+async def _page(request: HttpRequest, template: str, **shown: Any) -> HttpResponse:
+    get_token(request)  # its scripts send it
+    request.lab = shown  # type: ignore[attr-defined]  # for the template
+    return await chat_page(request, template)
 
 
 @require_GET

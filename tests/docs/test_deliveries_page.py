@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from tests.support.sites.batch_runs import Tenant
 pytestmark = pytest.mark.django_db(transaction=True)
 
 PAGE = "docs/deliveries.md"
+ROOT = Path(__file__).parents[2]
 
 
 def requests_of_the_page() -> list[tuple[str, dict[str, Any]]]:
@@ -73,3 +76,16 @@ async def test_the_same_code_four_times(transactional_db: Any, alice_key: str) -
         await site.reset()
     finally:
         forget("digest")
+
+
+def test_the_picture_is_what_its_script_draws() -> None:
+    """It has the four deliveries of the page's table, and the three ways of batching."""
+    script = runpy.run_path(str(ROOT / "docs/img/deliveries.py"))
+    picture = script["PICTURE"].read_text()
+    assert picture == script["drawn"]()
+    page = (ROOT / PAGE).read_text()
+    for delivery in script["DELIVERIES"]:
+        assert f"**{delivery.name}**" in page
+    for batching in script["BATCHINGS"]:
+        assert f"**{batching.name.split(',')[0]}**" in page
+        assert {sum(steps for _, steps in seat) for seat in batching.seats} == {20}

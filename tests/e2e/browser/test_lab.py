@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from project.lab.pipelines import SCENARIOS
+from project.lab.views import WAYS
 from tests.support.checks.axe import axe_violations
 from tests.support.docs.demo_site import free_port, serve
 from tests.support.servers.browser import watching
@@ -16,6 +18,7 @@ from tests.support.servers.browser import watching
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 MINUTE = 60_000
+PATHS = ("/lab/", "/lab/compare/")
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 
@@ -89,12 +92,48 @@ def test_stop_keeps_what_was_shown(lab: Page) -> None:
     expect(part(lab, "verdict")).to_contain_text("none twice", timeout=MINUTE)
 
 
+def test_the_simulator_measures_what_the_screen_has_shown(demo: str, browser: Browser) -> None:
+    """By keyboard: a real stream in four panes with the same text; buffered there is nothing until the end.
+
+    The thoughts of the scenario come before its answer, and are no part of it. All cells of the table are filled.
+    """
+    scenario = SCENARIOS["reasoning"]
+    with watching(browser, demo) as watched:
+        page = watched.page
+        page.goto(f"{demo}/lab/compare/")
+        page.get_by_role("radio", name="Short chat").focus()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowRight")
+        expect(part(page, "question")).to_contain_text(scenario.question)
+        page.get_by_role("slider", name="Rate").fill("40")
+        page.get_by_role("slider", name="Time to first token").fill("0.2")
+        page.keyboard.press("Enter")
+        panes = [page.locator(f"[data-lab-way={way['key']}]") for way in WAYS]
+        buffered, streamed = panes[:2]
+        thoughts = streamed.locator("[data-lab-part=thoughts]")
+        expect(thoughts).to_contain_text("Three seats cost 45 dollars", timeout=MINUTE)
+        assert buffered.locator("[data-lab-part=text]").inner_text().strip() == ""
+        expect(part(page, "status")).to_contain_text("Measured.", timeout=MINUTE)
+        for pane in panes:
+            assert pane.locator("[data-lab-part=thoughts]").text_content() == scenario.thoughts
+            assert pane.locator("[data-lab-part=answer]").text_content() == scenario.answer
+        words = len(scenario.thoughts.split()) + len(scenario.answer.split())
+        cells = page.locator("[data-lab-seen] td").all_inner_texts()
+        assert len(cells) == 12
+        assert all(re.match(r"nothing|\d+ words?|all \d+ words", cell) for cell in cells), cells
+        assert cells[2::3] == [f"all {words} words"] * 4
+        scores = [int(pane.locator("[data-lab-part=score]").inner_text()) for pane in panes]
+        assert 0 < scores[0] < scores[1] <= 100, scores
+        expect(streamed.locator("dl")).to_contain_text("Answer begins")
+        assert axe_violations(page) == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
 def test_the_pages_are_accessible(demo: str, browser: Browser, size: dict[str, int], scheme: str) -> None:
     """axe finds nothing, light and dark, and nothing is wider than a phone."""
     with watching(browser, demo, viewport=size, color_scheme=scheme) as watched:
-        for path in ("/lab/",):
+        for path in PATHS:
             watched.page.goto(demo + path)
             assert axe_violations(watched.page) == []
             assert watched.page.evaluate("document.documentElement.scrollWidth") <= size["width"]

@@ -5,6 +5,7 @@
 
 import { AnswerStream, RequestFailed } from "../streamserve/stream.js";
 import { readEvents } from "../streamserve/sse.js";
+import { csrfHeaders, partsOf } from "./pages.js";
 
 const SLOW_SECONDS = 0.35; // for an event, while it is read slowly
 const CUT_SECONDS = 3; // without a network
@@ -17,9 +18,7 @@ class Lab {
   constructor(root) {
     this.root = root;
     this.config = root.dataset;
-    this.parts = Object.fromEntries(
-      [...root.querySelectorAll("[data-lab-part]")].map((part) => [part.dataset.labPart, part]),
-    );
+    this.parts = partsOf(root);
     this.buttons = Object.fromEntries(
       [...root.querySelectorAll("[data-lab-do]")].map((button) => [button.dataset.labDo, button]),
     );
@@ -127,9 +126,7 @@ class Lab {
   }
 
   headers() {
-    const name = `${this.config.csrfCookie}=`;
-    const cookie = document.cookie.split("; ").find((one) => one.startsWith(name)) ?? name;
-    return { "X-CSRFToken": cookie.slice(name.length) };
+    return csrfHeaders(this.config.csrfCookie);
   }
 
   // --- the answer ----------------------------------------------------------------------------------------------------
