@@ -1,4 +1,4 @@
-"""System checks: each mistake has an id and a hint. docs/settings.md lists them."""
+"""System checks: each mistake has an id and a hint. docs/checks.md lists them."""
 
 from __future__ import annotations
 

@@ -56,18 +56,27 @@ _MAX_WEBHOOK_NAME_CHARS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """One entry of MODELS: the model, its engine's config (ENGINE, and the model's own ENGINE), its system prompt.
+    """One entry of MODELS: the model, its engine's config, and what the site does with its requests and answers.
 
-    `latency_class` applies to requests that name none; "": the class of chats. `remote`: the server elsewhere that runs
-    the model; then `model.path` is its address, and there is no engine of ours. `filters` are dotted paths.
+    `remote`: the server elsewhere that runs the model; then `model.path` is its address, and there is no engine of
+    ours.
     """
 
     model: ModelConfig
     engine: EngineConfig
+    """Engine shape for this model, on top of the shared `ENGINE`."""
     system: str = ""
+    """The system prompt of every chat whose caller sends none. It is computed once for all callers: it holds no text of
+    theirs, so its whole blocks of `BLOCK_SIZE` tokens are shared between tenants, and nothing after them. A release
+    without this setting cannot continue such an answer.
+    """
     default_class: str = ""
+    """Class of requests to this model that name none; `""`: `chat`."""
     remote: RemoteConfig | None = None
     filters: tuple[str, ...] = ()
+    """Dotted paths of functions (or classes) without arguments, each of which makes an output filter
+    (docs/pipelines.md#output-filters) that every answer of this model goes through before a reader sees it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,43 +88,108 @@ class Webhook:
 
     name: str
     url: str
+    """Where messages are posted, as `https://billing.example.org/hook`."""
     secret: bytes = field(repr=False)
+    """`whsec_` and at least 24 random bytes in base64: what messages are signed with (docs/jobs.md#webhooks)."""
     timeout_seconds: float = 10.0
+    """How long the target may take for its response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteConfig:
-    """`STREAMSERVE`, checked. Field names are the keys in lower case; docs/settings.md explains each field."""
+    """`STREAMSERVE`, checked. Fields are the keys in lower case; docs/reference/settings.md is made of them."""
 
     models: Mapping[str, ServedModel] = field(default_factory=dict)
+    """Alias → model. The alias is what callers name in `model`."""
     default_model: str = ""
+    """The model that answers when none is named."""
     client: str = CLIENTS[0]
+    """Where engines run. `"process"`: one process for each model, which all web processes share, and which outlives
+    each of them; `"thread"`: in the web process itself (docs/engines.md).
+    """
     log: str = LOGS[0]
+    """Where streams' events are kept. `"file"`: `streams.sqlite3` in `STATE_DIR`, which all processes of a machine
+    share, so it outlives any of them. `"redis://…"` (also `rediss://`, `unix://`): in Redis, which must write to disk
+    (`appendonly yes`), for web processes on several machines. `"memory"`: in each web process.
+    """
     engine_autostart: bool = False
+    """Whether a web process starts the engine it needs; `None`: while `DEBUG` is on. Otherwise `manage.py
+    streamserve_engine` must run.
+    """
     engine_process: ProcessConfig = field(default_factory=ProcessConfig)
+    """What holds for every engine process (docs/engines.md)."""
     state_dir: str = ""
+    """Folder, on a disk of this machine, of the streams' events, of a lock for each web process (`workers/`) and of the
+    engines' output, `engine-<alias>.log`. It tells sites apart: all processes of a site name the same folder, two sites
+    name two.
+    """
     engine: EngineConfig = field(default_factory=EngineConfig)
+    """Engine shape for all models."""
     classes: Mapping[str, LatencyClass] = field(default_factory=lambda: CLASSES)
+    """What requests of each latency class are planned with."""
     route_classes: Mapping[str, str] = field(default_factory=dict)
+    """Route → the class of its requests that name none."""
     limits: Limits = field(default_factory=Limits)
+    """Upper bounds of what callers can send."""
     streams: StreamConfig = field(default_factory=StreamConfig)
+    """Times of streams and readers."""
     jobs: JobConfig = field(default_factory=JobConfig)
+    """How jobs (docs/jobs.md) are run."""
     webhooks: Mapping[str, Webhook] = field(default_factory=dict)
+    """The targets that jobs may name: name → `URL`, `SECRET`, `TIMEOUT_SECONDS` (docs/jobs.md#webhooks)."""
     anonymous: bool = False
+    """Serve visitors without a login. Each browser is a tenant of its own, known by the signed cookie
+    `streamserve_visitor`, which takes no row in the database. A visitor has `MAX_STREAMS_PER_VISITOR` places, all
+    requests without a cookie from one client address together no more, all visitors of an address
+    `MAX_STREAMS_PER_ADDRESS`, and all visitors `MAX_STREAMS_ANONYMOUS` (docs/access.md#who-is-counted-as-one).
+    """
     chat_page: str = "off"
+    """Who may open the ready page at `chat/`. `"debug"`: visitors from this machine, through no proxy, while `DEBUG` is
+    on; they may ask there without a login. `"staff"`, `"authenticated"`: these users; others are sent to `LOGIN_URL`.
+    `"anyone"`: all visitors, who may ask where `ANONYMOUS` is on. `"off"`, and `"debug"` without `DEBUG`: the address is
+    no route. For other rules, turn it off and give `chat_page` a route of your own (docs/widget.md).
+    """
     store: bool = False
+    """Keep the text of finished answers in the stream's row, cut where the user stopped reading; and whole chat
+    completions with `store` (docs/openai.md#stored-completions), with what was asked.
+    """
     prompt_in_url: bool = False
+    """Let `GET /streams/new?prompt=…` and `GET /v1/completions/stream?prompt=…` start answers. Off, because servers and
+    proxies write addresses, and so the prompts, into their access logs; resuming there by `Last-Event-ID` works in any
+    case.
+    """
     reasoning_field: str = REASONING_FIELDS[0]
+    """Where `/v1/chat/completions` shows thinking: `"reasoning_content"`, `"reasoning"` (vLLM's newer name) or
+    `"both"`.
+    """
     cors_origins: tuple[str, ...] = ()
+    """Origins (`"https://app.example.org"`) whose pages may call the routes from a browser with an API key. Cookies do
+    not count from there.
+    """
     batches: BatchConfig = field(default_factory=BatchConfig)
+    """Files and rows of batches (docs/batches.md)."""
     keep_streams_days: float = 0.0
+    """How many days the rows of finished streams are kept; then every web process drops them, and so does
+    `streamserve_purge`. 0: for ever.
+    """
     keep_watches_days: float = 0.0
+    """How many days the rows of watches are kept, in the same way. 0: for ever."""
     keep_jobs_days: float = 0.0
+    """How many days the rows of jobs that have ended are kept, with their results. 0: for ever."""
     testing: bool = False
+    """For your tests: every model answers by the echo engine, in the process itself, and logs are in memory."""
     echo_step_seconds: float = 0.0
+    """How long the echo engine takes for a step: to watch a page stream without weights."""
     harden_event_streams: bool = False
+    """Harden your own views' `text/event-stream` responses too (docs/other-frameworks.md#other-peoples-event-streams).
+    Read when the server starts.
+    """
     flow_server: bool = True
+    """Have the `daphne` command and `runserver` serve by FlowServer (docs/deploy.md#the-web-server); `False`: by
+    daphne's own server class.
+    """
     flow: FlowConfig = field(default_factory=FlowConfig)
+    """What FlowServer allows a connection."""
 
     def engine_spec(self, alias: str) -> LaunchConfig:
         """Return the config of a model's engine process. The state folder identifies the site."""
@@ -423,7 +497,7 @@ class _SiteReader(SettingsReader):
         try:
             return self.dataclass(cls, given.get(key, {}), key, defaults=defaults)
         except ValueError as error:
-            self.wrong(f'STREAMSERVE["{key}"]: {error}.', "See docs/settings.md.")
+            self.wrong(f'STREAMSERVE["{key}"]: {error}.', "See docs/reference/settings.md.")
             return cls()
 
     def _chat_page(self, given: Mapping[str, Any], *, testing: bool) -> str:

@@ -90,7 +90,7 @@ class Jobs(Protocol):
 
 
 async def enqueue(call: Call, jobs: Jobs, answers: Answers) -> Reply:
-    """POST /jobs {pipeline, input | messages | prompt, webhook?, the fields of POST /streams}: 202."""
+    """POST /jobs {pipeline, input | messages | prompt, webhook?, the fields of POST /streams}: queue a run, 202."""
     body = await call.json(answers.limits)
     once = once_of(call, "jobs", body)
     webhook = body.get("webhook", "")

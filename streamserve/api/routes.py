@@ -211,7 +211,7 @@ async def unknown(head: str, call: Call) -> Reply:
         raise NotFound(f"{shown} is the address of a WebSocket, and this was no handshake.", code="unknown_url")
     if head.startswith("v1"):
         raise models.unknown_url(shown)
-    raise NotFound(f"There is nothing at {shown}. See docs/api.md for the routes.", code="unknown_url")
+    raise NotFound(f"There is nothing at {shown}. See docs/reference/routes.md for the routes.", code="unknown_url")
 
 
 def unknown_route(path: str, **rest: Any) -> Route:

@@ -1,4 +1,4 @@
-"""The native dialect: `POST /streams` bodies in, numbered SSE events and WebSocket messages out (docs/api.md).
+"""The native dialect: `POST /streams` bodies in, numbered SSE events and WebSocket messages out (docs/events.md).
 
 Every event of the log is one frame or message, with `event.payload()` as its data: blocks and citations too, and
 `unknown` events, so that ids stay dense. Clients ignore events whose name they do not know. Before `done` stands `meta`

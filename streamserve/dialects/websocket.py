@@ -1,6 +1,6 @@
 """The messages of `/ws/streams`: the fields of those a client sends, those the server sends, and the close codes.
 
-An event of a stream is `native.websocket_message`. docs/api.md describes the same; a test compares the two.
+An event of a stream is `native.websocket_message`. docs/websocket.md describes the same; a test compares the two.
 
 `NextTurn` makes of an `input` message, the request before and its answer the next request. A field that the caller set
 in the request before keeps its value unless the input changes it; a field that it left open is open again. Pure.

@@ -20,22 +20,26 @@ _LENGTH_SHARE = 0.35
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyClass:
-    """The scheduling parameters of one class of requests, in seconds; `pace`: tokens a second that its readers read.
+    """The scheduling parameters of one class of requests.
 
-    `ttft_seconds` and `total_seconds` are budgets: what the first token and the whole answer should take. The first is
-    what a request's place in the queue begins with (`order_seconds`). A first token that comes `max_late_seconds` after
-    it is late. A request that can only be late waits behind those that are not,
-    `max_queue_seconds` at most (None: no request of the class is ever late), and is refused while an overload stands
-    (see `Patience`). `pace` is assumed of a reader until it is measured. `timeout_seconds` is for requests that name
-    none; None: as long as they need.
+    A request's place in the queue begins with its budget for the first token (`order_seconds`). A request that can only
+    be late waits behind those that are not, and is refused while an overload stands (see `Patience`).
     """
 
     ttft_seconds: float
+    """Time to the first token that is aimed at."""
     total_seconds: float | None = None
+    """Time to the end of the answer that is aimed at; shown beside what was measured."""
     pace: float = 20.0
+    """Tokens a second that a reader takes in, until that is measured."""
     max_queue_seconds: float | None = None
+    """How long a request may wait for its first step while no overload stands; `None`: for ever, and the class is never
+    late.
+    """
     max_late_seconds: float = 2.0
+    """How much later than `TTFT_SECONDS` a first token is of use."""
     timeout_seconds: float | None = None
+    """For requests that name no `timeout_seconds`; `None`: no end."""
 
     def order_seconds(self, num_prompt_tokens: int, token_seconds: float = PROMPT_TOKEN_SECONDS) -> float:
         """Return what is added to a request's arrival for its place in the queue: its budget, more for a long prompt.
@@ -100,69 +104,118 @@ POLICY = Policy()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Shape and limits of one engine.
-
-    `num_blocks` None: computed from `kv_cache_bytes`; that None: from `memory_share`, the share of all RAM (CPU) or of
-    what is free after weights (GPU); that None: a quarter of RAM up to 4 GiB on CPU, 0.9 of what is free on a GPU.
-    `max_model_len` None: the model's own. `itl_target_seconds` bounds how much prefill may join a step that also
-    decodes, by a fitted step-time model; until it is fitted, `prefill_chunk` tokens may. `max_step_seconds` bounds it
-    in every step: no long prompt keeps other sequences waiting for longer, unless one block of it does. `max_waiting`
-    bounds the queue of each class in memory; in time its patience does. `max_num_seqs` bounds a step, `max_admitted`
-    the sequences that hold memory (None: memory does). `lead_tokens`: a sequence this far ahead of what its reader has
-    received is held until that has read on; it parks where another answer lacks memory, or when its reader has stalled.
-    `batch_weight`: what a token of a batch's row counts in its tenant's share. `overlap`: launch a step before the step
-    before it is collected; None: where the runner can. `step_seconds`: a step that takes longer, and longer than eight
-    times the step-time model's prediction, counts as hung.
-    """
+    """Shape and limits of one engine. Each field's meaning is below it; docs/reference/settings.md is made of them."""
 
     block_size: int = 32
+    """Tokens in a KV block."""
     num_blocks: int | None = None
+    """Blocks; `None`: from `KV_CACHE_BYTES`."""
     kv_cache_bytes: int | None = None
+    """Memory of the KV cache; `None`: by `MEMORY_SHARE`."""
     memory_share: float | None = None
+    """The KV cache's share of all memory (CPU), or of what is free after the weights (GPU): `0.4` is 40 %. `None`: a
+    quarter of RAM up to 4 GiB, 0.9 on a GPU. Give each its own where several models share a machine.
+    """
     max_model_len: int | None = None
+    """Context in tokens; `None`: the model's own."""
     max_num_seqs: int = 64
+    """Sequences in one step. More may be admitted (docs/glossary.md): readers are slower than the engine, so each step
+    takes those whose readers run out first.
+    """
     max_admitted: int | None = None
+    """Sequences that hold memory at once; `None`: as many as fit. Above `MAX_NUM_SEQS` it also lets the memory be
+    larger: at most that many of the longest sequences fill it.
+    """
     max_num_batched_tokens: int = 2048
+    """Tokens in one step."""
     prefill_chunk: int = 256
+    """How many join it until there are measurements."""
     itl_target_seconds: float = 0.2
+    """How long a step may take that also decodes: as many prompt tokens join it as fit, by the measured time of steps.
+    """
     max_step_seconds: float = 0.3
+    """How long any step may take, by the same measurements (a block of a prompt is always computed). A long prompt is
+    computed over many steps; of each it leaves a block to the other prompts.
+    """
     prefix_caching: bool = True
+    """Reuse the blocks of prompts that begin alike, within one tenant."""
     max_waiting: int = 1024
+    """Requests of one class that may wait, a bound of memory; the next is refused with 503, unless its tenant has less
+    than its share of these places, so that no flood keeps others out. In time they are bounded by `CLASSES`.
+    """
     lead_tokens: int = 256
+    """How far an answer may be ahead of what its reader has received; then it is paused until that has read on. It
+    keeps its memory, unless another answer lacks it or its reader has not moved for 30 s. 96 at least.
+    """
     batch_weight: float = 0.5
+    """What a token of class `batch` counts in that share; of any other class a token is a token."""
     overlap: bool | None = None
+    """Launch a step before the previous step is collected; `None`: where it pays (CUDA)."""
     default_max_tokens: int | None = None
+    """For requests that name none; `None`: what fits."""
     step_seconds: float = 12.0
+    """Longer than this, and than eight times what was to be expected, a step counts as hung: the engine is replaced."""
     check_integrity: bool = False
+    """Check all bookkeeping after every step (tests)."""
     classes: Mapping[str, LatencyClass] = field(default_factory=lambda: CLASSES)
     policy: Policy = POLICY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which model, and in what numeric form. `path` is a folder or a hub id, or "echo" for the engine without weights.
-
-    `dtype`: "auto" (the checkpoint's), "float32" or "bfloat16". `device`: "auto" (CUDA if there is a GPU), "cpu",
-    "cuda". `chat_template` names one of a model's templates ("": "default"; with tools "tool_use", if the model has
-    it). `packed` None: linear layers by the fastest back end that is right; False: by torch's own. `native`: kernels in
-    C++ (streamserve/native/) where there are some for the machine (CPU). `quantize`, "int8" or "int4": linear layers
-    are rounded to it while they are loaded (CPU, native kernels). "": as the checkpoint has them; quantised weights of
-    a GGUF file stay so where the kernels compute them. `keep_packed`: rounded weights are kept in a file, for the next
-    load (engine/model/linear/packs.py). `answers`, for "echo" only: what it answers, by words of the
-    question, and else the question itself (clients/factory.py); None: words that depend on every token.
-    `format` names how the output marks thoughts and tool calls (engine/text/formats/); None: what the tokenizer shows.
-    """
+    """Which model, and in what numeric form. Each field's meaning is below it."""
 
     alias: str
     path: str
+    """A folder with `config.json` and `*.safetensors`, a GGUF file (docs/quantised.md) (`…/model.gguf`), a hub id
+    (`org/name`), or `"echo"`: an engine without weights, which needs no PyTorch.
+    """
     dtype: str = "auto"
+    """`"auto"` (the checkpoint's), `"float32"`, `"bfloat16"`. With each, the likeliest token is the likeliest of
+    float32 logits.
+    """
     device: str = "auto"
+    """`"auto"` (CUDA if there is a GPU), `"cpu"`, `"cuda"`."""
     packed: bool | None = None
+    """What computes linear layers on a CPU. `None`: of our kernels (`NATIVE`), oneDNN, FBGEMM (weights in float16,
+    where the processor has no bfloat16) and torch's own, the fastest that gives torch's numbers, each weight compared;
+    measured at the first load of a model, kept in `~/.cache/streamserve`, and named by `streamserve_models` and on the
+    live page. `False`: torch's own.
+    """
     native: bool = True
+    """On a CPU: linear layers, attention over block tables, draws and the writing of the KV memory by kernels in C++
+    (AVX-512, AVX2 or plain, whichever the processor has). The engine's process compiles them once, in seconds, with
+    `$CXX`, `g++` or `clang++`, into the user's cache (`~/.cache/streamserve/native`, or a folder in `/tmp` where there
+    is no home); `python -m streamserve.native.build` does it beforehand, and a wheel that `make wheel` built brings
+    them. Without a compiler torch computes the same in more time (a decode step of 135 M parameters in bfloat16: 1.8
+    and 1.6 times, at 1 and 8 streams), and the log and a check name the reason. `False`: torch computes.
+    """
     quantize: str = ""
+    """`"int8"` or `"int4"`: on a CPU, linear layers are rounded while they are loaded (docs/quantised.md#quantize), and
+    take half or a third of the memory. It needs the native kernels, and is refused without them. `""`: as the
+    checkpoint has them.
+    """
     keep_packed: bool = True
+    """Weights that were rounded or quantised (docs/quantised.md#the-second-load) are kept in
+    `~/.cache/streamserve/packs` as they are computed with, about as large as they are in memory: the next load takes
+    seconds. Files of earlier versions of the model are removed. `False`: each load packs anew.
+    """
     parity_probe: bool = True
+    """Compare the engine with plain attention at load, and refuse a model that differs."""
     chat_template: str = ""
+    """Name of the chat template, of a model that has several; `""`: `default`. A request with tools is rendered by
+    `tool_use`, where the model has it.
+    """
     num_threads: int | None = None
+    """Torch's threads; `None`: its own choice. Between two parts of a step they spin for a fraction of a millisecond
+    (`GOMP_SPINCOUNT=10000`, `KMP_BLOCKTIME=1`), then they sleep. If your environment sets one of these or
+    `OMP_WAIT_POLICY`, nothing is added: `PASSIVE` is for a machine whose cores all have other work.
+    """
     answers: dict[str, str] | None = None
+    """For `"echo"` only: what it answers, by words of the question (`{"price": "It costs 3 euros."}`); any other
+    question is its own answer. `None`: endless words that depend on every token.
+    """
     format: str | None = None
+    """How the output marks thoughts and tool calls: a name of reasoning-and-tools.md (docs/reasoning-and-tools.md), or
+    the dotted path of a function that returns an `OutputFormat`; `None`: what the tokenizer and its chat template show.
+    """

@@ -100,11 +100,17 @@ class Meta:
 
     type: ClassVar[str] = "meta"
     model: str
+    """Alias of the model or pipeline that answers."""
     stream_id: str
+    """The stream's id, 32 hex digits: what `/streams/{id}` takes."""
     created: int
+    """When the request arrived, in Unix time."""
     prompt_tokens: int = 0
+    """Tokens of the prompt."""
     cached_tokens: int = 0
+    """Of these, those found in the prefix cache."""
     has_token_ids: bool = True
+    """Shown where it is false: a model elsewhere gives no ids (docs/remote.md#what-is-different)."""
 
     def payload(self) -> dict[str, Any]:
         """Return the JSON object of the native event."""
@@ -130,10 +136,15 @@ class Status:
 
     type: ClassVar[str] = "status"
     status: str
+    """`queued`, `prefill`, `generating`, `waiting`, `loading` or `resumed` (docs/events.md#statuses)."""
     step: int | None = None
+    """Of `queued` the place in the queue, 1 is next; else how far: tokens of the prompt, or steps of a job."""
     of: int | None = None
+    """How many steps there are."""
     message: str | None = None
+    """What is done or waited for, in words."""
     resumable: bool | None = None
+    """Given when it changes: false while only this process has the stream's newest events."""
 
     def payload(self) -> dict[str, Any]:
         """Return the JSON object of the native event."""
@@ -154,10 +165,15 @@ class Token:
 
     type: ClassVar[str] = "token"
     text: str
+    """New text, whole code points; may be ""."""
     token_ids: tuple[int, ...]
+    """The ids that made it."""
     index: int = 0
+    """The content block that it belongs to."""
     choice: int = 0
+    """The answer that it belongs to, 0 to n-1."""
     logprobs: tuple[PositionLogprobs, ...] | None = None
+    """Where they were asked for: of each token `token`, `logprob`, `bytes` and `top_logprobs`."""
 
     def payload(self) -> dict[str, Any]:
         """Return the JSON object of the native event."""
@@ -178,10 +194,17 @@ class BlockStart:
 
     type: ClassVar[str] = "block_start"
     choice: int
+    """The answer that it belongs to."""
     index: int
+    """The block's number in its answer, from 0."""
     kind: str
+    """`text`, `thinking` or `tool_use`; of a pipeline also `server_tool_use`, a call that the server answers itself,
+    and `tool_result`, what its function returned, as text.
+    """
     id: str | None = None
+    """The id of a tool call; of a result the id of its call."""
     name: str | None = None
+    """The name of the function that is called."""
 
     def payload(self) -> dict[str, Any]:
         """Return the JSON object of the native event."""
@@ -194,8 +217,11 @@ class BlockStop:
 
     type: ClassVar[str] = "block_stop"
     choice: int
+    """The answer that it belongs to."""
     index: int
+    """The block that is whole."""
     signature: str | None = None
+    """What vouches for a thinking block, where the model gives it."""
 
     def payload(self) -> dict[str, Any]:
         """Return the JSON object of the native event."""
@@ -208,13 +234,21 @@ class Citation:
 
     type: ClassVar[str] = "citation"
     source: str
+    """The source's name."""
     id: str
+    """The passage in it."""
     title: str | None = None
+    """What to show for it."""
     url: str | None = None
+    """Where it can be read."""
     choice: int | None = None
+    """The answer that it belongs to."""
     index: int | None = None
+    """The block that it belongs to."""
     start: int | None = None
+    """The first character of the block's text that it supports."""
     end: int | None = None
+    """The character after the last."""
 
     def payload(self) -> dict[str, Any]:
         """Return the JSON object of the native event."""
@@ -228,8 +262,11 @@ class ChoiceDone:
 
     type: ClassVar[str] = "choice_done"
     choice: int
+    """The answer that is whole."""
     finish_reason: str
+    """Why it ended: `stop`, `length`, `tool_calls` or `content_filter`."""
     stop_string: str | None = None
+    """The stop string that ended it."""
 
     def payload(self) -> dict[str, Any]:
         """Return the JSON object of the native event."""
@@ -281,8 +318,13 @@ class Snapshot:
 
     type: ClassVar[str] = "snapshot"
     seq: int
+    """The last event that it replaces."""
     choices: tuple[ChoiceText, ...]
+    """Of one answer `text` and its `blocks` are fields of the event; of several, `text` is the first answer's, and
+    `choices` has each answer's `choice`, `text`, `blocks`, and `finish_reason` where it is whole.
+    """
     citations: tuple[Citation, ...] = ()
+    """The citations so far."""
 
     def payload(self) -> dict[str, Any]:
         """Return the JSON object of the native event: the first choice's text and blocks, then `choices` if several."""
@@ -298,20 +340,25 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """Terminal: the stream ended for `finish_reason`. `latency` and `breakdown` are in seconds.
-
-    `breakdown` keys: intake, ttfb, queue, prefill, first_decode, decode, ttft, tpot, itl_p50, itl_p95, as far as known
-    (protocol/metrics.py). `stop_string` is the stop string that ended the only choice. `phases` add up to `latency`.
-    """
+    """Terminal: the stream ended for `finish_reason`."""
 
     type: ClassVar[str] = "done"
     finish_reason: str
+    """`stop`, `length`, `tool_calls`, `content_filter`; or `cancelled` (stopped), `abandoned` (no reader for too long),
+    which are not successes.
+    """
     usage: Usage = field(default_factory=Usage)
+    """Counts in OpenAI's shape. `totalTokens` repeats `completion_tokens`."""
     latency: float = 0.0
+    """From the request's arrival to the end of the answer, in seconds; `latency_ms` is the same in milliseconds."""
     breakdown: Mapping[str, float] = field(default_factory=dict)
+    """Moments and rates, as far as they are known (docs/reference/metrics.md#breakdown)."""
     kept_seq: int | None = None
+    """After a stop: the last event that is kept of the answer."""
     stop_string: str | None = None
+    """The stop string that ended the only answer."""
     phases: Mapping[str, float] | None = None
+    """What the latency is made of (docs/reference/metrics.md#phases)."""
 
     def payload(self) -> dict[str, Any]:
         """Return the JSON object of the native event."""
@@ -329,15 +376,18 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Error:
-    """Terminal: the stream failed. `code` is from the catalogue in protocol/errors.py.
+    """Terminal: the stream failed. `code` is in CODES (protocol/codes.py).
 
     `phases` belong to a pipeline's run, for the stream's row; they are not shown.
     """
 
     type: ClassVar[str] = "error"
     code: str
+    """The error's code (docs/reference/errors.md)."""
     message: str
+    """What happened, and the way out, in words that are safe to show."""
     retryable: bool = False
+    """Whether the same request may succeed later."""
     phases: Mapping[str, float] | None = field(default=None, compare=False)
 
     def payload(self) -> dict[str, Any]:
@@ -355,6 +405,7 @@ class Unknown:
 
     type: ClassVar[str] = "unknown"
     kind: str
+    """The kind's name."""
     fields: bytes
 
     def payload(self) -> dict[str, Any]:

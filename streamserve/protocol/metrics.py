@@ -16,12 +16,13 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One declared metric. `kind` is counter, gauge or histogram."""
+    """One declared metric. `kind` is counter, gauge or histogram; `labels` are the names that its values have."""
 
     name: str
     kind: str
     unit: str
     help: str
+    labels: tuple[str, ...] = ("model_name",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +46,8 @@ class Sample:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def _metric(name: str, kind: str, unit: str, help: str) -> Metric:
-    return Metric(name=name, kind=kind, unit=unit, help=help)
+def _metric(name: str, kind: str, unit: str, help: str, labels: tuple[str, ...] = ("model_name",)) -> Metric:
+    return Metric(name=name, kind=kind, unit=unit, help=help, labels=labels)
 
 
 METRICS: Mapping[str, Metric] = {
@@ -80,8 +81,12 @@ METRICS: Mapping[str, Metric] = {
         _metric(
             "num_grammar_waits", "counter", "steps", "Steps that left out a sequence whose mask was not known yet."
         ),
-        _metric("num_unknown_events", "counter", "events", "Events of kinds unknown to this release, at each reading."),
-        _metric("num_unknown_fields", "counter", "fields", "Event fields unknown to this release, at each reading."),
+        _metric(
+            "num_unknown_events", "counter", "events", "Events of kinds unknown to this release, at each reading.", ()
+        ),
+        _metric(
+            "num_unknown_fields", "counter", "fields", "Event fields unknown to this release, at each reading.", ()
+        ),
         _metric("engine_steps", "counter", "steps", "Forward passes of the engine."),
         _metric("lost_engines", "counter", "engines", "Engines that died, hung or did not start, as this process saw."),
         _metric("upstream_requests", "counter", "requests", "Requests sent to the server that runs the model."),
@@ -104,16 +109,40 @@ METRICS: Mapping[str, Metric] = {
         _metric("engine_ready", "gauge", "bool", "1 when the model is loaded and serves."),
         _metric("engine_paused", "gauge", "bool", "1 while an operator has paused the model."),
         _metric("streams_active", "gauge", "streams", "Streams that have not ended."),
-        _metric("num_requests_queued", "gauge", "requests", "Requests waiting for a place of their caller."),
+        _metric("num_requests_queued", "gauge", "requests", "Requests waiting for a place of their caller.", ()),
         _metric("streams_parked", "gauge", "streams", "Streams that wait for their reader and hold no engine memory."),
         _metric(
-            "work_queued", "gauge", "rows", "Jobs, batches, webhook messages that wait, in all processes, by kind."
+            "work_queued",
+            "gauge",
+            "rows",
+            "Jobs, batches, webhook messages that wait, in all processes, by kind.",
+            ("kind",),
         ),
-        _metric("work_running", "gauge", "rows", "Rows of durable work that a worker runs, by kind."),
-        _metric("http_requests", "counter", "requests", "HTTP requests answered, by handler and status."),
-        _metric("http_errors", "counter", "requests", "HTTP requests refused or failed, by error_code."),
-        _metric("request_success", "counter", "requests", "Answers that ended in `done`, by finished_reason."),
-        _metric("request_errors", "counter", "requests", "Answers that ended in `error`, by error_code."),
+        _metric("work_running", "gauge", "rows", "Rows of durable work that a worker runs, by kind.", ("kind",)),
+        _metric(
+            "http_requests",
+            "counter",
+            "requests",
+            "HTTP requests answered, by handler (`other`: no route) and status.",
+            ("handler", "status"),
+        ),
+        _metric(
+            "http_errors", "counter", "requests", "HTTP requests refused or failed, by error_code.", ("error_code",)
+        ),
+        _metric(
+            "request_success",
+            "counter",
+            "requests",
+            "Answers that ended in `done`, by finished_reason.",
+            ("model_name", "finished_reason"),
+        ),
+        _metric(
+            "request_errors",
+            "counter",
+            "requests",
+            "Answers that ended in `error`, by error_code.",
+            ("model_name", "error_code"),
+        ),
         _metric("time_to_first_token_seconds", "histogram", "seconds", "Request's arrival until first output token."),
         _metric("time_to_first_byte_seconds", "histogram", "seconds", "Request's arrival until its response begins."),
         _metric("inter_token_latency_seconds", "histogram", "seconds", "Gap between two output tokens."),
@@ -133,16 +162,16 @@ METRICS: Mapping[str, Metric] = {
 
 # Keys of the `done` event's `breakdown` and of the log line, all in seconds → what each measures.
 BREAKDOWN: Mapping[str, str] = {
-    "intake": "Request's arrival until the engine accepts.",
+    "intake": "Request's arrival until the engine accepts: parsing, permissions, the wait for a place, tokenising.",
     "ttfb": "Request's arrival until its response begins.",
     "queue": "Request accepted until first scheduled.",
     "prefill": "First scheduled until first output token.",
     "decode": "First output token until the last.",
     "first_decode": "First output token until the next, a part of decode.",
-    "ttft": "Request's arrival until first output token.",
+    "ttft": "Request's arrival until the first output token is in the log.",
     "tpot": "Mean gap after the first output token.",
-    "itl_p50": "Median gap between two output tokens.",
-    "itl_p95": "95th percentile of the gap between two output tokens.",
+    "itl_p50": "Median gap between two output tokens; tokens that come together share their gap equally.",
+    "itl_p95": "95th percentile of those gaps.",
 }
 
 # Keys of the `done` event's `phases`, in seconds. All but the first add up to the latency; a pipeline may add its own.

@@ -110,7 +110,7 @@ class Socket:
 
 
 class SocketSession:
-    """What one caller does over one socket: start, resume, ack, stop, input, ping (docs/api.md).
+    """What one caller does over one socket: start, resume, ack, stop, input, ping (docs/websocket.md).
 
     Holds what is shown, and what still starts. It never shows a caller another tenant's streams, and never waits for
     the engine while the next message could be read.

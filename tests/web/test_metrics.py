@@ -17,6 +17,7 @@ from tests.conftest import Caller, body_of, until, until_ready
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+_NAMES = re.compile(r'(\w+)="')
 _LINE = re.compile(r"([a-z_0-9]+)(?:\{(.*)\})? (\S+)")
 ASK = {"prompt": "tell me", "max_tokens": 8}
 
@@ -58,6 +59,10 @@ async def test_every_declared_metric_is_scraped(alice_key: str, ops_key: str) ->
         suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""]}[metric.kind]
         for suffix in suffixes:
             assert f"{PREFIX}{name}{suffix}" in shown, name
+            labels = {
+                label for key, names in after if key == f"{PREFIX}{name}{suffix}" for label in _NAMES.findall(names)
+            }
+            assert labels <= {*metric.labels, "le"}, name
 
     def more(name: str, labels: str = 'model_name="echo"') -> float:
         key = f"{PREFIX}{name}", labels

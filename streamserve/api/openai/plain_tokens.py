@@ -23,7 +23,7 @@ _PROMPT_IN_URL = (
 
 
 async def post_tokens(call: Call, answers: Answers) -> Reply:
-    """POST /v1/completions/stream."""
+    """POST /v1/completions/stream: plain tokens."""
     body = await call.json(answers.limits)
     asked = plain_tokens.parse(body, answers.limits, default_model=answers.default_model)
     return await _start_plain(call, answers, asked, once_of(call, "completions/stream", body))

@@ -31,23 +31,28 @@ from streamserve.asgi.types import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowConfig:
-    """Bytes and seconds, for every connection.
-
-    connection_bytes: unsent bytes held for one reader before the app's `send` waits.
-    stall_seconds: a connection that takes no byte for so long, while bytes are unsent, is aborted.
-    vanish_seconds: a connection whose peer acknowledges no packet for so long is closed (Linux only, which also
-        closes a connection that takes nothing for so long); 0 leaves that to the system.
-    body_bytes: the largest request body, where the app names no bound of its own for the route (asgi/guard.py).
-    head_seconds: a request's head must arrive within it, its body at 1 KiB/s after it; 0 is no limit.
-    drain_seconds: how long responses in flight may take to finish after SIGTERM.
-    """
+    """Bytes and seconds, for every connection."""
 
     connection_bytes: int = 256 * 1024
+    """Unsent bytes held for one reader before the sender waits."""
     stall_seconds: float = 30.0
+    """A reader that takes nothing for so long, while there is something, is cut off; it can resume."""
     vanish_seconds: float = 30.0
+    """A peer that answers no packet for so long, or takes nothing, is gone (Linux counts both); 0: the system's own
+    limit. To be patient with slow readers raise `STALL_SECONDS` and this.
+    """
     body_bytes: int = 32 * 1024 * 1024
+    """The largest request body under FlowServer, but for uploads of files (`MAX_FILE_BYTES`); beyond it 413, before
+    anything is stored.
+    """
     head_seconds: float = 10.0
+    """A request's head must be whole by then; its body may take as long, and a second more for each KiB; 0: no limit.
+    """
     drain_seconds: float = 20.0
+    """On SIGTERM, answers in flight may finish for so long, while new requests get 503; a second signal ends at once.
+    Under other servers (docs/deploy.md#other-servers) too, within their own time-outs. Give systemd's `TimeoutStopSec`
+    20 more.
+    """
 
     def __post_init__(self) -> None:
         if self.connection_bytes < 4096:

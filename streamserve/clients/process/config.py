@@ -35,20 +35,29 @@ from streamserve.engine.config import EngineConfig, ModelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessConfig:
-    """The settings common to all engine processes of a site.
-
-    `runtime_dir` holds sockets and locks ("": a folder of ours among the temporary files). An engine that a client has
-    started ends `idle_seconds` after its last client. A draining engine finishes its answers for `drain_seconds`.
-    After `hang_seconds` without a heartbeat it is killed and replaced. After `max_failures` failures within
-    `failure_seconds` the model counts as failed, and is tried again after as long.
-    """
+    """The settings common to all engine processes of a site."""
 
     runtime_dir: str = ""
+    """Folder of sockets and locks, mode 0700, with a path under 80 characters; `""`: `streamserve-<uid>` among the
+    temporary files. Web processes and engines name the same one.
+    """
     idle_seconds: float = 60.0
+    """An engine that a web process has started ends so long after its last client."""
     drain_seconds: float = 20.0
+    """An engine that is stopped or replaced lets its answers run for so long; what is left continues at the next
+    engine.
+    """
     hang_seconds: float = 10.0
+    """An engine without a heartbeat for so long is killed and replaced. While it computes, or waits for a core or the
+    disk, it gets six times as long; time in which no process of the machine runs does not count.
+    """
     max_failures: int = 5
+    """After so many ends within `FAILURE_SECONDS` the model counts as failed: requests get errors, and `/readyz`
+    answers 503. An end that one request alone has caused is not counted; it takes three ends to find that request, so
+    leave this at 4 or more.
+    """
     failure_seconds: float = 60.0
+    """Also how long until a failed model is tried again."""
 
     def __post_init__(self) -> None:
         for name in ("idle_seconds", "drain_seconds", "failure_seconds"):

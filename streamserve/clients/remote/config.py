@@ -115,36 +115,52 @@ OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama-server", "strea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteConfig:
-    """Where a model is served, and the bounds of its use by one process.
-
-    `url` is the base of its OpenAI routes, such as http://10.0.0.5:8000/v1. `remote_model`: its name there ("": the
-    alias). `api_key_env` names the environment variable of the key. `server`: what runs there, one of SERVERS, or
-    "auto": asked by `GET /models`.
-    At most `max_concurrent` requests run and `max_waiting` wait for a place, each for `queue_seconds`.
-    `connect_seconds`, `first_token_seconds` and `silence_seconds` (between two reads, after the first token) bound the
-    phases of a request. `lead_tokens`: what is not read from the server beyond what the reader has received; after
-    `hold_seconds` of that the connection is closed, where the answer can be continued. `max_line_bytes` bounds a line
-    of the response. `warm_connections` are kept open while there are requests, and the server is asked for its state
-    every `poll_seconds`. `ca_file`: the certificates that an https server's is checked by ("": certifi's).
-    """
+    """Where a model is served, and the bounds of its use by one process."""
 
     alias: str
     url: str
+    """The base of the server's routes, as `http://10.0.0.5:8000/v1`. Redirects are not followed, and no proxy is taken
+    from the environment.
+    """
     remote_model: str = ""
+    """The model's name there; `""`: the alias."""
     api_key_env: str = ""
+    """The environment variable of the web processes that has the server's key. The key is in no setting, log line or
+    message.
+    """
     server: str = AUTO
+    """The software there: `"vllm"`, `"vllm-guided"` (before 0.11), `"sglang"`, `"llama-server"`, `"streamserve"`,
+    `"openai"` (anything else); `"auto"`: by `owned_by` of its `/models`. It decides which fields are sent, and whether
+    a partial answer can be continued.
+    """
     max_concurrent: int = 64
+    """Requests of this web process that run at the server at once."""
     max_waiting: int = 256
+    """Requests that wait for one of these places; the next is refused with 503, unless its tenant has less than its
+    share of them.
+    """
     queue_seconds: float = 30.0
+    """How long a request waits for a place."""
     warm_connections: int = 2
+    """Connections that are kept open, so that a request need not make one."""
     connect_seconds: float = 5.0
+    """How long a connection may take to be made."""
     first_token_seconds: float = 120.0
+    """How long the first token may take, from sending the request."""
     silence_seconds: float = 60.0
+    """How long the server may be silent after the first token."""
     lead_tokens: int = 256
+    """How far an answer is read ahead of what its reader has received."""
     hold_seconds: float = 10.0
+    """A reader that is so far behind for so long has the connection closed, where the server can continue the answer;
+    else it is held.
+    """
     max_line_bytes: int = 1024 * 1024
+    """A longer line of the server's ends the answer."""
     poll_seconds: float = 15.0
+    """How often the server is asked for its models; with requests more often, as that keeps connections open."""
     ca_file: str = ""
+    """Certificates that an https server's is checked by; `""`: certifi's."""
 
     def __post_init__(self) -> None:
         for name in ("max_concurrent", "lead_tokens", "max_line_bytes"):

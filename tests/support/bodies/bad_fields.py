@@ -58,7 +58,7 @@ _LITERALS = {
     "{}": "dict",
 }
 
-# name, dialect, kind, low, high. Bounds are those of docs/api.md and of `Limits`' defaults.
+# name, dialect, kind, low, high. Bounds are those of docs/streams.md and of `Limits`' defaults.
 _NUMERIC = (
     ("temperature", BOTH, "float", 0, 2),
     ("top_p", BOTH, "float", 0.001, 1),

@@ -225,7 +225,7 @@ async def test_purge_of_logs_in_memory(transactional_db: Any) -> None:
 
 
 async def test_a_process_leaves_no_lock(shared: Path) -> None:
-    """A process holds a lock while it runs and leaves none; its log is the file that docs/settings.md names."""
+    """A process holds a lock while it runs and leaves none; its log is the file that `LOG` names."""
     assert len(list((shared / "workers").glob("*.lock"))) == 1
     assert isinstance(site.get_site().log, FileLog)
     await site.get_site().log.purge(0)
