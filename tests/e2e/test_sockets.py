@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 ASK = {"messages": [{"role": "user", "content": "tell me"}], "max_tokens": 40, "seed": 7, "ignore_eos": True}
 QUICK = [b"%064d" % number for number in range(scaled(10_000, least=2_000))]
-DOC = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+DOC = Path(__file__).resolve().parents[2] / "docs" / "websocket.md"
 
 
 @pytest.fixture
