@@ -146,8 +146,8 @@ class SiteConfig:
     chat_page: str = "off"
     """Who may open the ready page at `chat/`. `"debug"`: visitors from this machine, through no proxy, while `DEBUG` is
     on; they may ask there without a login. `"staff"`, `"authenticated"`: these users; others are sent to `LOGIN_URL`.
-    `"anyone"`: all visitors, who may ask where `ANONYMOUS` is on. `"off"`, and `"debug"` without `DEBUG`: the address is
-    no route. For other rules, turn it off and give `chat_page` a route of your own (docs/widget.md).
+    `"anyone"`: all visitors, who may ask where `ANONYMOUS` is on. `"off"`, and `"debug"` without `DEBUG`: the address
+    is no route. For other rules, turn it off and give `chat_page` a route of your own (docs/widget.md).
     """
     store: bool = False
     """Keep the text of finished answers in the stream's row, cut where the user stopped reading; and whole chat
