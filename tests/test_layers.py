@@ -14,7 +14,21 @@ PACKAGE = Path(__file__).resolve().parent.parent / "streamserve"
 ROOT = PACKAGE.parent
 
 # From the lowest up. A layer may import itself and those before it.
-LAYERS = ("protocol", "dialects", "native", "engine", "clients", "streams", "api", "asgi", "base", "work", "web", "top")
+LAYERS = (
+    "protocol",
+    "dialects",
+    "native",
+    "engine",
+    "clients",
+    "streams",
+    "api",
+    "asgi",
+    "loadtest",
+    "base",
+    "work",
+    "web",
+    "top",
+)
 BASE = ("conf.py", "conf_reader.py", "models.py", "keys.py")
 FOLDERS = {"rows": "base", "migrations": "base", "management": "top", "templatetags": "top"}
 WITHOUT_DJANGO = LAYERS[: LAYERS.index("base")]
@@ -139,6 +153,7 @@ def test_only_conf_reads_settings_and_the_environment() -> None:
     allowed = {
         "testing.py",
         "management/commands/streamserve_chat.py",
+        "management/commands/streamserve_load.py",
         "engine/model/load/source.py",
         "engine/model/openmp.py",
         "native/build.py",

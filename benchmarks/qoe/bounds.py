@@ -25,9 +25,9 @@ from scipy.optimize import linprog
 from scipy.sparse import csr_matrix
 
 from benchmarks.qoe.machines import BLOCK_SIZE, Machine
-from benchmarks.qoe.readers import FIRST_SLACK_SECONDS, STALL_SECONDS
-from benchmarks.qoe.workload import Visit
 from streamserve.engine.config import CLASSES, EngineConfig
+from streamserve.loadtest.reading import FIRST_SLACK_SECONDS, STALL_SECONDS
+from streamserve.loadtest.visits import Visit
 
 # Intervals begin at multiples of this, and last so long or to the end. A grid of 1 s moves the bounds by 0.3 % at most.
 GRID_SECONDS = 5.0

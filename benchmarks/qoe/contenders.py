@@ -14,9 +14,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from benchmarks.qoe.readers import FIRST_SLACK_SECONDS
 from benchmarks.qoe.simulation import READ, RECEIVED, UNKNOWN
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, Policy
+from streamserve.loadtest.reading import FIRST_SLACK_SECONDS
 
 NEVER = 1 << 40
 OURS, RECEIVED_ONLY, ANY_LENGTH = "ours", "ours, received", "ours, any length"

@@ -17,12 +17,13 @@ from typing import Any
 from benchmarks.qoe.machines import Machine, machine_of
 from benchmarks.qoe.score import share_served
 from benchmarks.qoe.simulation import Simulation
-from benchmarks.qoe.workload import Visit, Workload
+from benchmarks.qoe.workload import Workload
 from benchmarks.support.machine import describe_machine, parser, progress
 from streamserve.clients.thread.admission import AdmissionControl
 from streamserve.clients.timings import RecentTimes
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.output import SequenceUpdate
+from streamserve.loadtest.visits import Visit
 from streamserve.protocol.errors import Overloaded
 
 

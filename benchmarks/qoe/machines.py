@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 
-from benchmarks.qoe.workload import Visit, draw_visits
 from streamserve.engine.plan import Chunk, StepPlan
+from streamserve.loadtest.visits import Visit, draw_visits
 
 BLOCK_SIZE = 32
 # So many visits stand for the mix.

@@ -16,7 +16,8 @@ from statistics import fmean
 from benchmarks.qoe.bounds import Bounds
 from benchmarks.qoe.machines import Machine
 from benchmarks.qoe.score import Score
-from benchmarks.qoe.workload import MIX, Workload
+from benchmarks.qoe.workload import Workload
+from streamserve.loadtest.visits import MIX
 
 _HEAD = (
     f"{'':16}{'served %':>16}{'/neutral':>10}{'by work':>9}{'/'.join(name[:4] for name in MIX):>15}{'whole':>7}"

@@ -25,7 +25,8 @@ from benchmarks.qoe.workload import Workload
 ROOT = Path(__file__).resolve().parents[2]
 BOUNDS = "bounds"
 _SOURCES = ("engine/*.py", "engine/kv/*.py", "engine/policy/*.py", "clients/engine_run.py")
-_OWN_SOURCES = ("workload", "readers", "machines", "usage", "simulation", "score", "contenders", "bounds")
+_SOURCES += ("loadtest/reading.py", "loadtest/visits.py")
+_OWN_SOURCES = ("workload", "machines", "usage", "simulation", "score", "contenders", "bounds")
 
 
 @dataclass(frozen=True, kw_only=True)

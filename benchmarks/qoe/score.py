@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from benchmarks.qoe.machines import Machine
-from benchmarks.qoe.readers import Reading
 from benchmarks.qoe.simulation import Simulation
 from benchmarks.qoe.usage import Shares
-from benchmarks.qoe.workload import FLOODER, MIX
+from benchmarks.qoe.workload import FLOODER
+from streamserve.loadtest.reading import Reading
+from streamserve.loadtest.visits import MIX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

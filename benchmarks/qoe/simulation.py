@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.qoe.machines import BLOCK_SIZE, Machine
-from benchmarks.qoe.readers import Reading
 from benchmarks.qoe.usage import Usage
-from benchmarks.qoe.workload import LONGEST_ANSWER, Visit
 from streamserve.clients.engine_run import Parking
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import Sampled, StepPlan, StepResult
 from streamserve.engine.sequence import SequenceRequest
+from streamserve.loadtest.reading import Reading
+from streamserve.loadtest.visits import LONGEST_ANSWER, Visit
 from streamserve.protocol.requests import Admission, Resume, SamplingParams
 
 _EOS = 0

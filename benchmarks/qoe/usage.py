@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from benchmarks.qoe.machines import StepCost
-from benchmarks.qoe.readers import Reading
 from streamserve.engine.plan import Chunk
+from streamserve.loadtest.reading import Reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,41 +1,17 @@
-"""Requests and their readers: Poisson arrivals, bursts, and a tenant that floods. Pure, and fixed by a seed."""
+"""What comes in a run: the readers of `streamserve.loadtest.visits`, bursts, and a tenant that floods. Pure."""
 
 from __future__ import annotations
 
-import random
+import operator
 from dataclasses import dataclass
 
-from streamserve.engine.config import CLASSES
+from streamserve.loadtest.visits import NUM_TENANTS, Visit, draw_visits
 
-# Tokens a second. Reading aloud is about 4, silent reading 5 to 6, skimming several times that; a class counts on 20.
-PACES = (5.0, 10.0, 20.0, 30.0)
-# class: share of the requests, median tokens of the prompt and of the answer
-MIX = {"chat": (0.6, 120, 200), "document": (0.2, 700, 250), "completion": (0.2, 60, 60)}
-LONGEST_PROMPT, LONGEST_ANSWER = 1400, 600
-NUM_TENANTS = 8
 FLOODER = "flooder"
 
 BURST_FACTOR, BURST_SECONDS = 5.0, 10.0
 # The first burst, and the time from one to the next.
 BURST_AT, BURST_EVERY = 20.0, 90.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
-    """One request and its reader. `number` is unique in a workload."""
-
-    number: int
-    arrives_at: float
-    pace: float
-    latency_class: str
-    prompt_len: int
-    answer_len: int
-    tenant: str = ""
-
-    @property
-    def first_due_at(self) -> float:
-        """When the first token is due by the class's TTFT budget."""
-        return self.arrives_at + CLASSES[self.latency_class].ttft_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,24 +31,11 @@ class Workload:
 
     def draw(self, seed: int, per_second: float, seconds: float) -> list[Visit]:
         """Return the visits of a run on a machine that finishes `per_second` requests of the mix."""
-        visits = draw_visits(seed, per_second * self.load, seconds, has_bursts=self.has_bursts)
+        visits = draw_visits(seed, per_second * self.load, seconds, after=_after if self.has_bursts else operator.add)
         if self.flood:
             flood = draw_visits(seed + 1_000_000, per_second * self.flood, seconds, tenant=FLOODER, first=len(visits))
             visits = sorted([*visits, *flood], key=lambda visit: visit.arrives_at)
         return visits
-
-
-def draw_visits(
-    seed: int, per_second: float, seconds: float, *, has_bursts: bool = False, tenant: str = "", first: int = 0
-) -> list[Visit]:
-    """Return a Poisson process of visits; the same seed draws the same readers at any rate."""
-    rng, visits, at = random.Random(seed), [], 0.0
-    while True:
-        at = _after(rng.expovariate(per_second), at) if has_bursts else at + rng.expovariate(per_second)
-        visit = _draw(rng, first + len(visits), at, tenant)
-        if at >= seconds:
-            return visits
-        visits.append(visit)
 
 
 def _after(gap: float, at: float) -> float:
@@ -85,17 +48,3 @@ def _after(gap: float, at: float) -> float:
         if gap <= left * factor:
             return at + gap / factor
         gap, at = gap - left * factor, at + left + 1e-9
-
-
-def _draw(rng: random.Random, number: int, at: float, tenant: str) -> Visit:
-    latency_class = rng.choices(list(MIX), [share for share, _, _ in MIX.values()])[0]
-    _, prompt_len, answer_len = MIX[latency_class]
-    return Visit(
-        number=number,
-        arrives_at=at,
-        pace=rng.choice(PACES),
-        latency_class=latency_class,
-        prompt_len=min(LONGEST_PROMPT, int(prompt_len * rng.lognormvariate(0.0, 0.6)) + 8),
-        answer_len=min(LONGEST_ANSWER, int(answer_len * rng.lognormvariate(0.0, 0.6)) + 8),
-        tenant=tenant or f"tenant {number % NUM_TENANTS}",
-    )

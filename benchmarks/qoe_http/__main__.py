@@ -30,13 +30,13 @@ from pathlib import Path
 from statistics import fmean, median
 
 from benchmarks.qoe.contenders import FCFS, OURS, RECEIVED_ONLY
-from benchmarks.qoe.readers import Reading
 from benchmarks.qoe.score import share_served
-from benchmarks.qoe.workload import MIX, Visit, draw_visits
 from benchmarks.qoe_http.readers import ACKS, TAKEN, VLLM, Prompts, read_all
 from benchmarks.qoe_http.servers import Model, Server, site, vllm
 from benchmarks.support.machine import describe_machine, parser, progress
 from benchmarks.support.shape import model_folder
+from streamserve.loadtest.reading import Reading
+from streamserve.loadtest.visits import MIX, Visit, draw_visits
 
 # So many requests a second are more than any of these servers can answer; the first seconds fill the seats.
 FLOOD_PER_SECOND, _CAPACITY_FROM, _CAPACITY_UNTIL = 16.0, 6.0, 18.0

@@ -19,10 +19,10 @@ from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from benchmarks.qoe.readers import Reading
-from benchmarks.qoe.workload import Visit
 from benchmarks.qoe_http.servers import MODEL, Server
 from benchmarks.support.machine import progress
+from streamserve.loadtest.reading import Reading
+from streamserve.loadtest.visits import Visit
 
 ACKS, TAKEN, VLLM = "acks", "taken", "vllm"
 ACK_SECONDS = 0.25

@@ -9,9 +9,9 @@ pytest.importorskip("scipy", reason="needs scipy: pip install -r benchmarks/requ
 
 from tokenizers import Tokenizer
 
-from benchmarks.qoe.workload import draw_visits
 from benchmarks.qoe_http.readers import Prompts
 from benchmarks.support.shape import HELPDESK
+from streamserve.loadtest.visits import draw_visits
 
 
 def test_a_prompt_has_the_tokens_of_its_visit() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from benchmarks.qoe.workload import Visit
+from streamserve.loadtest.visits import Visit
 
 FIRST_SLACK_SECONDS = 2.0
 STALL_SECONDS = 1.0
