@@ -373,6 +373,8 @@ class EngineCore:
             readers_late=readers["late"],
             readers_hungry=readers["hungry"],
             readers_ahead=readers["ahead"],
+            readers_pace=usage.readers_pace,
+            rows=readers["row"],
             expired=usage.num_expired,
             computed_tokens=usage.num_computed,
             recomputed_tokens=usage.num_recomputed,

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from streamserve.protocol.history import Point
+
 # An answer whose step has ended its engine so often, without a new token in between, is a suspect: its next steps hold
 # nothing else, so that the next loss shows whether it was the cause.
 SUSPECT_LOSSES = 2
@@ -127,7 +129,8 @@ class CoreStats:
 
     The readers of running answers that have begun, at the last look: `readers_away` look at something else,
     `readers_late` have waited for their next token for more than `LATE_SECONDS`, `readers_hungry` run out of tokens
-    soon, `readers_ahead` do not. `expired` counts requests that waited too long for their first step. Of all
+    soon, `readers_ahead` do not; those that are not away read `readers_pace` tokens a second together. `rows` are of
+    batches, and have no readers. `expired` counts requests that waited too long for their first step. Of all
     `computed_tokens`, `recomputed_tokens` had been computed before a preemption or a park. The engine worked for
     `busy_seconds` so far.
     """
@@ -157,6 +160,8 @@ class CoreStats:
     readers_late: int = 0
     readers_hungry: int = 0
     readers_ahead: int = 0
+    readers_pace: float = 0.0
+    rows: int = 0
     expired: int = 0
     computed_tokens: int = 0
     recomputed_tokens: int = 0
@@ -173,6 +178,9 @@ class EngineStats(CoreStats):
     `ttft_p95`, `total_p50`, `total_p95` in seconds, and `in_time`, the share within both budgets; `refused` counts its
     requests that were refused at once or had waited too long. `upstream` has the counts of a remote model's client, by
     the names of its metrics (clients/remote/metrics.py).
+
+    `reported_at` is the wall time of an engine process's report (0: there is none, the counts are of now), and `past`
+    the points that it had when this process connected to it.
     """
 
     tokens_per_second: float = 0.0
@@ -181,3 +189,14 @@ class EngineStats(CoreStats):
     refused: int = 0
     classes: dict[str, dict[str, float]] = field(default_factory=dict)
     upstream: dict[str, float] = field(default_factory=dict)
+    reported_at: float = 0.0
+    past: tuple[Point, ...] = ()
+
+    def point(self, now: float) -> Point:
+        """Return what a history keeps of these counts; `now` is the wall time of counts that are of now."""
+        counts = {name: getattr(self, name) for name in _KEPT}
+        late = {name: one["ttft_p95"] for name, one in self.classes.items() if "ttft_p95" in one}
+        return Point(at=self.reported_at or now, ttft_p95=late, **counts)
+
+
+_KEPT = tuple(name for name in Point.__struct_fields__ if name in EngineStats.__dataclass_fields__)

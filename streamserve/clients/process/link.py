@@ -269,7 +269,8 @@ class EngineLink:
             self._served_at = time.monotonic()
         was_ready = self.description.was_ready or (self.session is not None and self.session.was_ready)
         self.description = replace(state.description, was_ready=was_ready)
-        self.stats = replace(state.stats, lost_engines=self._num_lost)
+        past = state.stats.past or self.stats.past  # only the first report of a connection has it
+        self.stats = replace(state.stats, lost_engines=self._num_lost, past=past)
 
     def _describe(self, state: str, stage: str = "", message: str = "") -> None:
         """Describe the engine while it is not connected; afterwards its own states do."""

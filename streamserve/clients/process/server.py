@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import IO
 
 from streamserve.clients.factory import make_client
@@ -47,6 +48,7 @@ from streamserve.engine.plan import Flight
 from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.frames import FrameError
+from streamserve.protocol.history import History
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +87,7 @@ class EngineServer:
         self._sessions: set[ServerSession] = set()
         self._alone_seconds = 0.0
         self._sent: tuple[ModelDescription | None, float] = (None, 0.0)
+        self._history = History()
         self._drain: asyncio.Task[None] | None = None
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -115,7 +118,7 @@ class EngineServer:
         try:
             await self._handshake(connection)
             self._sessions.add(session)
-            session.send(self._state())
+            self._send_state(newcomer=session)
             await connection.run(session.take)
         except (FrameError, TimeoutError) as error:
             logger.warning("process %d: %s: connection dropped", connection.peer.pid, error or "no handshake")
@@ -238,15 +241,22 @@ class EngineServer:
         self._alone_seconds = 0.0 if self._connections else self._alone_seconds + _TICK_SECONDS
         return self._alone_seconds > self._config.idle_seconds
 
-    def _send_state(self) -> None:
-        """Send the state to all clients. A client that receives none for `hang_seconds` kills this process."""
+    def _send_state(self, newcomer: ServerSession | None = None) -> None:
+        """Send the state to all clients. A client that receives none for `hang_seconds` kills this process.
+
+        All get each report, so that all keep the same history; a newcomer gets what was kept before it, too.
+        """
         state = self._state()
         self._sent = state.description, time.monotonic()
+        self._history.note(state.stats.point(state.stats.reported_at))
         for session in self._sessions:
-            session.send(state)
+            session.send(self._with_past(state) if session is newcomer else state)
 
     def _state(self) -> State:
-        return State(self._client.describe(), self._client.stats())
+        return State(self._client.describe(), replace(self._client.stats(), reported_at=time.time()))
+
+    def _with_past(self, state: State) -> State:
+        return State(state.description, replace(state.stats, past=self._history.points()))
 
 
 def run(

@@ -10,11 +10,13 @@ from collections import Counter
 from collections.abc import Iterable
 
 from streamserve.engine.in_flight import Launched
+from streamserve.engine.policy.backlog import Rank
 from streamserve.engine.sequence import Sequence
 from streamserve.protocol.engine import LATE_SECONDS
 
 # The readers are looked at so often; the counts leave the engine once a second.
 _LOOK_SECONDS = 0.25
+_UNREAD = ("away", "row")  # nobody reads these answers now
 
 
 class Usage:
@@ -25,7 +27,8 @@ class Usage:
         self.num_recomputed = 0
         self.busy_seconds = 0.0
         self.num_expired = 0
-        self._states: dict[Sequence, str] = {}  # of readers: "late", "hungry", "ahead", "away"
+        self.readers_pace = 0.0  # tokens a second that readers read, at the last look
+        self._states: dict[Sequence, str] = {}  # of readers: "late", "hungry", "ahead", "away"; "row"
         self._hungry_seconds = hungry_seconds
         self._looked_at = -math.inf
 
@@ -43,6 +46,7 @@ class Usage:
             return
         self._looked_at = now
         self._states = {one: self._state_of(one, now) for one in running if one.first_token_at is not None}
+        self.readers_pace = sum(one.reader.pace for one, state in self._states.items() if state not in _UNREAD)
 
     def readers(self, running: Iterable[Sequence]) -> Counter[str]:
         """Count the running answers by their readers' states, of answers that had a token at the last look."""
@@ -50,6 +54,8 @@ class Usage:
         return Counter(states[one] for one in running if one in states)
 
     def _state_of(self, sequence: Sequence, now: float) -> str:
+        if sequence.ticket.rank == Rank.ROWS:
+            return "row"
         if sequence.reader.is_away:
             return "away"
         seconds = sequence.ahead_seconds(now)

@@ -21,6 +21,7 @@ from streamserve.clients.process.config import LaunchConfig
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, Overloaded, PromptTooLong
 from streamserve.protocol.events import Done, Error, Event, Token, Usage
+from streamserve.protocol.history import History
 from streamserve.protocol.requests import GenerateRequest, Message
 from tests.support.engines.engine_processes import (
     ENGINE,
@@ -205,6 +206,27 @@ async def test_two_workers_share_one_engine(shared_engine: LaunchConfig, client:
         a, b = await asyncio.gather(collect(mine), collect(theirs))
         assert token_ids(a) != token_ids(b)
         await until(lambda: other.stats().steps == client.stats().steps > 0)
+
+
+async def test_all_workers_have_the_same_history(shared_engine: LaunchConfig, client: ProcessClient) -> None:
+    """The engine keeps it: a worker that connects is given what was before, and then each gets the same reports."""
+    await collect(await client.generate(ask("one", max_tokens=30)))
+    await until(lambda: client.stats().steps > 0 and client.stats().running == 0)
+    before = client.stats().point(0.0)
+    async with connected(shared_engine) as other:
+        past = other.stats().past
+        assert [
+            point for point in past if point.slot == before.slot and point.computed_tokens >= before.computed_tokens
+        ]
+        mine, theirs = History(client.stats().past), History(past)
+        seen = 0
+        while seen < 2:  # reports that both have
+            await until(lambda: other.stats().reported_at == client.stats().reported_at > mine.points()[-1].at)
+            mine.note(client.stats().point(0.0))
+            theirs.note(other.stats().point(0.0))
+            seen += 1
+        assert mine.points()[-1] == theirs.points()[-1]
+        assert other.stats().past is past  # it stays; only the first report brings it
 
 
 async def test_what_an_operator_does_holds_for_all_workers(slow_engine: LaunchConfig) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from streamserve.engine.config import Policy
+from streamserve.engine.policy.backlog import Rank, Ticket
 from streamserve.engine.policy.usage import Usage
 from streamserve.engine.sequence import Sequence
 from tests.support.engines.cores import Drive, request, resuming, sampling
@@ -85,6 +88,16 @@ def test_only_running_answers_have_readers_that_count() -> None:
     usage, staying, leaving, coming = Usage(1.0), begun(10, 10), begun(10, 10), begun(10, 10)
     usage.look([staying, leaving], 0.5)
     assert usage.readers([staying, coming]) == {"hungry": 1}
+
+
+def test_the_pace_is_of_the_readers_that_read() -> None:
+    """A reader that is away reads nothing, and a row of a batch has no reader: it is never late."""
+    usage, row = Usage(1.0), begun(10, 10)
+    row.ticket = Ticket(order_key=(Rank.ROWS, 0.0, 1))
+    running = [begun(10, 10), begun(40, 0), begun(10, 10, is_away=True), row]
+    usage.look(running, 100.0)
+    assert usage.readers(running) == {"late": 2, "away": 1, "row": 1}
+    assert usage.readers_pace == pytest.approx(sum(one.reader.pace for one in running[:2]))
 
 
 def test_an_idle_engine_has_no_readers() -> None:
