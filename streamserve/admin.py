@@ -26,16 +26,20 @@ from django.utils.translation import gettext_lazy as _
 
 from streamserve.api.call import Reply
 from streamserve.api.logs import get_logger
+from streamserve.api.ops import engine_metrics
 from streamserve.keys import new_key
 from streamserve.models import ApiKey, Live, Stream, Watch, default_scopes
+from streamserve.protocol.engine import EngineStats
 from streamserve.protocol.errors import StreamserveError
+from streamserve.protocol.metrics import METRICS, PREFIX
 from streamserve.web import work_admin  # noqa: F401  (registers its own)
 from streamserve.web.audit import WATCH_PERMISSION
 from streamserve.web.chat_page import CONTENT_SECURITY_POLICY
-from streamserve.web.live import LiveDelivery
+from streamserve.web.live.delivery import LiveDelivery
 from streamserve.web.site import get_site
 from streamserve.web.views import non_atomic, to_django
-from streamserve.web.work_admin import RecordAdmin, in_short, in_words
+from streamserve.web.words import in_words
+from streamserve.web.work_admin import RecordAdmin, in_short
 
 log = get_logger(__name__)
 
@@ -321,6 +325,8 @@ class LiveAdmin(RecordAdmin):
             ),
             "can_stop": request.user.has_perm("streamserve.stop_stream"),
             "can_control": request.user.has_perm("streamserve.control_engine"),
+            "figures": [METRICS[name] for name in METRICS if name in engine_metrics(EngineStats())],
+            "prefix": PREFIX,
         }
 
     async def events(self, request: HttpRequest) -> HttpResponseBase:

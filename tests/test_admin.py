@@ -15,13 +15,13 @@ from django.test import AsyncClient, Client
 from django.test.utils import override_settings
 from django.utils import timezone
 
-from streamserve.api.ops import live_metrics
 from streamserve.models import ApiKey, Watch
 from streamserve.models import Stream as StreamRow
+from streamserve.protocol.history import POINT_SECONDS
 from streamserve.rows.work import Job
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.web import site
-from streamserve.web.live import LiveDelivery
+from streamserve.web.live.delivery import LiveDelivery
 from tests.conftest import Caller, body_of, until, until_ready
 from tests.support.streams.log_lines import captured_events
 
@@ -236,9 +236,9 @@ async def test_a_draining_model_takes_nothing_new(engine: None, root: Any, alice
 
 async def test_the_live_page_shows_loading(engine: None, root: Any) -> None:
     """The page shows state, stage, bytes and seconds of every model, and the engine's counts of parks and faults."""
-    [model] = live_metrics(site.get_site().clients, site.get_site().streams)["models"]
-    loading = {"state", "stage", "fraction", "loaded_bytes", "total_bytes", "elapsed_seconds", "message"}
-    assert loading | {"parks", "queue_seconds", "out_of_memory", "quarantines"} <= set(model)
+    [model] = (await site.get_site().live.snapshot()).as_json()["models"]
+    assert {"state", "stage", "fraction", "loaded_bytes", "total_bytes", "elapsed_seconds", "message"} <= set(model)
+    assert {"num_parks", "queue_seconds", "num_out_of_memory", "num_quarantines"} <= set(model["figures"])
 
 
 async def test_streams_of_other_processes_are_seen(root: Any, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ async def test_streams_of_other_processes_are_seen(root: Any, tmp_path: Path) ->
         await StreamRow.objects.acreate(**row, **fields)
     with override_settings(STREAMSERVE=log):
         try:
-            figures = await site.get_site().live.snapshot()
+            figures = (await site.get_site().live.snapshot()).as_json()
         finally:
             await site.reset()
             other.close()
@@ -279,9 +279,8 @@ async def test_a_running_stream_is_seen_and_stopped(root: Any, alice_key: str) -
         await events.aclose()
         [shown] = figures["streams"]
         assert shown["state"] == "running"
-        assert figures["models"][0]["blocks_total"] == sum(
-            figures["models"][0][name] for name in ("blocks_used", "blocks_cached", "blocks_free")
-        )
+        blocks = {name: figures["models"][0]["figures"][f"kv_blocks_{name}"] for name in ("used", "cached", "free")}
+        assert figures["models"][0]["figures"]["kv_blocks_total"] == sum(blocks.values())
         stopped = await client.post(f"{LIVE}stop/{shown['id']}")
         entry = await LogEntry.objects.aget(object_id=shown["id"])
         assert (entry.user_id, entry.change_message) == (root.pk, f"Stopped stream {shown['id']}")
@@ -306,14 +305,12 @@ async def test_all_viewers_share_one_making_of_the_figures(engine: None) -> None
 async def test_the_history_is_the_servers(engine: None, alice_key: str) -> None:
     """A page that opens has the points from before; what answers took is there after the first one."""
     live = site.get_site().live
-    for history in live._histories.values():
-        for _ in range(200):
-            history.note()
+    await until(lambda: bool(live._histories["echo"].points()))
+    before = live._histories["echo"].points()[0]
     await body_of(await Caller(key=alice_key).post("/streams", {"prompt": "hi", "max_tokens": 9, "ignore_eos": True}))
     await until(lambda: not any(stream.is_live for stream in site.get_site().streams.all()))
-    figures = await live.snapshot()
-    [model] = figures["models"]
-    assert len(model["history"]["tokens_per_second"]) == figures["window_seconds"] / figures["point_seconds"]
+    [model] = (await live.snapshot()).as_json()["models"]
+    assert model["points"]["at"][0] == before.slot * POINT_SECONDS
     assert model["latency"]["ttft_p95"] >= model["latency"]["ttft_p50"] > 0
     assert model["latency"]["itl_p50"] is not None
 
@@ -326,7 +323,7 @@ async def test_a_stream_at_rest_has_no_speed(engine: None, alice_key: str) -> No
     await answer.aclose()
     live = site.get_site().live
     await until(lambda: all(stream.state == "parked" for stream in site.get_site().streams.all()))
-    figures = await live.snapshot()
+    figures = (await live.snapshot()).as_json()
     [shown] = figures["streams"]
     assert (shown["state"], shown["tokens_per_second"]) == ("parked", 0.0)
     assert figures["models"][0]["by_state"] == figures["by_state"] == {"starting": 0, "running": 0, "parked": 1}

@@ -51,8 +51,11 @@ def shoot_live(page: Page, visitors: list[Page], url: str, user: str, password: 
         visitor.goto(url)
         ask(visitor, "Tell me everything you know about plans, invoices and refunds.")
     page.locator("[data-stream-id]").first.wait_for()
-    page.wait_for_timeout(6000)  # some seconds of speed for the curve
-    page.screenshot(path=FOLDER / "live.png")
+    for number in range(40):  # two minutes of short answers beside them, for the charts
+        body = {"prompt": f"Question {number}", "max_tokens": 40 + number % 5 * 40, "ignore_eos": True}
+        visitors[number % 3].request.post(f"{url}/streams", data=body)
+        page.wait_for_timeout(3000)
+    page.screenshot(path=FOLDER / "live.png", full_page=True)
 
 
 def main(url: str, user: str = "", password: str = "") -> None:

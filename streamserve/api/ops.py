@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from streamserve.api.call import ANONYMOUS, Call, Reply, json_reply
 from streamserve.clients.base import EngineClient
-from streamserve.protocol.engine import ABSENT, NUM_RECENT, RATE_SECONDS, EngineStats, ModelDescription
+from streamserve.protocol.engine import ABSENT, EngineStats, ModelDescription
 from streamserve.protocol.errors import NotFound
 from streamserve.protocol.frames import UNKNOWN_COUNT
 from streamserve.protocol.measures import RESPONSES
@@ -129,50 +130,60 @@ def render_metrics(
 def _engine_samples(clients: Mapping[str, EngineClient]) -> Iterator[Sample]:
     for alias, client in clients.items():
         labels = {"model_name": alias}
-        for name, value in _engine_metrics(client.stats()).items():
+        stats = client.stats()
+        for name, value in engine_metrics(stats).items():
             yield Sample(name=name, value=value, labels=labels)
-        for name, value in client.stats().upstream.items():
+        for name, value in stats.upstream.items():
             yield Sample(name=f"upstream_{name}", value=value, labels=labels)
         state = client.describe().state
         yield Sample(name="engine_ready", value=float(state == "ready"), labels=labels)
         yield Sample(name="engine_paused", value=float(state == "paused"), labels=labels)
 
 
-def _engine_metrics(stats: EngineStats) -> dict[str, float]:
-    return {
-        "num_requests_running": stats.running,
-        "num_requests_waiting": stats.waiting,
-        "kv_blocks_total": stats.blocks_total,
-        "kv_blocks_used": stats.blocks_used,
-        "kv_blocks_cached": stats.blocks_cached,
-        "kv_blocks_free": stats.blocks_free,
-        "kv_cache_usage_perc": stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0,
-        "prefix_cache_queries": stats.prefix_queries,
-        "prefix_cache_hits": stats.prefix_hits,
-        "prompt_tokens": stats.prompt_tokens,
-        "generation_tokens": stats.generation_tokens,
-        "tokens_per_second": stats.tokens_per_second,
-        "num_preemptions": stats.preemptions,
-        "num_parks": stats.parks,
-        "num_tokens_waiting": stats.queued_tokens,
-        "queue_seconds": stats.queued_seconds,
-        "step_token_budget": stats.token_budget,
-        "num_out_of_memory": stats.out_of_memory,
-        "num_quarantines": stats.quarantines,
-        "num_unknown_ids": stats.unknown_ids,
-        "num_grammar_waits": stats.grammar_waits,
-        "engine_steps": stats.steps,
-        "lost_engines": stats.lost_engines,
-        "num_readers_away": stats.readers_away,
-        "num_readers_late": stats.readers_late,
-        "num_readers_hungry": stats.readers_hungry,
-        "num_readers_ahead": stats.readers_ahead,
-        "num_requests_refused": stats.refused,
-        "num_requests_expired": stats.expired,
-        "computed_tokens": stats.computed_tokens,
-        "recomputed_tokens": stats.recomputed_tokens,
-        "engine_busy_seconds": stats.busy_seconds,
+# An engine's metrics → their names in `EngineStats`.
+OF_STATS: Mapping[str, str] = MappingProxyType(
+    {
+        "num_requests_running": "running",
+        "num_requests_waiting": "waiting",
+        "num_rows_running": "rows",
+        "kv_blocks_total": "blocks_total",
+        "kv_blocks_used": "blocks_used",
+        "kv_blocks_cached": "blocks_cached",
+        "kv_blocks_free": "blocks_free",
+        "prefix_cache_queries": "prefix_queries",
+        "prefix_cache_hits": "prefix_hits",
+        "prompt_tokens": "prompt_tokens",
+        "generation_tokens": "generation_tokens",
+        "tokens_per_second": "tokens_per_second",
+        "num_preemptions": "preemptions",
+        "num_parks": "parks",
+        "num_tokens_waiting": "queued_tokens",
+        "queue_seconds": "queued_seconds",
+        "step_token_budget": "token_budget",
+        "num_out_of_memory": "out_of_memory",
+        "num_quarantines": "quarantines",
+        "num_unknown_ids": "unknown_ids",
+        "num_grammar_waits": "grammar_waits",
+        "engine_steps": "steps",
+        "lost_engines": "lost_engines",
+        "num_readers_away": "readers_away",
+        "num_readers_late": "readers_late",
+        "num_readers_hungry": "readers_hungry",
+        "num_readers_ahead": "readers_ahead",
+        "readers_tokens_per_second": "readers_pace",
+        "num_requests_refused": "refused",
+        "num_requests_expired": "expired",
+        "computed_tokens": "computed_tokens",
+        "recomputed_tokens": "recomputed_tokens",
+        "engine_busy_seconds": "busy_seconds",
     }
+)
+
+
+def engine_metrics(stats: EngineStats) -> dict[str, float]:
+    """Return an engine's metrics, for `/metrics` and the live page."""
+    usage = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
+    return {**{name: getattr(stats, field) for name, field in OF_STATS.items()}, "kv_cache_usage_perc": usage}
 
 
 def _stream_samples(clients: Mapping[str, EngineClient], streams: Iterable[Stream]) -> Iterator[Sample]:
@@ -195,57 +206,19 @@ def _work_samples(work: Mapping[str, Mapping[str, int]]) -> Iterator[Sample]:
             yield Sample(name=f"work_{state}", value=counts.get(state, 0), labels={"kind": kind})
 
 
-def live_metrics(clients: Mapping[str, EngineClient], streams: Streams) -> dict[str, Any]:
-    """Return the models and the live streams of this process, for the live page."""
-    return {
-        "models": [_model_metrics(alias, client) for alias, client in clients.items()],
-        "streams": [_stream_metrics(stream) for stream in streams.all() if stream.is_live],
+def readers_of(stats: EngineStats) -> dict[str, int]:
+    """Return how many of the running sequences are in each state of their readers; they add up to `running`."""
+    readers = {
+        "late": stats.readers_late,
+        "hungry": stats.readers_hungry,
+        "ahead": stats.readers_ahead,
+        "away": stats.readers_away,
     }
+    return {**readers, "starting": stats.running - sum(readers.values()) - stats.rows, "rows": stats.rows}
 
 
-def _model_metrics(alias: str, client: EngineClient) -> dict[str, Any]:
-    stats = client.stats()
-    return {
-        **_load_metrics(client.describe()),
-        "alias": alias,
-        "running": stats.running,
-        "waiting": stats.waiting,
-        "queue_seconds": round(stats.queued_seconds, 2),
-        "blocks_used": stats.blocks_used,
-        "blocks_cached": stats.blocks_cached,
-        "blocks_free": stats.blocks_free,
-        "blocks_total": stats.blocks_total,
-        "prefix_hit_rate": round(stats.prefix_hits / stats.prefix_queries, 4) if stats.prefix_queries else 0.0,
-        "tokens_per_second": round(stats.tokens_per_second, 1),
-        "rate_seconds": RATE_SECONDS,
-        "num_recent": NUM_RECENT,
-        "preemptions": stats.preemptions,
-        "parks": stats.parks,
-        "readers": {
-            "starting": stats.running - _num_seen(stats),
-            "late": stats.readers_late,
-            "hungry": stats.readers_hungry,
-            "ahead": stats.readers_ahead,
-            "away": stats.readers_away,
-        },
-        "refused": stats.refused,
-        "expired": stats.expired,
-        "out_of_memory": stats.out_of_memory,
-        "quarantines": stats.quarantines,
-        "classes": {name: _rounded(one) for name, one in stats.classes.items()},
-    }
-
-
-def _num_seen(stats: EngineStats) -> int:
-    """Return how many of the running sequences have a reader whose state is known."""
-    return stats.readers_late + stats.readers_hungry + stats.readers_ahead + stats.readers_away
-
-
-def _rounded(numbers: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(number, 3) for name, number in numbers.items()}
-
-
-def _load_metrics(model: ModelDescription) -> dict[str, Any]:
+def load_metrics(model: ModelDescription) -> dict[str, Any]:
+    """Return a model's state and how far it has been loaded, for the live page."""
     return {
         "state": model.state,
         "stage": model.stage,
@@ -259,7 +232,8 @@ def _load_metrics(model: ModelDescription) -> dict[str, Any]:
     }
 
 
-def _stream_metrics(stream: Stream) -> dict[str, Any]:
+def stream_metrics(stream: Stream) -> dict[str, Any]:
+    """Return what the live page shows of a stream of this process."""
     summary = stream.summary()
     return {
         "id": summary.id,

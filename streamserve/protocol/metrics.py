@@ -54,6 +54,7 @@ METRICS: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
         _metric("num_requests_running", "gauge", "requests", "Requests in the engine's running batch."),
+        _metric("num_rows_running", "gauge", "requests", "Rows of batches in the running batch: they have no readers."),
         _metric("num_requests_waiting", "gauge", "requests", "Requests waiting for the engine."),
         _metric("kv_blocks_total", "gauge", "blocks", "KV cache blocks the engine has."),
         _metric("kv_blocks_used", "gauge", "blocks", "KV cache blocks held by running sequences."),
@@ -101,6 +102,12 @@ METRICS: Mapping[str, Metric] = {
         _metric("num_readers_late", "gauge", "readers", "Readers that have waited over a second for their next token."),
         _metric("num_readers_hungry", "gauge", "readers", "Readers that run out of tokens soon: these go first."),
         _metric("num_readers_ahead", "gauge", "readers", "Readers that have tokens to read for a while."),
+        _metric(
+            "readers_tokens_per_second",
+            "gauge",
+            "tokens/s",
+            "Tokens that the readers of running answers read per second, without those that are away.",
+        ),
         _metric("num_requests_refused", "counter", "requests", "Requests refused at once: they would wait too long."),
         _metric("num_requests_expired", "counter", "requests", "Requests that waited too long for their first step."),
         _metric("computed_tokens", "counter", "tokens", "Tokens that steps have computed, of prompts and answers."),

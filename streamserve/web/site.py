@@ -32,7 +32,7 @@ from streamserve.streams.registry import Streams
 from streamserve.web import resources
 from streamserve.web.audit import WatchAudit
 from streamserve.web.auth import WrongKeys
-from streamserve.web.live import LiveMetrics
+from streamserve.web.live.metrics import LiveMetrics
 from streamserve.web.permissions import PermissionChecks
 from streamserve.web.pipelines import filtered, pipeline_clients
 from streamserve.web.sealed import unseal

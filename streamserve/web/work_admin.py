@@ -22,6 +22,7 @@ from streamserve.models import Batch, Job, JobStep, StoredFile, WebhookDelivery,
 from streamserve.protocol.errors import StreamserveError
 from streamserve.web.calls import background
 from streamserve.web.site import get_site
+from streamserve.web.words import in_words
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -72,18 +73,6 @@ def shortened(text: str, num_chars: int) -> str:
 def in_short(moment: datetime | None) -> str:
     """Return day and time without the year; "–" for none."""
     return "–" if moment is None else date_format(timezone.localtime(moment), "j M, H:i:s")
-
-
-def in_words(seconds: float | None) -> str:
-    """Return a time with its unit; "–" for none."""
-    if seconds is None:
-        return "–"
-    if seconds < 1:
-        return f"{max(1, round(1000 * seconds))} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 class StepInline(ReadOnly, TabularInline):

@@ -77,9 +77,13 @@ def assert_adds_up(picture: dict[str, Any]) -> None:
         own = [row["state"] for row in rows if row["model"] == model["alias"]]
         assert model["streams"] == len(own) == sum(model["by_state"].values())
         assert model["by_state"] == {state: own.count(state) for state in ("starting", "running", "parked")}
-        assert sum(model["readers"].values()) == model["running"]
+        figures, points = model["figures"], model["points"]
+        assert sum(model["readers"].values()) == figures["num_requests_running"]
         assert min(model["readers"].values()) >= 0
-        assert model["blocks_used"] + model["blocks_cached"] + model["blocks_free"] == model["blocks_total"]
+        blocks = [figures[f"kv_blocks_{name}"] for name in ("used", "cached", "free", "total")]
+        assert sum(blocks[:3]) == blocks[3]
+        for name in points.keys() - {"at", "ttft_of_budget"}:  # a chart ends with what is shown beside it
+            assert points[name][-1] == pytest.approx(figures[name], abs=0.01), name
         if model["capacity"] is not None:
             assert sum(model["capacity"].values()) == pytest.approx(1.0, abs=2e-4)
 
@@ -95,17 +99,34 @@ def test_every_picture_adds_up(site: str, pictures: Iterator[dict[str, Any]]) ->
         for picture in pictures:
             assert_adds_up(picture)
             [model] = picture["models"]
-            seen = (picture["by_state"], model["running"] + model["waiting"])
+            figures = model["figures"]
+            seen = (picture["by_state"], figures["num_requests_running"] + figures["num_requests_waiting"])
             if seen == ({"starting": 0, "running": 6, "parked": 1}, 8):
                 break
             assert time.monotonic() < until, seen
     for picture in pictures:  # until the last one is gone
         assert_adds_up(picture)
-        if not picture["streams"] and not picture["models"][0]["running"]:
+        if not picture["streams"] and not picture["models"][0]["figures"]["num_requests_running"]:
             break
         for row in picture["streams"]:
             httpx.post(f"{site}/streams/{row['id']}/stop", json={}, headers=KEY, timeout=SECONDS)
         assert time.monotonic() < until + SECONDS, picture
+
+
+def test_every_page_gets_the_same_history(staff: httpx.Client, pictures: Iterator[dict[str, Any]]) -> None:
+    """It is kept on the server: a page that is opened later begins with what the earlier page has seen."""
+    first = next(pictures)
+    assert first["is_whole"]
+    with staff.stream("GET", "/admin/streamserve/live/events") as events:
+        later = json.loads(next(line for line in events.iter_lines() if line.startswith("data: "))[6:])
+    points, before = later["models"][0]["points"], first["models"][0]["points"]
+    closed = len(before["at"]) - 1  # the slot of now may still change
+    assert {name: column[:closed] for name, column in points.items() if name != "ttft_of_budget"} == (
+        {name: column[:closed] for name, column in before.items() if name != "ttft_of_budget"}
+    )
+    following = next(pictures)
+    assert not following["is_whole"]
+    assert len(following["models"][0]["points"]["at"]) <= 6
 
 
 def test_windows_are_given(pictures: Iterator[dict[str, Any]]) -> None:
@@ -114,7 +135,7 @@ def test_windows_are_given(pictures: Iterator[dict[str, Any]]) -> None:
         [model] = picture["models"]
         if model["capacity"] is None:
             continue
-        assert (picture["window_seconds"], picture["speed_seconds"], model["rate_seconds"]) == (300, 5.0, 5.0)
+        assert (picture["window_seconds"], picture["speed_seconds"], model["rate_seconds"]) == (900, 5.0, 5.0)
         assert 0 < model["capacity_seconds"] <= picture["window_seconds"]
         return
 

@@ -9,6 +9,7 @@ from tests.support.servers.browser import (
     ADMIN_NAME,
     ADMIN_PASSWORD,
     ANSWER_MS,
+    CONTRAST,
     Watched,
     ask,
     log_text,
@@ -52,37 +53,81 @@ def test_the_live_page_shows_a_running_stream_and_stops_it(browser: Browser, sit
 
 
 SHOWN = """() => {
-  const numbers = (root) => Object.fromEntries(
-    [...root.querySelectorAll('.ss-counts div')].map((item) => [item.closest('section').querySelector('h3').textContent
-      + ': ' + item.querySelector('dt').textContent, Number(item.querySelector('dd').textContent)]));
+  const text = (query) => document.querySelector(query).textContent;
+  const numbers = (query) => Object.fromEntries(text(query).split(/[,.] ?/).filter(Boolean)
+    .map((part) => part.trim().split(' ').reverse()).map(([name, number]) => [name, Number(number)]));
+  const cells = [...document.querySelectorAll('[data-figure]')];
   return {
-    ...numbers(document.querySelector('.ss-card')),
-    sum: document.querySelector('.ss-sum').textContent,
+    snapshot: document.querySelector('[data-streamserve-live]').dataset.snapshot,
+    source: text('[data-ss=source]'),
+    headline: text('[data-ss=headline-words]'),
+    readers: numbers('[data-panel=readers] .ss-verdict'),
+    keys: Object.fromEntries([...document.querySelectorAll('[data-panel=readers] .ss-key')]
+      .map((key) => key.textContent.split(' ')).map(([name, number]) => [name, Number(number)])),
+    figures: Object.fromEntries(cells
+      .map((cell) => [cell.dataset.figure, Number(cell.textContent.replaceAll(',', ''))])),
+    newest: [...document.querySelectorAll('.ss-minutes tbody tr:first-child td')].slice(0, 4)
+      .map((cell) => Number(cell.textContent)),
+    now: text('.ss-now'),
+    sum: text('.ss-sum'),
     rows: [...document.querySelectorAll('[data-stream-id] .ss-state')].map((state) => state.textContent.split(':')[0]),
   };
 }"""
+READER_STATES = ("late", "hungry", "ahead", "away")
 
 
 def test_what_is_shown_at_one_moment_adds_up(browser: Browser, site: str) -> None:
-    """The table's rows, the line above it and the model's card have the same streams; sequences are of two kinds."""
+    """Headline, panel, chart, tables and rows are of one snapshot, whose id is shown; so their figures agree."""
     with watching(browser, site) as staff, watching(browser, site) as visitor:
         open_live_page(staff)
+        for summary in staff.page.locator(".ss-card summary").all():
+            summary.press("Enter")
         visitor.page.goto(site)
         ask(visitor.page, "Something long")
         wait_for_text(visitor.page, 20)
         states_shown = staff.page.locator("[data-stream-id] .ss-state")  # those of earlier tests' readers are parked
         expect(states_shown.get_by_text("running", exact=True)).to_be_visible()
+        expect(staff.page.locator("[data-ss=headline-words]")).to_contain_text("reader")
+        staff.page.wait_for_function(
+            "() => document.querySelector('[data-figure=num_requests_running]').textContent > 0"
+        )
         shown = staff.page.evaluate(SHOWN)
+        figures = shown["figures"]
+        readers = {state: figures[f"num_readers_{state}"] for state in READER_STATES}
+        assert shown["readers"] == shown["keys"] == readers
+        assert shown["newest"] == [readers[state] for state in READER_STATES]
+        assert f"{sum(readers.values())} reader" in shown["headline"]
+        assert f"{figures['num_requests_running']} running, {figures['num_requests_waiting']} waiting" in shown["now"]
+        assert figures["kv_blocks_total"] == sum(figures[f"kv_blocks_{name}"] for name in ("used", "cached", "free"))
         states = [shown["rows"].count(state) for state in ("starting", "running", "parked")]
-        assert [shown[f"Streams now: {name}"] for name in ("Starting", "Running", "Parked")] == states
-        assert shown["Streams now: Streams"] == sum(states) == len(shown["rows"])
+        parts = f"{states[0]} starting, {states[1]} running, {states[2]} parked"
         assert shown["sum"].startswith(f"{len(shown['rows'])} stream")
-        in_engine = [shown[f"In the engine now: {name}"] for name in ("Sequences", "Running", "Waiting")]
-        assert in_engine[0] == in_engine[1] + in_engine[2]
-        for words in ("Last 5 min", "Since the engine began", "tokens/s, last 5 s", "Capacity, last"):
-            expect(staff.page.locator(".ss-card")).to_contain_text(words)
+        assert parts in shown["sum"]
+        assert parts in shown["now"]
+        assert f"Snapshot {shown['snapshot']}" in shown["source"]
         visitor.page.keyboard.press("Escape")
         wait_for_status(visitor.page, "Stopped")
+
+
+PICTURE = "(canvas) => canvas.toDataURL()"
+
+
+def test_each_chart_is_drawn_and_follows_the_theme(browser: Browser, site: str) -> None:
+    """Four charts with time axes, redrawn in the colours of the dark theme; their words can be read in both."""
+    with watching(browser, site, color_scheme="light") as staff:
+        open_live_page(staff)
+        canvas = staff.page.locator("[data-panel=memory] canvas")
+        expect(staff.page.locator(".ss-panel canvas")).to_have_count(4)
+        words = [".ss-headline-words", ".ss-level", ".ss-verdict", ".ss-explained", ".ss-key", ".ss-now"]
+        for scheme in ("light", "dark"):
+            staff.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            for query in words:
+                assert staff.page.locator(query).first.evaluate(CONTRAST) >= 4.5, (scheme, query)
+            if scheme == "light":
+                light = canvas.evaluate(PICTURE)
+        staff.page.wait_for_function(
+            "(light) => document.querySelector('[data-panel=memory] canvas').toDataURL() !== light", arg=light
+        )
 
 
 def test_an_answer_is_watched_from_the_admin(browser: Browser, site: str) -> None:
@@ -129,11 +174,29 @@ def test_a_model_is_paused_and_resumed_from_the_live_page(browser: Browser, site
         assert turn["text"] == log_text(server_log(page, turn["streamId"]))
 
 
-def test_the_live_page_fits_a_phone(browser: Browser, site: str) -> None:
-    """The table scrolls inside itself."""
-    with watching(browser, site, viewport={"width": 390, "height": 700}) as staff:
+# What can be scrolled sideways, by its class.
+SIDEWAYS = """() => [...document.querySelectorAll('#content *')]
+  .filter((each) => each.scrollWidth > each.clientWidth + 1 && each.clientWidth > 2)
+  .filter((each) => /auto|scroll/.test(getComputedStyle(each).overflowX)).map((each) => each.className)"""
+
+
+def test_the_live_page_fits_a_phone_and_a_laptop(browser: Browser, site: str) -> None:
+    """With a stream and every table open, nothing scrolls sideways."""
+    with watching(browser, site, viewport={"width": 390, "height": 700}) as staff, watching(browser, site) as visitor:
         open_live_page(staff)
-        assert staff.page.evaluate("document.documentElement.scrollWidth") <= 390
+        visitor.page.goto(site)
+        ask(visitor.page, "Something long")
+        wait_for_text(visitor.page, 20)
+        expect(staff.page.locator("[data-stream-id]").first).to_be_visible()
+        for summary in staff.page.locator(".ss-card summary").all():
+            summary.click()
+        expect(staff.page.locator(".ss-minutes tbody tr").first).to_be_visible()
+        for width in (390, 1280):
+            staff.page.set_viewport_size({"width": width, "height": 800})
+            assert staff.page.evaluate("document.documentElement.scrollWidth") <= width
+            assert staff.page.evaluate(SIDEWAYS) == []
+        visitor.page.keyboard.press("Escape")
+        wait_for_status(visitor.page, "Stopped")
 
 
 def test_the_live_page_comes_back_after_a_lost_connection(browser: Browser, site: str) -> None:

@@ -48,7 +48,8 @@ CHROMIUM_ARGS = [
 ADMIN_NAME, ADMIN_PASSWORD = "admin", "a password for tests only"
 # The contrast of an element's text with what is painted behind it, by WCAG 2.2.
 CONTRAST = """(element) => {
-  const parse = (text) => text.match(/[0-9.]+/g).map(Number);
+  const isMixed = (text) => text.startsWith('color(srgb'); // by color-mix: 0 to 1
+  const parse = (text) => text.match(/[0-9.]+/g).map((v, i) => (isMixed(text) && i < 3 ? 255 * v : Number(v)));
   const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
     .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
     .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
