@@ -30,6 +30,9 @@ class Citations:
     cite: Cite
     _numbers: dict[str, int] = field(default_factory=dict)
 
+    def __len__(self) -> int:
+        return len(self._numbers)
+
     def number(self, passage: Hit) -> int:
         """Return the passage's number; cite it if this is its first."""
         if passage["slug"] not in self._numbers:

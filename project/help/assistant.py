@@ -16,22 +16,33 @@ from functools import partial
 from django.conf import settings
 
 from project.help.answering import Citations, Markers, SlotFiller, allowed_answers
+from project.help.languages import Language, languages
 from project.help.search import Hit, candidates, choose
 from streamserve import Run, Static
 
 MAX_CONTEXT_TOKENS = 3000
 MAX_ANSWER_TOKENS = 240
 FIRST_TOKEN_SECONDS, TOTAL_SECONDS = 0.5, 5.0  # the budgets that the chat page shows
-DO_NOT_KNOW = "I do not know: no help page answers this. Support does, at help@quillbox.example."
+NO_ANSWER = (
+    "Sorry, I could not find that in our help pages. Please write to help@quillbox.example, or press Talk to a human "
+    "in this chat."
+)
+NOT_FROM_PAGES = "Not from the help pages:"
 SYSTEM = Static(
     "You are the help desk of Quillbox. Answer in two or three sentences, from the numbered passages only, and write "
     "the number of each passage that you use in brackets behind the sentence, as [1]. If they do not answer the "
     "question, say that you do not know."
 )
+SYSTEM_WITHOUT_PAGES = Static(
+    "You are the help desk of Quillbox, an online notebook. No help page answers the question. Answer in one or two "
+    "sentences from what you know in general. State nothing about Quillbox itself."
+)
 _MARKER = re.compile(r" ?\[\d{1,2}\]")
 _SMALL_TALK = re.compile(
     r"\W*(?:hi|hello|hey|hiya|howdy|good (?:morning|afternoon|evening|day)|greetings|thanks?|thank you|thx|cheers|bye|"
-    r"goodbye|see you|ok(?:ay)?|great|who are you|what are you|what can you do|how are you|nice to meet you)\b",
+    r"goodbye|see you|ok(?:ay)?|great|who are you|what are you|what can you do|how are you|nice to meet you|"
+    r"hallo|guten (?:morgen|tag|abend)|danke|bonjour|bonsoir|salut|merci|hola|buenos días|buenas tardes|gracias|"
+    r"こんにちは|ありがとう)(?!\w)",
     re.IGNORECASE,
 )
 
@@ -41,22 +52,30 @@ async def billing(run: Run) -> None:
     warm(run)
     found = await run.step("Searching the help pages", candidates, run.question, of=3, phase="retrieval")
     hits = await run.step("Choosing the passages", choose, found, _earlier(run), of=3, phase="rerank")
+    language = languages().get(found["language"])
     if hits:
         hits = await trimmed(run, hits)
-        await run.step("Writing the answer", partial(answer, run, hits), of=3)
+        await run.step("Writing the answer", partial(answer, run, hits, found["searched"], language), of=3)
     elif is_small_talk(run.question):
         await run.generate(_conversation(run), max_tokens=60, temperature=0)
+    elif settings.HELP_ANSWERS == "quotes":
+        await run.step("Writing the answer", partial(answer_freely, run, language), of=3)
     else:
-        await run.say(DO_NOT_KNOW)
+        await run.say(language.no_answer if language else NO_ANSWER)
 
 
-async def answer(run: Run, hits: Sequence[Hit]) -> None:
-    """Have the model answer from these passages; show it with its citations."""
+async def answer(run: Run, hits: Sequence[Hit], searched: str, language: Language | None = None) -> None:
+    """Have the model answer from these passages; show it with its citations. The passages' sentences are English.
+
+    A model that chooses among sentences is asked what was `searched`: the question corrected, and in English.
+    """
     citations = Citations(partial(cite, run))
     if settings.HELP_ANSWERS == "slots":
+        if language:
+            await run.say(f"{language.in_english} ")
         choices = allowed_answers(hits)
         await run.generate(
-            _conversation(run),
+            [*_conversation(run)[:-1], {"role": "user", "content": searched}],
             grammar={"type": "choice", "choices": choices},
             through=SlotFiller(hits, citations),
             max_tokens=MAX_ANSWER_TOKENS,
@@ -71,6 +90,16 @@ async def answer(run: Run, hits: Sequence[Hit]) -> None:
         max_tokens=MAX_ANSWER_TOKENS,
         temperature=0,
     )
+    if not len(citations):  # a model that writes no marks: these passages are what it has read
+        for hit in hits:
+            cite(run, hit)
+
+
+async def answer_freely(run: Run, language: Language | None = None) -> None:
+    """Have the model answer without a passage, and mark the answer so."""
+    await run.say(f"*{language.not_from_pages if language else NOT_FROM_PAGES}* ")
+    messages = [{"role": "system", "content": SYSTEM_WITHOUT_PAGES}, *_conversation(run)]
+    await run.generate(messages, max_tokens=MAX_ANSWER_TOKENS, temperature=0)
 
 
 def cite(run: Run, hit: Hit) -> None:

@@ -13,7 +13,9 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,12 +24,15 @@ from django.db import connection
 from django.utils.module_loading import import_string
 
 from project.help.models import Passage
-from project.help.words import stems
+from project.help.slots import fill, resolved
+from project.help.spelling import Spelling
+from project.help.words import is_stop_word, stems, words
 
 if TYPE_CHECKING:
     import bm25s
 
 Embed = Callable[[Sequence[str]], Sequence[Sequence[float]]]
+MIN_LIKENESS = 0.6
 _K1, _B = 1.2, 0.5  # of BM25: how much repetitions and a passage's length count
 
 
@@ -41,6 +46,8 @@ class Document:
     sentences: tuple[str, ...]  # with their slots
     values: Mapping[str, str]
     text: str  # filled, with the body: what a model may read
+    asked: tuple[frozenset[str], ...]  # the words of its title and of each other way to ask
+    words: Mapping[str, int]  # that it is searched by, as they stand there
     counts: Mapping[str, int]  # of its stems
 
     @property
@@ -49,18 +56,24 @@ class Document:
         return sum(self.counts.values())
 
 
-def document_of(passage: Passage) -> Document:
-    """Return a passage as a document."""
-    text = f"{passage.text}\n{passage.body_text}".strip()
-    searched = (passage.title, passage.also_asked, passage.keywords, passage.topic.name, text)
+def document_of(passage: Passage, others: Mapping[str, Mapping[str, str]]) -> Document:
+    """Return a passage as a document; `others` has the values of all. Raises KeyError for one that is not there."""
+    values = resolved(passage.values, others)
+    said = " ".join(fill(sentence, values) for sentence in passage.sentence_list)
+    text = f"{said}\n{fill(passage.body, values)}".strip()
+    searched = " ".join((passage.title, passage.also_asked, passage.keywords, passage.topic.name, text))
     return Document(
         slug=passage.slug,
         title=passage.title,
         url=passage.get_absolute_url(),
         sentences=tuple(passage.sentence_list),
-        values=dict(passage.values),
+        values=values,
         text=text,
-        counts=Counter(stems(" ".join(searched))),
+        asked=tuple(
+            frozenset(words(line)) for line in (passage.title, *passage.also_asked.splitlines()) if line.strip()
+        ),
+        words=Counter(words(searched)),
+        counts=Counter(stems(searched)),
     )
 
 
@@ -72,6 +85,7 @@ class Index:
     documents: Mapping[str, Document]
     frequencies: Mapping[str, int]  # of a stem: the number of passages that have it
     mean_length: float
+    spelling: Spelling = field(compare=False)
     bm25: bm25s.BM25 | None = None
     vectors: np.ndarray | None = field(default=None, compare=False)  # (num_passages, width), of length 1
 
@@ -91,6 +105,26 @@ class Index:
         whole = sum(map(self.weight, words))
         return sum(self.weight(word) for word in words if word in document.counts) / whole if whole else 0.0
 
+    def knows(self, word: str) -> bool:
+        """Whether a word is English, as far as passages and stop words show it."""
+        return is_stop_word(word) or any(stem in self.frequencies for stem in stems(word))
+
+    def asked_like(self, question: str) -> dict[str, float]:
+        """Return the passages that are asked for in these words: 1 for the same words as one of their questions.
+
+        A question of stop words alone, as "What is this?", has no other words to search by: it comes as near to a
+        passage as the share of words that it has in common with one of its questions.
+        """
+        asked = frozenset(words(question))
+        least = 1.0 if stems(question) or not asked else MIN_LIKENESS
+        near = {slug: max(map(partial(_likeness, asked), one.asked)) for slug, one in self.documents.items()}
+        return {slug: likeness for slug, likeness in near.items() if likeness >= least}
+
+
+def _likeness(words_of_one: frozenset[str], words_of_other: frozenset[str]) -> float:
+    """Return Jaccard's: the share of all words that both have."""
+    return len(words_of_one & words_of_other) / max(1, len(words_of_one | words_of_other))
+
 
 _current: Index | None = None
 _building = threading.Lock()
@@ -107,7 +141,7 @@ def current_index() -> Index:
 
 
 def _build(version: str) -> Index:
-    documents = {one.slug: document_of(one) for one in Passage.objects.select_related("topic")}
+    documents = _documents()
     frequencies = Counter(stem for one in documents.values() for stem in one.counts)
     bm25 = None
     if documents and frequencies and connection.vendor != "postgresql":
@@ -121,10 +155,22 @@ def _build(version: str) -> Index:
         version=version,
         documents=documents,
         frequencies=frequencies,
+        spelling=Spelling(sum((Counter(one.words) for one in documents.values()), Counter())),
         mean_length=sum(one.length for one in documents.values()) / max(1, len(documents)) or 1.0,
         bm25=bm25,
         vectors=unit_rows(embed([one.text for one in documents.values()])) if embed and documents else None,
     )
+
+
+def _documents() -> dict[str, Document]:
+    """Return the passages as documents, without those whose value is that of a passage which is gone."""
+    passages = list(Passage.objects.select_related("topic"))
+    others = {one.slug: one.values for one in passages}
+    found = {}
+    for one in passages:
+        with suppress(KeyError):
+            found[one.slug] = document_of(one, others)
+    return found
 
 
 def embedding() -> Embed | None:

@@ -10,7 +10,7 @@ from django.db import models
 from django.db.models import Count, Max
 from django.urls import reverse
 
-from project.help.slots import body_problems, fill, sentence_problems, value_problems
+from project.help.slots import body_problems, fill, referenced_slugs, resolved, sentence_problems, value_problems
 
 _SLUG = RegexValidator(r"^[a-z0-9]+(?:-[a-z0-9]+)*$", "A slug has lower-case letters, digits and single hyphens.")
 
@@ -72,6 +72,7 @@ class Passage(models.Model):
         }
         if isinstance(self.values, dict) and all(isinstance(value, str) for value in self.values.values()):
             problems["values"] = value_problems([*self.sentence_list, self.body], self.values)
+            problems["values"] += self._reference_problems()
         else:
             problems["values"] = ["Values are texts, each with the name of its slot."]
         if any(problems.values()):
@@ -85,9 +86,35 @@ class Passage(models.Model):
     @property
     def text(self) -> str:
         """The sentences, filled."""
-        return " ".join(fill(sentence, self.values) for sentence in self.sentence_list)
+        values = self.shown_values()
+        return " ".join(fill(sentence, values) for sentence in self.sentence_list)
 
     @property
     def body_text(self) -> str:
         """The body, filled."""
-        return fill(self.body, self.values)
+        return fill(self.body, self.shown_values())
+
+    def shown_values(self) -> dict[str, str]:
+        """Return the values, references followed; "?" for the value of a passage that is gone."""
+        if not referenced_slugs(self.values):
+            return dict(self.values)
+        others = self._referenced()
+        return {name: _value_or_mark(name, value, others) for name, value in self.values.items()}
+
+    def _reference_problems(self) -> list[str]:
+        others = self._referenced()
+        return [
+            f"{name}: no passage has the value {value[1:]}. Write @slug.name of a value that is there."
+            for name, value in self.values.items()
+            if _value_or_mark(name, value, others) == "?" != value
+        ]
+
+    def _referenced(self) -> dict[str, dict[str, str]]:
+        return dict(Passage.objects.filter(slug__in=referenced_slugs(self.values)).values_list("slug", "values"))
+
+
+def _value_or_mark(name: str, value: str, others: dict[str, dict[str, str]]) -> str:
+    try:
+        return resolved({name: value}, others)[name]
+    except KeyError:
+        return "?"

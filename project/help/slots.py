@@ -1,6 +1,7 @@
 """Sentences with named slots: `The Team plan costs {month} per seat.` and the values beside them. Pure.
 
-A value is text of one line. What is edited is the value; the sentence around it stays, and so does a model's text.
+A value is text of one line. What is edited is the value; the sentence around it stays, and so does a model's text. A
+value that begins with @ is another passage's: `@price-team.month` is what price-team has as `month`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 SLOT = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 NAME = re.compile(r"[a-z][a-z0-9_]*")
+REFERENCE = re.compile(r"@([a-z0-9-]+)\.([a-z][a-z0-9_]*)")
 MAX_SENTENCE_CHARS = 400
 MAX_VALUE_CHARS = 200
 
@@ -17,6 +19,21 @@ MAX_VALUE_CHARS = 200
 def fill(template: str, values: Mapping[str, str]) -> str:
     """Return the text with each slot replaced by its value. Raises KeyError for a slot without a value."""
     return SLOT.sub(lambda match: values[match[1]], template)
+
+
+def referenced_slugs(values: Mapping[str, str]) -> set[str]:
+    """Return the passages whose values these values are."""
+    return {found[1] for value in values.values() if (found := REFERENCE.fullmatch(value))}
+
+
+def resolved(values: Mapping[str, str], others: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Return the values, each reference replaced by the value in `others`. Raises KeyError for what is not there."""
+
+    def text_of(value: str) -> str:
+        found = REFERENCE.fullmatch(value)
+        return others[found[1]][found[2]] if found else value
+
+    return {name: text_of(value) for name, value in values.items()}
 
 
 def sentence_problems(sentences: Sequence[str]) -> list[str]:

@@ -26,5 +26,14 @@ def _stemmer() -> Stemmer.Stemmer:
 
 def stems(text: str) -> list[str]:
     """Return the stems of a text's words, in order, with repetitions."""
-    words = _WORD.findall(_POSSESSIVE.sub("", text.lower()))
-    return _stemmer().stemWords([word for word in words if word not in _STOP_WORDS])
+    return _stemmer().stemWords([word for word in words(text) if word not in _STOP_WORDS])
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text in lower case, stop words included, in order, with repetitions."""
+    return _WORD.findall(_POSSESSIVE.sub("", text.lower()))
+
+
+def is_stop_word(word: str) -> bool:
+    """Whether a search leaves this word out."""
+    return word in _STOP_WORDS

@@ -94,12 +94,12 @@ def test_a_price_edited_in_the_admin_changes_the_next_answer(chat: Page, edited:
 
 
 def test_what_no_page_answers_has_no_source(chat: Page) -> None:
-    """ "I do not know", and after a reload too."""
+    """It declines, and says so after a reload too."""
     ask_and_wait(chat, "Who won the match last night?")
-    assert answer_text(chat).startswith("I do not know")
+    assert answer_text(chat).startswith("Sorry, I could not find that")
     expect(chat.locator(".ss-sources")).to_be_hidden()
     chat.reload()
-    assert answer_text(chat).startswith("I do not know")
+    assert answer_text(chat).startswith("Sorry, I could not find that")
     expect(chat.locator(".ss-made summary")).to_be_visible()
 
 

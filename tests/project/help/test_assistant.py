@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 
-from project.help.assistant import DO_NOT_KNOW
+from project.help.assistant import NO_ANSWER, NOT_FROM_PAGES
+from project.help.languages import languages
 from project.help.models import Passage
 from project.help.review import EXAMPLE, account_review
 from streamserve.protocol.events import Citation, Status, Token
@@ -51,13 +52,57 @@ async def test_an_edited_price_changes_the_next_answer_and_its_citation(ask: Ask
     assert (citation.id, citation.title, citation.url) == ("price-team", "Team's price", "/help/price-team/")
 
 
-async def test_a_removed_passage_leads_to_i_do_not_know_without_a_citation(ask: Ask) -> None:
+async def test_the_price_list_follows_an_edited_price(ask: Ask) -> None:
+    """Its values are those of the plans' passages; without one of them it is not an answer any more."""
+    first = await ask("What does it cost?")
+    assert first.text.startswith("Solo costs $8 a month for one person, Team $15 and Business $29 per seat")
+    assert first.cited == ["about-prices"]
+    await set_value("price-team", month="$17")
+    assert "Team $17 and" in (await ask("What does it cost?")).text
+    await Passage.objects.filter(slug="price-team").adelete()
+    assert "about-prices" not in (await ask("What does it cost?")).cited
+
+
+@pytest.mark.parametrize(
+    ("question", "declined"),
+    [
+        ("Who won the match?", NO_ANSWER),
+        ("Wer hat das Spiel gewonnen?", languages()["de"].no_answer),
+        ("Quel temps fait-il à Paris ?", languages()["fr"].no_answer),
+        ("¿Quién ganó el partido?", languages()["es"].no_answer),
+        ("今日の試合はどうでしたか？", languages()["ja"].no_answer),
+        ("Chi ha vinto la partita?", NO_ANSWER),
+    ],
+)
+async def test_it_declines_in_the_language_of_the_question(ask: Ask, question: str, declined: str) -> None:
+    """In words that name the way to a person; in English where the language is not one of four."""
+    answer = await ask(question)
+    assert (answer.text, answer.cited) == (declined, [])
+
+
+async def test_a_model_that_quotes_answers_below_the_threshold(ask: Ask, settings: Any) -> None:
+    """The answer begins with the words that it is not from the help pages, and names no source."""
+    settings.HELP_ANSWERS = "quotes"
+    for question, mark in (("Who won the match?", NOT_FROM_PAGES), ("Wer hat das Spiel gewonnen?", "Nicht aus den")):
+        answer = await ask(question)
+        assert answer.text.startswith(f"*{mark}")
+        assert len(answer.text) > len(f"*{mark}* ")
+        assert answer.cited == []
+
+
+async def test_the_pages_of_an_answer_without_marks_are_its_sources(ask: Ask, settings: Any) -> None:
+    """A model may forget the number of a passage: readers see which pages it was given."""
+    settings.HELP_ANSWERS = "quotes"
+    assert (await ask("What does the Team plan cost?")).cited == ["price-team"]
+
+
+async def test_a_removed_passage_leads_to_no_answer_and_no_citation(ask: Ask) -> None:
     """The answer is in no passage any more, so it is not given, whatever the model knows."""
     question = "Do you hold a webinar?"
     assert (await ask(question)).cited == ["support-training"]
     await Passage.objects.filter(slug="support-training").adelete()
     answer = await ask(question)
-    assert (answer.text, answer.cited) == (DO_NOT_KNOW, [])
+    assert (answer.text, answer.cited) == (NO_ANSWER, [])
 
 
 async def test_a_citation_comes_before_the_sentence_ends(ask: Ask) -> None:
@@ -74,7 +119,7 @@ async def test_a_greeting_is_answered_freely(ask: Ask) -> None:
     """No passage, no refusal: the model answers in its own words, after a question too."""
     for turns in (("Hello!",), ("How do I pause?", "Like this. [1]", "Thanks, that helps!")):
         answer = await ask(*turns)
-        assert answer.text not in ("", DO_NOT_KNOW)
+        assert answer.text not in ("", NO_ANSWER)
         assert answer.cited == []
 
 

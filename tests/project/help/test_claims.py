@@ -14,7 +14,8 @@ from django.test import Client
 
 from project import settings as project_settings
 from project.context import SUGGESTIONS
-from project.help.assistant import DO_NOT_KNOW, billing
+from project.help.assistant import NO_ANSWER, billing
+from project.help.languages import languages
 from project.help.review import EXAMPLE, account_review
 from streamserve import pipeline
 from streamserve.clients.pipeline.client import PIPELINES, _pipelines
@@ -68,7 +69,8 @@ def files() -> list[Path]:
 
 def said() -> list[str]:
     """Return everything that the assistant or the demo model may say."""
-    return [DO_NOT_KNOW, EXAMPLE, *(text for path in files() for text in answers(tomllib.loads(path.read_text())))]
+    declined = [NO_ANSWER, *(language.no_answer for language in languages().values())]
+    return [*declined, EXAMPLE, *(text for path in files() for text in answers(tomllib.loads(path.read_text())))]
 
 
 class Page(HTMLParser):

@@ -11,6 +11,7 @@ from asgiref.sync import sync_to_async
 pytest.importorskip("torch", reason="needs the engine extra: pip install 'streamserve[engine]'")
 
 from benchmarks.demo_model.knowledge import FACTS_BY_ID
+from project.help.assistant import NO_ANSWER
 from project.help.models import Passage
 from project.help.questions.held_out import ABSENT, EDITED, HELD_OUT, PRESENT, HeldOut
 from tests.support.sites.help_desk import Answered, Ask, assistant_over, shipped_model
@@ -19,7 +20,7 @@ from tests.support.sites.help_desk import Answered, Ask, assistant_over, shipped
 def is_right(question: HeldOut, answered: Answered) -> bool:
     """Whether the answer states the fact, with its edited value, and cites its passage alone; or knows of none."""
     if question.fact_id is None:
-        return answered.cited == [] and "do not know" in answered.text
+        return answered.cited == [] and answered.text == NO_ANSWER
     terms = FACTS_BY_ID[question.fact_id].key_terms
     wanted = [replaced(question, term) for term in terms] + [question.new]
     return answered.cited == [question.fact_id] and all(term in answered.text for term in wanted)
@@ -43,7 +44,7 @@ async def answers_to(questions: tuple[HeldOut, ...], ask: Ask) -> list[tuple[Hel
     return list(zip(questions, await asyncio.gather(*(ask(one.text) for one in questions)), strict=True))
 
 
-async def test_it_answers_48_of_60_held_out_questions(shared_knowledge: None) -> None:
+async def test_it_answers_49_of_60_held_out_questions(shared_knowledge: None) -> None:
     """Present facts, edited ones and absent ones: the right fact and the right passage, or none."""
     async with shipped_model() as model, assistant_over(model) as ask:
         got = await answers_to(PRESENT, ask)
@@ -56,4 +57,5 @@ async def test_it_answers_48_of_60_held_out_questions(shared_knowledge: None) ->
     wrong = [
         (question.text, answered.text, answered.cited) for question, answered in got if not is_right(question, answered)
     ]
-    assert len(got) - len(wrong) >= 48, wrong
+    print(len(got) - len(wrong), "of", len(got))
+    assert len(got) - len(wrong) >= 49, wrong

@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the engine extra: pip install 'streamserve[engine]'")
 
+from project.help.assistant import NO_ANSWER
+from project.help.languages import languages
 from project.help.questions.natural import NATURAL, Natural
 from tests.support.sites.help_desk import Answered, Ask, assistant_over, shipped_model
 
@@ -16,6 +18,14 @@ from tests.support.sites.help_desk import Answered, Ask, assistant_over, shipped
 def is_right(question: Natural, answered: Answered) -> bool:
     """Whether the first source is one of its pages; or there is none, where no page answers."""
     return answered.cited[0] in question.pages if answered.cited else not question.pages
+
+
+def beginning_of(question: Natural, answered: Answered) -> str:
+    """Return how the answer begins: in the question's language, or with the words that decline in it."""
+    language = languages().get(question.language)
+    if answered.cited:
+        return language.in_english if language else ""
+    return language.no_answer if language else NO_ANSWER
 
 
 async def ask_it(ask: Ask, question: Natural) -> Answered:
@@ -38,4 +48,6 @@ async def test_it_answers_natural_questions(shared_knowledge: None) -> None:
         if not is_right(question, answered)
     ]
     assert len(NATURAL) == 40
-    assert len(right) >= 18, wrong
+    for question, answered in zip(NATURAL, got, strict=True):
+        assert answered.text.startswith(beginning_of(question, answered)), question.text
+    assert len(right) >= 35, wrong

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
 from django.test import Client
 
@@ -31,7 +32,8 @@ def test_the_data_files_state_the_demo_models_facts() -> None:
     for fact in FACTS:
         entry = entries[fact.id]
         assert fill(" ".join(entry["sentences"].splitlines()), entry["values"]) == fact.answer
-    assert len(entries) == len(FACTS) == Passage.objects.count()
+    about = [entry["slug"] for entry in read_passages([KNOWLEDGE / "welcome.toml"])]  # which the model does not know
+    assert len(entries) == len(FACTS) + len(about) == Passage.objects.count()
     for passage in Passage.objects.all():
         passage.full_clean()
 
@@ -45,6 +47,20 @@ def test_a_passage_has_a_page(client: Client) -> None:
     assert client.get("/help/").status_code == 200
     Passage.objects.get(slug="price-team").delete()
     assert client.get("/help/price-team/").status_code == 404
+
+
+def test_a_value_may_be_that_of_another_passage(client: Client) -> None:
+    """Its page follows an edit; a reference to what is not there is refused by name, and shown as a question mark."""
+    assert "Team $15" in client.get("/help/about-prices/").content.decode()
+    team, prices = (Passage.objects.get(slug=slug) for slug in ("price-team", "about-prices"))
+    team.values["month"] = "$17"
+    team.save()
+    assert "Team $17" in client.get("/help/about-prices/").content.decode()
+    prices.values["team"] = "@price-team.week"
+    with pytest.raises(ValidationError, match=r"no passage has the value price-team\.week"):
+        prices.full_clean()
+    team.delete()
+    assert "Team ?" in client.get("/help/about-prices/").content.decode()
 
 
 def test_what_is_edited_is_escaped_on_the_page(client: Client) -> None:
@@ -82,9 +98,10 @@ def test_help_load_reads_files_of_ones_own(tmp_path: Path) -> None:
     file.write_text(
         '[[passage]]\nslug = "own"\ntopic = "Mine"\ntitle = "Mine?"\nsentences = ["It is {x}."]\nvalues = { x = "y" }\n'
     )
+    before = Passage.objects.count()
     call_command("help_load", str(file), verbosity=0, stdout=io.StringIO())
     assert Passage.objects.get(slug="own").text == "It is y."
-    assert Passage.objects.count() == len(FACTS) + 1
+    assert Passage.objects.count() == before + 1
     for text, message in (
         ("[[passage]\n", "own.toml"),
         ('[[passage]]\nslug = "a"\n', "topic is missing"),
@@ -94,7 +111,7 @@ def test_help_load_reads_files_of_ones_own(tmp_path: Path) -> None:
         (tmp_path / "wrong.toml").write_text(text)
         with pytest.raises(CommandError, match=message.replace("{", r"\{").replace("own.toml", "wrong.toml")):
             call_command("help_load", str(tmp_path / "wrong.toml"))
-    assert Passage.objects.count() == len(FACTS) + 1
+    assert Passage.objects.count() == before + 1
     call_command("help_load", str(tmp_path / "own.toml"), "--only", stdout=io.StringIO())
     assert [(one.slug, one.topic.name) for one in Passage.objects.all()] == [("own", "Mine")]
     assert Topic.objects.count() == 1
