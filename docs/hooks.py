@@ -122,6 +122,16 @@ def style() -> str:
 
 
 _RULES = """
+body { background-image: none !important; }
+.container { max-width: 1400px; }
+.navbar.bg-primary { background: #17324d !important; }
+.navbar .nav-link, .navbar-brand { color: #fff !important; }
+[data-bs-theme=light] .col-md-9 a, [data-bs-theme=light] .modal a,
+[data-bs-theme=light] .bs-sidebar .nav-link { color: #0b57d0; }
+[data-bs-theme=dark] .col-md-9 a, [data-bs-theme=dark] .modal a,
+[data-bs-theme=dark] .bs-sidebar .nav-link { color: #8ab4f8; }
+h1, h2, h3 { font-weight: 600; letter-spacing: 0; }
+h1 { font-size: 2rem; } h2 { font-size: 1.5rem; margin-top: 2rem; } h3 { font-size: 1.2rem; margin-top: 1.5rem; }
 .codehilite, .codehilite pre { background: transparent !important; }
 table { display: block; overflow-x: auto; max-width: 100%; }
 table td, table th { padding: 0.35rem 0.6rem; vertical-align: top; }
