@@ -5,6 +5,7 @@
 // `updateBlocks` gets the whole text so far, at most once a frame; only blocks whose source changed are rebuilt.
 // Work is linear in the text: failed searches are not repeated, nesting is bounded.
 
+import { colourCode } from "./code_colours.js";
 import { words } from "./words.js";
 
 const MAX_DEPTH = 10;
@@ -47,8 +48,9 @@ export function updateBlocks(root, views, source, isTail) {
   });
 }
 
-function kindOf({ type, isOrdered, start }) {
-  return type === "list" ? `list ${isOrdered} ${isOrdered ? start : ""}` : type;
+function kindOf({ type, isOrdered, start, head, sides }) {
+  if (type === "list") return `list ${isOrdered} ${isOrdered ? start : ""}`;
+  return type === "table" ? `table ${JSON.stringify([head, sides])}` : type;
 }
 
 function appendBlocks(root, source, depth, isOpen) {
@@ -92,7 +94,8 @@ function readFence(lines, at) {
   const close = new RegExp(`^ {0,3}${open[1][0]}{${open[1].length},}[ \\t]*$`);
   let end = at + 1;
   while (end < lines.length && !close.test(lines[end])) end += 1;
-  return { type: "code", language: open[2], text: lines.slice(at + 1, end).join("\n"), end: Math.min(end + 1, lines.length) };
+  const text = lines.slice(at + 1, end).join("\n");
+  return { type: "code", language: open[2], text, isClosed: end < lines.length, end: Math.min(end + 1, lines.length) };
 }
 
 function readHeading(lines, at) {
@@ -192,11 +195,9 @@ function isNumber(marker) {
 }
 
 function makeBlock(block, depth, isOpen) {
-  if (block.type === "code") {
-    const { node, update } = codeBox(block.language, block.text);
-    return { node, grow: ({ language, text }) => update(language, text) };
-  }
+  if (block.type === "code") return makeCode(block, isOpen);
   if (block.type === "list") return makeList(block, depth, isOpen);
+  if (block.type === "table") return makeTable(block);
   return { node: BLOCK_NODES[block.type](block, depth, isOpen) };
 }
 
@@ -210,17 +211,28 @@ const BLOCK_NODES = {
     appendBlocks(node, text, depth + 1, isOpen);
     return node;
   },
-  table: ({ head, sides, rows }) => {
-    const cell = (name) => (text, column) => {
-      const node = element(name, sides[column] ? { class: sides[column] } : {});
-      appendInline(node, text, { depth: 0, isOpen: false, mayLink: true });
-      return node;
-    };
-    const row = (name) => (texts) => element("tr", {}, ...texts.map(cell(name)));
-    const table = element("table", {}, element("thead", {}, row("th")(head)), element("tbody", {}, ...rows.map(row("td"))));
-    return element("div", { class: "ss-table", dir: directionOf(head.concat(...rows).join(" ")), tabindex: "0" }, table);
-  },
 };
+
+function makeTable({ head, sides, rows }) {
+  const cell = (name) => (text, column) => {
+    const node = element(name, sides[column] ? { class: sides[column] } : {});
+    appendInline(node, text, { depth: 0, isOpen: false, mayLink: true });
+    return node;
+  };
+  const row = (name, texts) => element("tr", {}, ...texts.map(cell(name)));
+  const body = element("tbody");
+  const node = element("div", { class: "ss-table", tabindex: "0" }, element("table", {}, element("thead", {}, row("th", head)), body));
+  const views = [];
+  const grow = (table) => {
+    node.dir = directionOf(head.concat(...table.rows.slice(0, 9)).join(" "));
+    reconcile(body, views, table.rows, (texts, old) => {
+      const key = texts.join("\n");
+      return old?.key === key ? old : { key, node: row("td", texts) };
+    });
+  };
+  grow({ rows });
+  return { node, grow };
+}
 
 function makeList({ isOrdered, start, items }, depth, isOpen) {
   const node = element(isOrdered ? "ol" : "ul", isOrdered && start !== 1 ? { start: String(start) } : {});
@@ -247,6 +259,17 @@ function listItem(source, depth, isOpen) {
   return node;
 }
 
+/** Code, coloured as soon as it is whole. */
+function makeCode(first, isFirstOpen) {
+  const { node, code, update } = codeBox(first.language, first.text);
+  const grow = ({ language, text, isClosed }, isOpen) => {
+    update(language, text);
+    if (isClosed || !isOpen) colourCode(code, language);
+  };
+  grow(first, isFirstOpen);
+  return { node, grow };
+}
+
 /** A box of code with its label and a copy button. */
 export function codeBox(label, text) {
   const title = element("span", { class: "ss-code-label" }, label || words("code"));
@@ -261,9 +284,9 @@ export function codeBox(label, text) {
   button.addEventListener("click", () => copyFrom(button, () => code.textContent));
   const update = (newLabel, newText) => {
     title.textContent = newLabel || words("code");
-    code.textContent = newText;
+    if (code.textContent !== newText) code.textContent = newText; // the same text keeps its colours
   };
-  return { node, update };
+  return { node, code, update };
 }
 
 // --- inline ----------------------------------------------------------------------------------------------------------
