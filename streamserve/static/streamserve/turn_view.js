@@ -4,14 +4,16 @@ import { isLive } from "./conversation.js";
 import { copyFrom, element } from "./render.js";
 import { AnswerView, linkMarkers, sourceItems } from "./answer_view.js";
 import { hasContent } from "./blocks.js";
+import { typeset } from "./formulas.js";
 import { count, decimal, words } from "./words.js";
 
 export class TurnView {
   /** `on.again(turn)`: answer this question again; `on.edit(turn)`: take it back to change it. */
-  constructor(template, turn, on, { showsFigures = false, budgets = {} } = {}) {
+  constructor(template, turn, on, { showsFigures = false, budgets = {}, hasMath = false } = {}) {
     this.turn = turn;
     this.showsFigures = showsFigures;
     this.budgets = budgets;
+    this.hasMath = hasMath;
     this.node = template.content.firstElementChild.cloneNode(true);
     this.parts = Object.fromEntries([...this.node.querySelectorAll("[data-ss]")].map((part) => [part.dataset.ss, part]));
     this.answer = new AnswerView(this.parts.body);
@@ -35,6 +37,7 @@ export class TurnView {
   paint() {
     this.answer.update(this.turn.text, this.isLive, this.turn.blocks);
     linkMarkers(this.parts.body, this.turn.citations);
+    if (this.hasMath) typeset(this.parts.body);
     this.showSources();
     this.showTyping();
   }
@@ -166,6 +169,7 @@ function figure(text, title) {
   const node = document.createElement("span");
   node.textContent = text;
   node.title = title;
+  node.dir = "auto";
   return node;
 }
 
