@@ -24,6 +24,8 @@ def streamserve_chat(
     title: str = "",
     name: str = "",
     figures: bool = False,
+    math: bool = False,
+    form: str = "fill",
     models: str | Iterable[str] = (),
     first_token_budget: float = 0,
     total_budget: float = 0,
@@ -33,7 +35,7 @@ def streamserve_chat(
     `system` is the system prompt of this widget, which the visitor does not see; `suggestions` a list, or a text with |
     between the questions; `name` keeps its conversation apart from other widgets' conversations; `figures` shows tokens
     and times under each answer, and the budgets, in seconds, beside what was measured. `models` are the models to
-    choose from.
+    choose from. `math` typesets LaTeX. `form` is "fill" (the element around it), or "corner": a button opens it there.
     """
     request = context.get("request")
     if request is None:
@@ -48,6 +50,8 @@ def streamserve_chat(
         title=title,
         name=name,
         figures=figures,
+        math=math,
+        form=form,
         models=models,
         budgets={"first_token": first_token_budget, "total": total_budget},
     )

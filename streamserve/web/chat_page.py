@@ -31,6 +31,7 @@ from streamserve.web.site import start_loading
 from streamserve.web.views import non_atomic
 from streamserve.web.websocket import socket_path
 
+FORMS = ("fill", "corner")  # fill the element around it, or float in the page's corner
 _STORAGE = "streamserve.chat"  # begins every key of the browser's storage that is ours
 
 
@@ -44,6 +45,8 @@ def widget_config(
     title: str = "",
     name: str = "",
     figures: bool = False,
+    math: bool = False,
+    form: str = "fill",
     models: str | Iterable[str] = (),
     budgets: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
@@ -51,8 +54,10 @@ def widget_config(
 
     `name` keeps the conversations of different widgets apart; without a name, another model or title does.
     `models` are the models a visitor may choose from; the first is chosen at first. `budgets` has `first_token`
-    and `total`, in seconds, to be shown beside what was measured.
+    and `total`, in seconds, to be shown beside what was measured. `math` typesets LaTeX. `form` is one of `FORMS`.
     """
+    if form not in FORMS:
+        raise ImproperlyConfigured(f"A chat has the form {form!r}. The forms are {', '.join(FORMS)}.")
     settings = get_settings()
     offered = [model] if model else _listed(models)
     for alias in offered:
@@ -72,6 +77,8 @@ def widget_config(
         "suggestions": _listed(suggestions),
         "title": title.strip(),  # text, also where a template has it as a literal, which Django takes for HTML
         "figures": figures,
+        "math": math,
+        "form": form,
         "words": json.dumps(translations(), ensure_ascii=False),
         "signed_in_as": username,
         "storage_key": f"{_STORAGE}/{quote(username, safe='')}/{quote(name or _default_name(model, title), safe='')}",
@@ -167,6 +174,7 @@ WORDS = (
     gettext_noop("In the queue, place {place}"),
     gettext_noop("New chat. The last one can be brought back."),
     gettext_noop("Of {count} prompt tokens, taken from the prefix cache"),
+    gettext_noop("Open the chat"),
     gettext_noop("Press Ctrl+C"),
     gettext_noop("Reading"),
     gettext_noop("Reading, {percent} %"),

@@ -4,6 +4,8 @@ import { test } from "node:test";
 
 import { Acks } from "../../streamserve/static/streamserve/acks.js";
 import { splitParts } from "../../streamserve/static/streamserve/answer_view.js";
+import { classOf } from "../../streamserve/static/streamserve/code_colours.js";
+import { cut } from "../../streamserve/static/streamserve/formulas.js";
 import { isJson, mayBecomeJson, prettyJson } from "../../streamserve/static/streamserve/json.js";
 import { loadingFigures, loadingWords } from "../../streamserve/static/streamserve/loading.js";
 import { AskedLocks } from "../../streamserve/static/streamserve/locks.js";
@@ -141,4 +143,17 @@ test("an acknowledgement that another web process must count is sent again", asy
   t.mock.timers.tick(8000); // it counted: there is nothing new
   await settle();
   assert.deepEqual(sent, [2, 2]);
+});
+
+test("a formula is whole between the delimiters that belong together", () => {
+  assert.deepEqual(cut("\\(x\\)"), { tex: "x", isDisplay: false });
+  assert.deepEqual(cut("$$x$$"), { tex: "x", isDisplay: true });
+  assert.deepEqual(cut("\\[x\\]"), { tex: "x", isDisplay: true });
+  assert.deepEqual(cut("$x$"), { tex: "x", isDisplay: false });
+  for (const part of ["\\(x", "\\(x\\]", "$$", "$$x$", "x", `$${"x".repeat(2000)}$`]) assert.equal(cut(part), null, part);
+});
+
+test("a scope of highlight.js is a class by its first word", () => {
+  assert.equal(classOf("title.function_"), "ss-hl-title");
+  assert.equal(classOf("language:xml"), "ss-hl-language");
 });

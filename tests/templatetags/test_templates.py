@@ -103,6 +103,22 @@ def test_several_models_are_a_choice(desk: None) -> None:
         render("models=offered", offered=["bills", "ecco"])
 
 
+def test_a_form_is_one_of_two() -> None:
+    """The floating form brings its button and is a dialog that is closed; another form is named with the way out."""
+    floating = render('form="corner" title="Ask us"')
+    assert re.search(r'<section[^>]* role="dialog"[^>]* hidden', floating)
+    assert "ss-launch" in floating
+    assert "<h2>Ask a question</h2>" in floating  # its title is in its bar
+    assert "ss-launch" not in render("")
+    with pytest.raises(ImproperlyConfigured, match="The forms are fill, corner"):
+        render('form="middle"')
+
+
+def test_formulas_are_typeset_on_demand() -> None:
+    assert data(render("math=True"), "math") == "true"
+    assert data(render(""), "math") == "false"
+
+
 def test_budgets_reach_the_page() -> None:
     """In seconds; 0 is none."""
     page = render("first_token_budget=0.5 total_budget=5")

@@ -21,7 +21,7 @@ const LAST_FIGURES_SECONDS = 10; // how long a stopped answer waits for the serv
 
 export class Answering {
   /**
-   * `chat` gives: config, conversation, locks, readiness, announce(text), link(state), changed(answering), painted(),
+   * `chat` gives: config, isAway, conversation, locks, readiness, announce(text), link(state), changed(answering), painted(),
    * signIn().
    */
   constructor(chat, turn, view) {
@@ -72,9 +72,8 @@ export class Answering {
   async run() {
     this.chat.announce(words("Generating"));
     this.view.show();
-    const look = () => this.stream.acks.lookAway(document.hidden);
-    document.addEventListener("visibilitychange", look, { signal: this.leaving.signal });
-    look();
+    document.addEventListener("visibilitychange", () => this.look(), { signal: this.leaving.signal });
+    this.look();
     try {
       await this.own();
       while (this.isLive && !this.isDetached && this.turn.streamId === null) {
@@ -94,6 +93,11 @@ export class Answering {
       }
       this.leave();
     }
+  }
+
+  /** Tell the server whether the visitor sees the answer. */
+  look() {
+    this.stream.acks.lookAway(this.chat.isAway);
   }
 
   // --- owning --------------------------------------------------------------------------------------------------------

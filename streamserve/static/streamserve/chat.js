@@ -2,6 +2,7 @@
 
 import { Answering } from "./answering.js";
 import { Banner } from "./banner.js";
+import { Corner } from "./corner.js";
 import { Conversation, forgetOtherUsers, isLive } from "./conversation.js";
 import { Heartbeat } from "./heartbeat.js";
 import { loadingWords } from "./loading.js";
@@ -29,6 +30,8 @@ class Chat {
     this.isPinned = true;
     this.banner = new Banner(this.parts.banner, this.parts["banner-words"]);
     this.onLost = () => {};
+    /** @type {Corner | null} */
+    this.corner = null; // the floating form
     this.readiness = new Readiness({
       readyUrl: this.config.readyUrl,
       model: () => this.model,
@@ -59,7 +62,24 @@ class Chat {
     if (this.parts.form.hidden) return; // the visitor has to sign in first
     this.resize(); // for what was typed before this script had loaded
     void this.readiness.wait();
+    this.openCorner();
     if (isFirst && this.root.closest(".ss-page") !== null) this.focus(); // in another page the focus is that page's
+  }
+
+  openCorner() {
+    if (this.root.parentElement?.matches(".ss-corner") !== true) return;
+    this.corner = new Corner(this.root, this.config.storageKey, {
+      focus: () => this.focus(),
+      onToggle: () => {
+        this.resize(); // what is hidden has no height
+        for (const answering of this.answers.values()) answering.look();
+      },
+    });
+  }
+
+  /** Whether the visitor sees nothing of the chat. */
+  get isAway() {
+    return document.hidden || this.root.hidden;
   }
 
   // --- other tabs ----------------------------------------------------------------------------------------------------
@@ -189,7 +209,9 @@ class Chat {
   changed(answering) {
     if (this.answers.get(answering.turn) !== answering) return;
     this.showAnswering();
-    if (!answering.isLive) this.announceEnd(answering.turn);
+    if (answering.isLive) return;
+    this.announceEnd(answering.turn);
+    this.corner?.ended();
   }
 
   showAnswering() {
@@ -322,7 +344,9 @@ class Chat {
     });
     stop.addEventListener("click", () => this.stop());
     this.root.addEventListener("keydown", (event) => {
-      if (event.key === "Escape" && !event.isComposing) this.stop();
+      if (event.key !== "Escape" || event.isComposing || !this.isAnswering) return;
+      event.preventDefault(); // and so closes no floating chat
+      this.stop();
     });
     this.parts.new.addEventListener("click", () => this.newChat());
     this.parts.back.addEventListener("click", () => this.back());
@@ -426,7 +450,7 @@ function watchServer(chats) {
 
 function readConfig(root) {
   const { streamsUrl, readyUrl, liveUrl, model, storageKey, keepaliveSeconds, request, csrfCookie } = root.dataset;
-  const { figures, firstTokenBudget, totalBudget } = root.dataset;
+  const { figures, firstTokenBudget, totalBudget, math } = root.dataset;
   const token = () => cookie(csrfCookie) ?? root.querySelector("input[name=csrfmiddlewaretoken]")?.value ?? "";
   return {
     streamsUrl,
@@ -438,6 +462,7 @@ function readConfig(root) {
     request: JSON.parse(request || "{}"),
     headers: () => ({ "X-CSRFToken": token() }),
     showsFigures: figures === "true",
+    hasMath: math === "true",
     budgets: { firstToken: Number(firstTokenBudget) || 0, total: Number(totalBudget) || 0 }, // seconds; 0: none
   };
 }
