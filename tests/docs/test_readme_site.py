@@ -1,4 +1,4 @@
-"""README.md, "Add it to your own site": its lines make a site, and the address that they end in works."""
+"""README.md, "Add it to your own site": its lines make a site, and the address that they end in works. Its table."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ def test_seven_lines_are_seven() -> None:
     lines = [line for block in blocks for line in block.code.splitlines() if line]
     assert len(lines) == 7
     assert "seven lines" in (ROOT / "README.md").read_text()
+
+
+def test_the_short_comparison_is_of_the_long_one() -> None:
+    """Each row of README's table is a row of docs/compare.md, word for word, so that they cannot differ."""
+    table = (ROOT / "README.md").read_text().partition("\n## Compared\n")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("|")]
+    assert len(rows) > 5
+    assert set(rows) <= set((ROOT / "docs" / "compare.md").read_text().splitlines())
 
 
 @pytest.mark.browser
