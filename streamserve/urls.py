@@ -9,6 +9,7 @@ from django.urls import path, register_converter
 from django.urls.converters import StringConverter
 
 from streamserve.api.routes import CONVERTERS, ROUTES
+from streamserve.web.probe import probe
 from streamserve.web.ready_page import ready_route
 from streamserve.web.views import view_of
 
@@ -46,5 +47,6 @@ register_converter(FileIdConverter, "file_id")
 
 urlpatterns = [
     ready_route("chat/", name="chat"),
+    path("streams/doctor", probe, name="doctor"),  # before what answers all of /streams/
     *(path(route.path, view_of(route), name=route.name or None) for route in ROUTES),
 ]

@@ -30,7 +30,7 @@ LAYERS = (
     "top",
 )
 BASE = ("conf.py", "conf_reader.py", "models.py", "keys.py")
-FOLDERS = {"rows": "base", "migrations": "base", "management": "top", "templatetags": "top"}
+FOLDERS = {"rows": "base", "migrations": "base", "doctor": "top", "management": "top", "templatetags": "top"}
 WITHOUT_DJANGO = LAYERS[: LAYERS.index("base")]
 DJANGO = {"django", "channels", "daphne", "asgiref"}
 LIBRARIES = {

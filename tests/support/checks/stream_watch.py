@@ -30,6 +30,7 @@ from streamserve.streams.reader.channel import nothing
 from streamserve.streams.reader.delivery import Delivery
 from tests.support.checks.stream_checks import check_relay, check_stream
 
+_PROBE_ID = b"doctor"  # of the doctor's probes, which are no answers
 LEFT, WHOLE, CUT = "left", "whole", "cut"
 
 
@@ -137,7 +138,8 @@ class Connection:
             self._websocket = _Texts(CLIENT, extensions, self._relay.feed), _Texts(SERVER, extensions, self._relay.feed)
         elif isinstance(event, h11.Response):
             headers = dict(event.headers)
-            is_stream = b"x-stream-id" in headers and headers[b"content-type"].startswith(b"text/event-stream")
+            has_id = headers.get(b"x-stream-id", _PROBE_ID) != _PROBE_ID
+            is_stream = has_id and headers.get(b"content-type", b"").startswith(b"text/event-stream")
             self._body = Body(self._watch, headers) if is_stream else None
         elif isinstance(event, h11.Data) and self._body is not None:
             self._body.feed(bytes(event.data))
