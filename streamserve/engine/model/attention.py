@@ -1,7 +1,7 @@
 """Paged attention: of our decoder layers by `attend`, of transformers' modelling code by `AttentionInterface`.
 
 A call writes the step's keys and values to their slots, then attends: all decodes of similar length in one call, and
-each prefill chunk. Native kernels read the blocks where they are; without them keys and values are gathered, a chunk
+each prefill chunk. Kernels read the blocks where they are; without them keys and values are gathered, a chunk
 attends in slices of queries. transformers' call finds its `PagedAttention` on the attention module (set at load). Knows
 slots and numbers, not sequences. Lives on the engine thread. (Slices of queries with the group of heads packed into the
 rows: twice as fast as torch's SDPA in bf16 on CPU.)
@@ -11,17 +11,16 @@ Shapes: Hq query heads = Hkv key/value heads x G; T packed tokens; S rows of a d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from streamserve.engine.model.batch import DecodeMetadata, PrefillMetadata, StepBatch
-from streamserve.engine.model.kernels import Kernels
 from streamserve.engine.model.kv_cache import KVCache, LayerShape
 
 NAME = "streamserve_paged"
@@ -51,10 +50,28 @@ class Variant:
         return {"scaling": self.scaling, "window": self.window, "softcap": self.softcap, "sinks": self.sinks}
 
 
+class AttentionKernels(Protocol):
+    """What attends without gathering: `kernels.Kernels` on a CPU, `cuda.kernels.GPUKernels` on a GPU."""
+
+    def write_slots(self, pool: torch.Tensor, slots: torch.Tensor, vectors: torch.Tensor) -> None:
+        """Store vectors (num_heads, num_tokens, dim) at slots (num_tokens,) of pool (num_heads, num_slots, dim)."""
+        ...
+
+    @property
+    def attend_decodes(self) -> Callable[..., torch.Tensor]:
+        """See `kernels.Kernels.attend_decodes`."""
+        ...
+
+    @property
+    def attend_prompt(self) -> Callable[..., torch.Tensor]:
+        """See `kernels.Kernels.attend_prompt`."""
+        ...
+
+
 class PagedAttention:
     """The step that the attention function works on. Each loaded model has one. `kernels` None: torch computes."""
 
-    def __init__(self, kernels: Kernels | None = None) -> None:
+    def __init__(self, kernels: AttentionKernels | None = None) -> None:
         self.kernels = kernels
         self.kv: KVCache | None = None
         self.batch: StepBatch | None = None
@@ -106,7 +123,7 @@ def attend(
     kv: KVCache,
     batch: StepBatch,
     *,
-    kernels: Kernels | None = None,
+    kernels: AttentionKernels | None = None,
     is_new: bool = True,
 ) -> torch.Tensor:
     """Attend over `layer` of the KV memory. query (Hq, T, D), key (Hkv, T, D), value (Hkv, T, Dv) -> (T, Hq, Dv).
@@ -127,11 +144,49 @@ def attend(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def attend_stored(
+    layer: int, query: torch.Tensor, variant: Variant, kv: KVCache, batch: StepBatch, kernels: AttentionKernels
+) -> torch.Tensor:
+    """Attend by kernels over keys and values that are stored already. query (Hq, T, D) -> (T, Hq, Dv)."""
+    parts = [_kernels_on_group(layer, query[:, group.rows], variant, kv, group, kernels) for group in batch.decodes]
+    parts += [_kernels_on_span(layer, query[:, span.rows], variant, kv, span, kernels) for span in batch.prefills]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 def _attend_group(
-    layer: int, query: torch.Tensor, variant: Variant, kv: KVCache, group: DecodeMetadata, kernels: Kernels | None
+    layer: int,
+    query: torch.Tensor,
+    variant: Variant,
+    kv: KVCache,
+    group: DecodeMetadata,
+    kernels: AttentionKernels | None,
 ) -> torch.Tensor:
     if kernels is None or query.dtype != kv.keys[layer].dtype:
         return attend_decodes(query, kv, layer, group, variant)
+    return _kernels_on_group(layer, query, variant, kv, group, kernels)
+
+
+def _attend_span(
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    variant: Variant,
+    kv: KVCache,
+    span: PrefillMetadata,
+    kernels: AttentionKernels | None,
+) -> torch.Tensor:
+    """Attend with a chunk's tokens, whose keys and values are stored: query (Hq, T, D), key (Hkv, T, D)."""
+    if kernels is not None and query.dtype == kv.keys[layer].dtype:
+        return _kernels_on_span(layer, query, variant, kv, span, kernels)
+    if span.start > 0:
+        key, value = kv.read(layer, span.context)
+    return attend_prefill(query, key, value, span, variant)
+
+
+def _kernels_on_group(
+    layer: int, query: torch.Tensor, variant: Variant, kv: KVCache, group: DecodeMetadata, kernels: AttentionKernels
+) -> torch.Tensor:
     return kernels.attend_decodes(
         query,
         kv.keys[layer],
@@ -143,30 +198,18 @@ def _attend_group(
     )
 
 
-def _attend_span(
-    layer: int,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    variant: Variant,
-    kv: KVCache,
-    span: PrefillMetadata,
-    kernels: Kernels | None,
+def _kernels_on_span(
+    layer: int, query: torch.Tensor, variant: Variant, kv: KVCache, span: PrefillMetadata, kernels: AttentionKernels
 ) -> torch.Tensor:
-    """Attend with a chunk's tokens, whose keys and values are stored: query (Hq, T, D), key (Hkv, T, D)."""
-    if kernels is not None and query.dtype == kv.keys[layer].dtype:
-        return kernels.attend_prompt(
-            query,
-            kv.keys[layer],
-            kv.values[layer],
-            span.start,
-            span.block_table,
-            kv.block_size,
-            **variant.arguments,
-        )
-    if span.start > 0:
-        key, value = kv.read(layer, span.context)
-    return attend_prefill(query, key, value, span, variant)
+    return kernels.attend_prompt(
+        query,
+        kv.keys[layer],
+        kv.values[layer],
+        span.start,
+        span.block_table,
+        kv.block_size,
+        **variant.arguments,
+    )
 
 
 def attend_decodes(
@@ -329,7 +372,7 @@ def forward(
     return out[None], None
 
 
-def attach(model: torch.nn.Module, kernels: Kernels | None = None) -> PagedAttention:
+def attach(model: torch.nn.Module, kernels: AttentionKernels | None = None) -> PagedAttention:
     """Register the function with transformers and give every attention module of `model` one `PagedAttention`."""
     from transformers import AttentionInterface
 

@@ -16,8 +16,9 @@ assignment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -140,17 +141,30 @@ class StepBatch:
     """
 
     chunks: tuple[Chunk, ...]
-    input_ids: torch.Tensor  # (1, num_tokens)
-    position_ids: torch.Tensor  # (1, num_tokens)
-    slot_mapping: torch.Tensor  # (num_tokens,) where this step writes
+    numbers: torch.Tensor  # (3, num_tokens) int64: tokens, positions, and the slots that this step writes
     decodes: tuple[DecodeMetadata, ...]
     prefills: tuple[PrefillMetadata, ...]
     last_rows: tuple[int, ...]
 
     @property
+    def input_ids(self) -> torch.Tensor:
+        """Tokens (1, num_tokens)."""
+        return self.numbers[:1]
+
+    @property
+    def position_ids(self) -> torch.Tensor:
+        """Positions (1, num_tokens)."""
+        return self.numbers[1:2]
+
+    @property
+    def slot_mapping(self) -> torch.Tensor:
+        """Slots (num_tokens,) where this step writes."""
+        return self.numbers[2]
+
+    @property
     def num_tokens(self) -> int:
         """Rows of the packed batch."""
-        return int(self.input_ids.shape[1])
+        return int(self.numbers.shape[1])
 
     @property
     def num_decodes(self) -> int:
@@ -164,52 +178,62 @@ class StepBatch:
         return {row: chunk.seq_id for row, chunk in chunks if chunk.token_ids[0] == PENDING}
 
 
-def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> StepBatch:
-    """Turn a plan into a batch: single-token chunks first, grouped by context length, then the rest."""
-    chunks = tuple(sorted(plan.chunks, key=_group_of))
+def build_batch(plan: StepPlan, block_size: int, device: torch.device, *, groups_decodes: bool = True) -> StepBatch:
+    """Turn a plan into a batch: single-token chunks first, grouped by context length, then the rest.
+
+    Not `groups_decodes`: all decodes are one group, for an attention that reads their blocks where they are.
+    """
+    group_of = _length_of if groups_decodes else _kind_of
+    chunks = tuple(sorted(plan.chunks, key=group_of))
     num_decodes = sum(len(chunk.token_ids) == 1 for chunk in chunks)
-    numbers = torch.tensor(_numbers_of(chunks, block_size))  # (3, num_tokens)
-    prefills = _build_prefills(chunks[num_decodes:], num_decodes, block_size)
-    batch = StepBatch(
+    numbers = to_device(_int_tensor(_numbers_of(chunks, block_size)).view(3, -1), device)
+    prefills = _build_prefills(chunks[num_decodes:], num_decodes, block_size, device)
+    return StepBatch(
         chunks=chunks,
-        input_ids=numbers[:1],
-        position_ids=numbers[1:2],
-        slot_mapping=numbers[2],
-        decodes=_build_decodes(chunks[:num_decodes], numbers[1], block_size),
+        numbers=numbers,
+        decodes=_build_decodes(chunks[:num_decodes], numbers[1], block_size, group_of),
         prefills=prefills,
         last_rows=(*range(num_decodes), *(span.first_row + span.num_tokens - 1 for span in prefills)),
     )
-    return batch if device.type == "cpu" else _batch_to_device(batch, device)
 
 
-def _group_of(chunk: Chunk) -> int:
+def _kind_of(chunk: Chunk) -> int:
+    return int(len(chunk.token_ids) > 1)  # decodes first, each in the plan's order
+
+
+def _length_of(chunk: Chunk) -> int:
     if len(chunk.token_ids) > 1:
-        return 1 << 30  # after every decode, in the plan's order
+        return 1 << 30  # after every decode
     return max(SHORTEST_GROUP_BITS, chunk.start.bit_length())
 
 
-def _numbers_of(chunks: tuple[Chunk, ...], block_size: int) -> tuple[list[int], list[int], list[int]]:
-    """Return the token, the position and the slot of each row: plain numbers, which are sooner made than tensors."""
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
+def _int_tensor(numbers: array[int]) -> torch.Tensor:
+    """Return a tensor (n,) over the numbers."""
+    return torch.frombuffer(numbers, dtype=torch.int64)
+
+
+def _numbers_of(chunks: tuple[Chunk, ...], block_size: int) -> array[int]:
+    """Return the tokens of all rows, then their positions, then their slots."""
+    token_ids, positions, slots = array("q"), array("q"), array("q")
     for chunk in chunks:
         begin, end = chunk.start, chunk.start + len(chunk.token_ids)
-        token_ids += chunk.token_ids
-        positions += range(begin, end)
+        token_ids.extend(chunk.token_ids)
+        positions.extend(range(begin, end))
         while begin < end:  # what is left of a block, or of the chunk
             block, offset = divmod(begin, block_size)
             first, count = chunk.block_table[block] * block_size + offset, min(block_size - offset, end - begin)
-            slots += range(first, first + count)
+            slots.extend(range(first, first + count))
             begin += count
-    return token_ids, positions, slots
+    return token_ids + positions + slots
 
 
-def _build_decodes(chunks: tuple[Chunk, ...], positions: torch.Tensor, block_size: int) -> tuple[DecodeMetadata, ...]:
+def _build_decodes(
+    chunks: tuple[Chunk, ...], positions: torch.Tensor, block_size: int, group_of: Callable[[Chunk], int]
+) -> tuple[DecodeMetadata, ...]:
     """Group the decodes, which are the first rows of those at `positions` (num_tokens,)."""
     groups: list[DecodeMetadata] = []
     row = 0
-    for _, found in groupby(chunks, key=_group_of):
+    for _, found in groupby(chunks, key=group_of):
         members = list(found)
         groups.append(_build_group(row, members, positions[row : row + len(members)], block_size))
         row += len(members)
@@ -219,20 +243,24 @@ def _build_decodes(chunks: tuple[Chunk, ...], positions: torch.Tensor, block_siz
 def _build_group(first_row: int, chunks: list[Chunk], positions: torch.Tensor, block_size: int) -> DecodeMetadata:
     starts = [chunk.start for chunk in chunks]
     num_blocks = max(starts) // block_size + 1
-    tables = [list(chunk.block_table[:num_blocks]) for chunk in chunks]
-    for table in tables:
-        table.extend([0] * (num_blocks - len(table)))
+    tables = array("q")  # many times sooner a tensor than lists are
+    for chunk in chunks:
+        own = chunk.block_table[:num_blocks]
+        tables.extend(own)
+        tables.extend((0,) * (num_blocks - len(own)))
     return DecodeMetadata(
         first_row=first_row,
         positions=positions,
-        block_tables=torch.tensor(tables),
+        block_tables=to_device(_int_tensor(tables).view(len(chunks), num_blocks), positions.device),
         longest=max(starts) + 1,
         shortest=min(starts) + 1,
         block_size=block_size,
     )
 
 
-def _build_prefills(chunks: tuple[Chunk, ...], first_row: int, block_size: int) -> tuple[PrefillMetadata, ...]:
+def _build_prefills(
+    chunks: tuple[Chunk, ...], first_row: int, block_size: int, device: torch.device
+) -> tuple[PrefillMetadata, ...]:
     spans = []
     for chunk in chunks:
         spans.append(
@@ -240,26 +268,12 @@ def _build_prefills(chunks: tuple[Chunk, ...], first_row: int, block_size: int) 
                 first_row=first_row,
                 num_tokens=len(chunk.token_ids),
                 start=chunk.start,
-                block_table=torch.tensor(chunk.block_table),
+                block_table=to_device(_int_tensor(array("q", chunk.block_table)), device),
                 block_size=block_size,
             )
         )
         first_row += len(chunk.token_ids)
     return tuple(spans)
-
-
-def _batch_to_device(batch: StepBatch, device: torch.device) -> StepBatch:
-    for group in batch.decodes:
-        group.positions = to_device(group.positions, device)
-        group.block_tables = to_device(group.block_tables, device)
-    for span in batch.prefills:
-        span.block_table = to_device(span.block_table, device)
-    return replace(
-        batch,
-        input_ids=to_device(batch.input_ids, device),
-        position_ids=to_device(batch.position_ids, device),
-        slot_mapping=to_device(batch.slot_mapping, device),
-    )
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -13,8 +13,10 @@ from typing import TypeVar
 
 import torch
 
-from streamserve.engine.capacity import max_tokens_that_fit
+from streamserve.engine.capacity import blocks_for_tokens, max_tokens_that_fit
 from streamserve.engine.model.batch import HostCopy, StepBatch, build_batch, on_device
+from streamserve.engine.model.cuda.kernels import GPUKernels
+from streamserve.engine.model.decoder.decoder import Decoder
 from streamserve.engine.model.kv_cache import KVCache
 from streamserve.engine.model.load.loader import LoadedModel, end_token_ids
 from streamserve.engine.model.prompt_scores import Scores, score
@@ -22,11 +24,13 @@ from streamserve.engine.model.sampler import Draws, SamplingMetadata, raw_logpro
 from streamserve.engine.model.token_rules import PenaltyCounts, RuleTensors
 from streamserve.engine.plan import (
     Chunk,
+    Progress,
     Sampled,
     SampleSpec,
     StepOutOfMemory,
     StepPlan,
     StepResult,
+    no_progress,
 )
 
 T = TypeVar("T")
@@ -151,6 +155,18 @@ class ModelRunner:
             device=self.loaded.device,
         )
 
+    def capture(self, most_rows: int, progress: Progress = no_progress) -> None:
+        """Capture steps of up to `most_rows` decodes as CUDA graphs, where the model can be; takes seconds."""
+        model = self.loaded.model
+        if isinstance(model, Decoder):
+            most_blocks = min(blocks_for_tokens(self.max_model_len, self.block_size), self.num_blocks)
+            model.capture(
+                self.kv,
+                most_rows=most_rows,
+                most_blocks=most_blocks,
+                on_progress=lambda fraction: progress("graphs", fraction),
+            )
+
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Run the step; on a GPU this returns while it is still working."""
         return self._within_memory(lambda: self._launch(plan))
@@ -172,7 +188,8 @@ class ModelRunner:
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         with torch.inference_mode():
-            batch = build_batch(plan, self.block_size, self.loaded.device)
+            is_one_group = isinstance(self.loaded.kernels, GPUKernels)
+            batch = build_batch(plan, self.block_size, self.loaded.device, groups_decodes=not is_one_group)
             self._fill_pending(batch)
             specs = {
                 last - len(chunk.samples) + 1 + index: spec

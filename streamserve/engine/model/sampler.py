@@ -6,8 +6,8 @@ Knows logits and `SampleSpec`s; no sequences, no model.
 
 Why top-p needs no sort: a token belongs to the nucleus iff the tokens likelier than it hold less than `top_p`. The
 winner among all tokens, if it is in the nucleus, is the winner among the nucleus. If it is not, neither is anything
-less likely: cut there and draw again. It succeeds the first time with probability `top_p`. (On a GPU, where the check
-means waiting, rows are sorted after all.) Nothing here waits for a GPU.
+less likely: cut there and draw again. It succeeds the first time with probability `top_p`. (On a GPU without kernels,
+where the check means waiting, rows are sorted after all.) Nothing here waits for a GPU.
 
 The noise is counter-based: the same number for the same (seed, position, token), on every device, in every batch. A
 sampled token is `argmax(log p + Gumbel)`; equally `argmin(E / p)` with E exponential, which saves a logarithm. The
@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from streamserve.engine.model.batch import on_device, to_device
-from streamserve.engine.model.kernels import Kernels
 from streamserve.engine.model.token_rules import PenaltyCounts, RuleTensors
 from streamserve.engine.plan import RawLogprobs, SampleSpec
 
@@ -66,19 +66,29 @@ class SamplingMetadata:
     counts: PenaltyCounts | None = None  # updated for the specs of this step
 
 
+class DrawKernels(Protocol):
+    """What draws in one call: `kernels.Kernels` on a CPU, `cuda.kernels.GPUKernels` on a GPU."""
+
+    def draw(
+        self, logits: torch.Tensor, shapes: Sequence[tuple[float, float, float]], keys: Sequence[tuple[int, int, int]]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw from each row of logits: token ids (num_rows,), and which rows are finite."""
+        ...
+
+
 def sample(
     logits: torch.Tensor,
     specs: Sequence[SampleSpec],
     metadata: SamplingMetadata | None = None,
-    kernels: Kernels | None = None,
+    kernels: DrawKernels | None = None,
 ) -> Draws:
     """Choose a token for each row of `logits` (num_rows, vocab_size) by its spec.
 
-    `metadata` are for specs with rules or penalties. `kernels` draw the same tokens faster, on the CPU.
+    `metadata` are for specs with rules or penalties. `kernels` draw the same tokens faster.
     """
     logits = logits.float()
     if kernels is not None:
-        return _sample_natively(logits, specs, metadata, kernels)
+        return _sample_by_kernel(logits, specs, metadata, kernels)
     finite = torch.isfinite(logits.amax(dim=-1))  # NaN and +inf win the maximum; all -inf loses to nothing
     shaped = _shape(logits, specs, metadata)
     greedy = [row for row, spec in enumerate(specs) if spec.sampling.temperature <= 0]
@@ -96,8 +106,8 @@ def sample(
     return _with_logprobs(logits, specs, token_ids, finite)
 
 
-def _sample_natively(
-    logits: torch.Tensor, specs: Sequence[SampleSpec], metadata: SamplingMetadata | None, kernels: Kernels
+def _sample_by_kernel(
+    logits: torch.Tensor, specs: Sequence[SampleSpec], metadata: SamplingMetadata | None, kernels: DrawKernels
 ) -> Draws:
     shaped = _shape(logits, specs, metadata)
     samplings = [spec.sampling for spec in specs]

@@ -115,8 +115,8 @@ def test_contexts_of_very_different_length_decode_together(
     lengths = [3, 70, SHORTEST + 40, 2 * SHORTEST + 40, 4 * SHORTEST + 40]
     num_groups: list[int] = []
 
-    def noting(*args: Any) -> Any:
-        batch = build_batch(*args)
+    def noting(*args: Any, **options: Any) -> Any:
+        batch = build_batch(*args, **options)
         num_groups.append(len(batch.decodes))
         return batch
 

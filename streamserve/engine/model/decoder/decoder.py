@@ -8,15 +8,19 @@ Shapes: T packed tokens, C hidden size, V vocabulary, L layers, P numbers of a l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn.functional import embedding
 
 from streamserve.engine.model.batch import StepBatch
+from streamserve.engine.model.cuda.graphs import DecodeGraphs
+from streamserve.engine.model.cuda.kernels import GPUKernels
 from streamserve.engine.model.decoder.layer import DecoderLayer, Step
 from streamserve.engine.model.decoder.native_experts import native_experts
-from streamserve.engine.model.decoder.parts import Norm, Rotary
+from streamserve.engine.model.decoder.parts import ACTIVATION, Norm, Rotary, gated
 from streamserve.engine.model.decoder.spec import DecoderSpec
 from streamserve.engine.model.decoder.step import NativeStep, can_compute
 from streamserve.engine.model.kernels import Kernels
@@ -56,8 +60,9 @@ class Decoder:
     head: Linear
     layer_inputs: LayerInputs | None = None
     num_parameters: int = 0
-    kernels: Kernels | None = None
+    kernels: Kernels | GPUKernels | None = None
     native_step: NativeStep | None = None  # where it can be computed whole; see `use`
+    graphs: DecodeGraphs | None = None  # on a GPU, once they are captured
     # Hidden states of the last forward pass, and what the head gives for its decodes: computed with them.
     _decoded: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -107,9 +112,13 @@ class Decoder:
             layers[id(self.embedding)] = self.embedding.weight.nbytes
         return sum(layers.values())
 
-    def use(self, kernels: Kernels | None) -> None:
-        """Compute with native kernels from now on: decodes in one call, if they can do that for this decoder."""
+    def use(self, kernels: Kernels | GPUKernels | None) -> None:
+        """Compute with kernels from now on: native kernels in one call, if they can do that for this decoder."""
         self.kernels, self.native_step = kernels, None
+        if isinstance(kernels, GPUKernels):
+            for norm in (self.norm, *(norm for layer in self.layers for norm in layer.norms)):
+                norm.kernels = kernels
+            return
         for layer in self.layers:
             if layer.experts is not None:
                 layer.experts.native = native_experts(kernels, layer.experts)
@@ -131,7 +140,8 @@ class Decoder:
         """
         self._decoded = None
         if self.native_step is None:
-            return self._forward(kv, batch)
+            hidden = None if self.graphs is None else self.graphs(kv, batch)
+            return self._forward(kv, batch) if hidden is None else hidden
         self._decoded = self.native_step(kv, batch, self._query_scale(batch.position_ids[0]))
         return self._decoded[0]
 
@@ -144,6 +154,7 @@ class Decoder:
             kv=kv,
             batch=batch,
             kernels=self.kernels,
+            gate=self._gate,
             turns=[rotary.at(positions) for rotary in self.rotaries],
             query_scale=self._query_scale(positions),
             layer_inputs=None if self.layer_inputs is None else self.layer_inputs(input_ids, tokens),
@@ -151,6 +162,19 @@ class Decoder:
         for layer in self.layers:
             tokens = layer(tokens, step)
         return self.norm(tokens)
+
+    def capture(self, kv: KVCache, *, most_rows: int, most_blocks: int, on_progress: Callable[[float], None]) -> None:
+        """Capture steps of up to `most_rows` decodes over `kv` as CUDA graphs, if there are kernels for it."""
+        if isinstance(self.kernels, GPUKernels):
+            graphs = DecodeGraphs(self._forward, kv, most_rows=most_rows, most_blocks=most_blocks)
+            graphs.capture(on_progress)
+            self.graphs = graphs
+
+    @property
+    def _gate(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        if isinstance(self.kernels, GPUKernels):
+            return partial(self.kernels.gated, activation=self.spec.activation)
+        return partial(gated, activation=ACTIVATION[self.spec.activation])
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return float32 logits (n, V) of `rows` (n,) of the hidden states (T, C)."""

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch.nn.functional import gelu, relu, rms_norm, silu
 
+from streamserve.engine.model.cuda.kernels import GPUKernels
 from streamserve.engine.model.decoder.spec import RotarySpec, Routing
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -34,9 +35,12 @@ class Norm:
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         self.weight, self.eps = weight, eps
+        self.kernels: GPUKernels | None = None
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         """Normalise inputs (..., C)."""
+        if self.kernels is not None:
+            return self.kernels.norm(inputs, self.weight, self.eps)
         if self.weight.dtype is inputs.dtype:
             return rms_norm(inputs, self.weight.shape, self.weight, self.eps)
         return rms_norm(inputs.float(), self.weight.shape, self.weight, self.eps).to(inputs.dtype)

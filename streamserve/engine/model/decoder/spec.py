@@ -254,9 +254,14 @@ def _experts(family: Family, config: Any, index: int) -> ExpertsSpec | None:
         intermediate_size=getattr(config, names.intermediate_size),
         routing=routing,
         has_bias=names.has_bias,
-        clamp=(float(config.swiglu_limit), float(config.swiglu_alpha)) if names.is_clamped else None,
+        clamp=_clamp(config) if names.is_clamped else None,
         is_beside_dense=names.is_beside_dense,
     )
+
+
+def _clamp(config: Any) -> tuple[float, float]:
+    """Return the limit and alpha of gpt-oss' gate, which configs of older transformers do not name."""
+    return float(getattr(config, "swiglu_limit", 7.0)), float(getattr(config, "swiglu_alpha", 1.702))
 
 
 def _kv_layer(config: Any, index: int) -> int:

@@ -20,6 +20,7 @@ import torch
 
 from streamserve.engine.config import ModelConfig
 from streamserve.engine.model import attention
+from streamserve.engine.model.cuda.kernels import GPUKernels, open_gpu_kernels
 from streamserve.engine.model.decoder.build import build, sample_weights
 from streamserve.engine.model.decoder.checkpoint import Checkpoint, UnlikeSpec, Weights, lacking
 from streamserve.engine.model.decoder.spec import DecoderSpec
@@ -89,7 +90,7 @@ class LoadedModel:
     model: LanguageModel
     layers: Mapping[int, LayerShape]
     source: Source
-    kernels: Kernels | None
+    kernels: Kernels | GPUKernels | None
     num_parameters: int
     weight_bytes: int
     linears: str
@@ -172,12 +173,13 @@ def load_decoder(
     progress("packing", 0.0)
     maker = replace(maker, packs=packs)
     decoder = build(spec, checkpoint, maker, dtype, source.device, lambda fraction: progress("packing", fraction))
-    decoder.use(kernels)
+    used = kernels or gpu_kernels_for(source, model_config)
+    decoder.use(used)
     return LoadedModel(
         model=decoder,
         layers=decoder.layer_shapes,
         source=source,
-        kernels=kernels,
+        kernels=used,
         num_parameters=decoder.num_parameters,
         weight_bytes=decoder.weight_bytes,
         linears=names_of(decoder.linears),
@@ -240,12 +242,13 @@ def load_hf(
     linears = _pack(model, source, model_config, kernels, progress, kept)
     if kept is not None:
         keep_float_logits(model, kept, head.bias)
-    hf = HFModel(model, attention.attach(model, kernels))
+    used = kernels or gpu_kernels_for(source, model_config)
+    hf = HFModel(model, attention.attach(model, used))
     return LoadedModel(
         model=hf,
         layers=record_layers(hf, source),
         source=source,
-        kernels=kernels,
+        kernels=used,
         num_parameters=num_parameters,
         weight_bytes=num_parameters * model.dtype.itemsize,
         linears=names_of(linears),
@@ -291,6 +294,13 @@ def kernels_for(source: Source, model_config: ModelConfig, progress: Progress) -
         return None
     progress("kernels", 0.0)
     return open_kernels(lambda fraction: progress("kernels", fraction))
+
+
+def gpu_kernels_for(source: Source, model_config: ModelConfig) -> GPUKernels | None:
+    """Return the GPU's kernels for a source's device; None where there are none, or none are wanted."""
+    if source.device.type != "cuda" or not model_config.native:
+        return None
+    return open_gpu_kernels(source.device)
 
 
 def choose_device(name: str) -> torch.device:

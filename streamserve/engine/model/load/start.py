@@ -62,6 +62,7 @@ def load_runner(
     if runner is None:
         runner = _hf_runner(source, model_config, engine_config, progress)
     progress("probe", 1.0)
+    runner.capture(engine_config.max_num_seqs, progress)
     return runner
 
 
