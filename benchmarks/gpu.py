@@ -1,6 +1,6 @@
 """Our engine on CUDA beside transformers, in turns: decode steps, first tokens, and their share of the roofline.
 
-    python -m benchmarks.gpu [--shapes 135m,1b,8b] [--streams 1,8,64,256] [--json FILE]
+    python -m benchmarks.gpu [--shapes 135m,1b,8b] [--streams 1,8,64,256] [--hf-batching] [--json FILE]
 
 Needs a GPU with torch and triton; no Django, no hub: weights are random. The roofline of a decode step is the time in
 which its bytes (weights, and the keys and values of its streams) are read at the rate of a large copy, measured here.
@@ -62,7 +62,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 BLOCK_SIZE = 32
-KV_BYTES = 16 << 30
+KV_BYTES = 32 << 30
 PROMPT_LEN = 512
 LONG_PROMPTS = (1024, 32_768)
 COPY_BYTES = 4 << 30
@@ -118,7 +118,7 @@ class GenerateRandom(Generate):
 
 
 class BatchingRandom(GenerateRandom):
-    """transformers continuous batching over random weights: a prompt's tokens and `num` decode steps at once."""
+    """transformers continuous batching over random weights."""
 
     name = "hf batching"
 
@@ -206,6 +206,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--ours", action="store_true", help="only ours")
+    parser.add_argument(
+        "--hf-batching", action="store_true", help="transformers' continuous batching too (minutes for the 8b shape)"
+    )
     parser.add_argument("--json", type=Path, help="write the figures there")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -226,8 +229,9 @@ def main() -> None:
             peers: dict[str, Callable[[], Any]] = {
                 "torch alone": lambda s=shape: OursRandom(s, 64, has_kernels=False),
                 "generate": lambda s=shape: GenerateRandom(s),
-                "hf batching": lambda s=shape: BatchingRandom(s),
             }
+            if options.hf_batching:
+                peers["hf batching"] = lambda s=shape: BatchingRandom(s)
             for peer, make in peers.items():
                 try:
                     others[peer] = measure(peer, make, options)

@@ -187,8 +187,11 @@ class ModelConfig:
     (AVX-512, AVX2 or plain, whichever the processor has). The engine's process compiles them once, in seconds, with
     `$CXX`, `g++` or `clang++`, into the user's cache (`~/.cache/streamserve/native`, or a folder in `/tmp` where there
     is no home); `python -m streamserve.native.build` does it beforehand, and a wheel that `make wheel` built brings
-    them. Without a compiler torch computes the same in more time (a decode step of 135 M parameters in bfloat16: 1.8
-    and 1.6 times, at 1 and 8 streams), and the log and a check name the reason. `False`: torch computes.
+    them. Without a compiler torch computes the same in more time (a decode step of 135 M parameters in bfloat16, one
+    thread, AVX-512: 3.5 and 3.0 times, at 1 and 8 streams), and the log and a check name the reason. On a GPU:
+    attention, norms, gates and draws by Triton, and a step of decodes as one CUDA graph, which takes some seconds at
+    each load; they need the package triton, which PyTorch's CUDA build brings, and a C compiler. `False`: torch
+    computes.
     """
     quantize: str = ""
     """`"int8"` or `"int4"`: on a CPU, linear layers are rounded while they are loaded (docs/quantised.md#quantize), and
