@@ -14,12 +14,13 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 
+from project.lab.trace import Trace
 from streamserve.api.logs import get_logger
 from streamserve.streams.readers import Attachment
 from streamserve.streams.stream import Stream
@@ -40,6 +41,7 @@ class Reporter(threading.Thread):
     def __init__(self, folder: Path) -> None:
         super().__init__(name="lab reports", daemon=True)
         self._folder = folder
+        self._traces: dict[str, Trace] = {}  # of the answers that are made and read here, by their streams
 
     def run(self) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -47,16 +49,18 @@ class Reporter(threading.Thread):
             loop = running_loop()
             try:
                 if loop is not None:
-                    report = asyncio.run_coroutine_threadsafe(_report(), loop).result(STALE_SECONDS)
+                    report = asyncio.run_coroutine_threadsafe(_report(self._traces), loop).result(STALE_SECONDS)
                     write(self._folder, report)
             except Exception:  # the edge of a thread: a report is lost
                 log.exception("lab_report_failed")
             time.sleep(EVERY_SECONDS)
 
 
-async def _report() -> Report:
+async def _report(traces: dict[str, Trace]) -> Report:
     """Return what this process knows now."""
     site = get_site()
+    streams = {stream.id: stream for stream in site.streams.all() if stream.model == settings.LAB_MODEL}
+    follow(streams, traces)
     client = site.clients[settings.LAB_MODEL]
     stats = client.stats()
     return {
@@ -67,14 +71,26 @@ async def _report() -> Report:
             "state": client.describe().state,
             **{name: getattr(stats, name) for name in _ENGINE},
         },
-        "answers": {
-            stream.id: answer_report(stream) for stream in site.streams.all() if stream.model == settings.LAB_MODEL
-        },
+        "answers": {stream_id: answer_report(stream, traces.get(stream_id)) for stream_id, stream in streams.items()},
     }
 
 
-def answer_report(stream: Stream) -> Report:
-    """Return how far an answer is, whether this process makes it, and its reader here, if it has one."""
+def follow(streams: Mapping[str, Stream], traces: dict[str, Trace]) -> None:
+    """Have a trace of each answer that is made here for a reader, and of no other."""
+    wanted = {
+        stream_id
+        for stream_id, stream in streams.items()
+        if stream.lease.is_held and stream.is_live and stream.readers.num_holding
+    }
+    for stream_id in traces.keys() - wanted:
+        traces.pop(stream_id).end()
+    for stream_id in wanted:
+        trace = traces.get(stream_id) or traces.setdefault(stream_id, Trace(streams[stream_id]))
+        trace.begin()
+
+
+def answer_report(stream: Stream, trace: Trace | None = None) -> Report:
+    """Return how far an answer is, whether this process makes it, its reader here, and its newest tokens' times."""
     summary = stream.summary()
     readers = [reader for reader in stream.readers.attached if not reader.is_watcher]
     return {
@@ -84,6 +100,7 @@ def answer_report(stream: Stream) -> Report:
         "tokens": summary.completion_tokens,
         "last_seq": stream.last_seq,
         "reader": _reader_report(readers[-1]) if readers else None,
+        "trace": [] if trace is None else trace.report(),
     }
 
 

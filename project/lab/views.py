@@ -59,6 +59,11 @@ async def compare(request: HttpRequest) -> HttpResponse:
     return await _page(request, "lab_compare.html", scenarios=SCENARIOS, ways=WAYS)
 
 
+async def token(request: HttpRequest) -> HttpResponse:
+    """Show the way of a token, and where the time to the first token goes."""
+    return await _page(request, "lab_token.html", **_of_the_lab(request))
+
+
 async def guide(request: HttpRequest) -> HttpResponse:
     """Send the picture of docs/deliveries.md."""
     return HttpResponse(_GUIDE.read_bytes(), content_type="image/svg+xml")

@@ -67,7 +67,8 @@ class Generation:
 
     `on_news` is called on the loop when there are events to take after `ready` or `__anext__` left none, and at the
     end, but not for `cancel`. Events that came before it was set are there already: the caller takes them first.
-    `is_open` is False when nothing comes after the events that are there.
+    `is_open` is False when nothing comes after the events that are there. `sent_at`: when its newest events left the
+    engine's process, on the machine's monotonic clock; None where no other process of this machine makes them.
 
     The queue has the bound `max_queued`, which its source keeps by `room`. Without a bound, acceptance bounds it: by
     the prompt's text and n * max_tokens. One event loop.
@@ -77,6 +78,7 @@ class Generation:
         self.accepted = accepted
         self.parked: Park | None = None
         self.num_cached_tokens = 0
+        self.sent_at: float | None = None
         self.is_open = True
         self.on_news: Callable[[], None] | None = None
         self._source = source

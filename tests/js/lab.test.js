@@ -1,8 +1,9 @@
-// The pure files of the lab: deliveries.js and score.js.
+// The pure files of the lab: deliveries.js, life.js and score.js.
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { flushed, janky, seeded, streamed, whole } from "../../project/lab/static/lab/deliveries.js";
+import { firstTokenParts, median, stagesOf } from "../../project/lab/static/lab/life.js";
 import { reading, wordsAt } from "../../project/lab/static/lab/score.js";
 
 const TOKEN = { isFrame: false, isOver: false };
@@ -62,4 +63,50 @@ test("nothing on the glass has no reading", () => {
 test("the glass at a moment is what was there last", () => {
   const glass = [[0.5, 1], [0.7, 3], [2, 9]];
   assert.deepEqual([0.4, 0.5, 1, 2, 5].map((at) => wordsAt(glass, at)), [0, 1, 3, 9, 9]);
+});
+
+const SERVER = { seq: 7, step: 30, left: 1000, came: 1001, logged: 1003, written: 1006 };
+const BROWSER = { read: 1010, parsed: 1015, painted: 1021 };
+
+test("a token's stages lie between its moments, and add up to the whole way", () => {
+  const { step, all, ...spans } = stagesOf(SERVER, BROWSER);
+  assert.deepEqual(spans, { handover: 1, log: 2, socket: 3, network: 4, parse: 5, paint: 6 });
+  assert.deepEqual([step, all], [30, 21]);
+});
+
+test("clocks that differ by a little give no time below zero, and what is not known is null", () => {
+  assert.equal(stagesOf(SERVER, { ...BROWSER, read: 1005 }).network, 0);
+  const { step, handover, log, all } = stagesOf({ ...SERVER, left: null, step: null }, BROWSER);
+  assert.deepEqual([step, handover, log, all], [null, null, 2, null]);
+});
+
+test("the median", () => {
+  assert.deepEqual([median([]), median([null]), median([3]), median([9, 1, null, 5]), median([4, 1])], [null, null, 3, 5, 2.5]);
+});
+
+const GLASS = { asked: 0, read: 90, parsed: 92, painted: 100 };
+const PHASES = { network_in: 0.01, auth: 0.002, intake: 0.008, queue: 0.005, prefill: 0.05, generation: 3 };
+const sum = (parts) => parts.reduce((total, { ms }) => total + ms, 0);
+
+test("the time to the first token: all parts are what the glass took, the server's parts what the server says", () => {
+  const { server, glass, parts } = firstTokenParts({ phases: PHASES, breakdown: { ttft: 0.07 } }, GLASS);
+  assert.deepEqual([server, glass].map(Math.round), [70, 100]);
+  assert.deepEqual(
+    parts.map(({ key, ms }) => [key, Math.round(ms)]),
+    [["way_in", 10], ["auth", 2], ["intake", 8], ["queue", 5], ["prefill", 50], ["commit", 5], ["way_out", 10], ["parse", 2], ["paint", 8]],
+  );
+  assert.equal(Math.round(sum(parts)), 100);
+  assert.equal(Math.round(sum(parts.filter(({ isServer }) => isServer))), 70);
+});
+
+test("an answer that paused has one part at the server, and a clock that is not believed one way", () => {
+  const { parts } = firstTokenParts({ phases: { auth: 0.002, first_token: 0.05 }, breakdown: { ttft: 0.07 } }, GLASS);
+  assert.deepEqual(parts.map(({ key, ms }) => [key, Math.round(ms)]), [["server", 70], ["ways", 20], ["parse", 2], ["paint", 8]]);
+  assert.equal(firstTokenParts({ phases: PHASES, breakdown: {} }, GLASS), null);
+});
+
+test("parts that two processes have measured are cut to what the server took", () => {
+  const { parts } = firstTokenParts({ phases: PHASES, breakdown: { ttft: 0.06 } }, GLASS);
+  assert.equal(Math.round(sum(parts.filter(({ isServer }) => isServer))), 60);
+  assert.ok(parts.every(({ ms }) => ms >= 0));
 });

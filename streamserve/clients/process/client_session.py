@@ -74,8 +74,9 @@ class SocketSource(Source):
         if self._session.sources.pop(self._id, None) is not None:
             self._session.connection.send(encode(Cancel(self._id)))
 
-    def take(self, news: GenerationNews) -> None:
-        """Queue events; end with the last of them."""
+    def take(self, news: GenerationNews, sent_at: float | None = None) -> None:
+        """Queue events, which left the engine at `sent_at`; end with the last of them."""
+        self.generation.sent_at = sent_at
         self._encoded.extend(news.events)
         self.generation.num_cached_tokens = news.num_cached_tokens
         if news.is_end:
@@ -145,7 +146,7 @@ class ClientSession:
                     if source is not None:
                         if news.is_end:
                             del self.sources[news.id]
-                        source.take(news)
+                        source.take(news, message.sent_at)
             case State():
                 self.has_state = True
                 self.was_ready = self.was_ready or message.description.state not in ("loading", "failed")

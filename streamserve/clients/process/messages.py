@@ -135,9 +135,13 @@ class GenerationNews(msgspec.Struct, frozen=True, array_like=True):
 
 
 class News(Message, frozen=True):
-    """New events of this client's generations, from one turn of the engine's loop."""
+    """New events of this client's generations, from one turn of the engine's loop.
+
+    `sent_at`: on the machine's monotonic clock. It may be missing, and who does not know it ignores it.
+    """
 
     generations: tuple[GenerationNews, ...]
+    sent_at: float | None = None
 
 
 class State(Message, frozen=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 from streamserve.clients.base import Generation
@@ -142,10 +143,10 @@ class ServerSession:
             return
         news = [piece for request_id in ids if request_id in self._generations for piece in self._news_of(request_id)]
         if sum(len(piece.events) for piece in news) <= _MAX_EVENTS:
-            self.send(News(tuple(news)))
+            self.send(News(tuple(news), time.monotonic()))
             return
         for piece in news:
-            self.send(News((piece,)))
+            self.send(News((piece,), time.monotonic()))
 
     def _news_of(self, request_id: int) -> list[GenerationNews]:
         """Return the new events of a generation, in pieces that fit a frame; the last piece carries its end."""

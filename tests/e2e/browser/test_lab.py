@@ -18,7 +18,7 @@ from tests.support.servers.browser import watching
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 MINUTE = 60_000
-PATHS = ("/lab/", "/lab/compare/")
+PATHS = ("/lab/", "/lab/compare/", "/lab/token/")
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 
@@ -126,6 +126,35 @@ def test_the_simulator_measures_what_the_screen_has_shown(demo: str, browser: Br
         assert 0 < scores[0] < scores[1] <= 100, scores
         expect(streamed.locator("dl")).to_contain_text("Answer begins")
         assert axe_violations(page) == []
+
+
+def test_a_token_is_followed_from_the_engine_to_the_glass(demo: str, browser: Browser) -> None:
+    """Every stage has its time, and the token is marked; at the end the parts of the first token's time add up."""
+    with watching(browser, demo) as watched:
+        page = watched.page
+        page.goto(f"{demo}/lab/token/")
+        do(page, "ask")
+        expect(part(page, "token")).to_contain_text(re.compile(r"Event \d+: “"), timeout=MINUTE)
+        expect(page.locator(".is-traced")).to_have_count(1)
+        stages = page.locator("[data-lab-stage]")
+        expect(stages).to_have_count(8)
+        for stage in stages.all():
+            expect(stage.locator("b")).to_contain_text(re.compile(r"^[\d.]+ ms$"), timeout=MINUTE)
+        expect(part(page, "engine")).to_contain_text(re.compile(r"engine process \d+"))
+        expect(part(page, "web")).to_contain_text(re.compile(r"web process \d+"))
+        expect(part(page, "ttft")).to_be_visible(timeout=MINUTE)
+        server, glass = (milliseconds(part(page, name).inner_text()) for name in ("server", "glass"))
+        assert 0 < server < glass
+        rows = part(page, "between").locator("tr").all()
+        times = [milliseconds(row.locator("b").inner_text()) for row in rows]
+        assert abs(sum(times) - glass) <= 0.5 * len(times) + 0.1 * glass, (times, glass)
+        assert [row.locator("th").inner_text() for row in rows][-1] == "Painted"
+        assert axe_violations(page) == []
+
+
+def milliseconds(words: str) -> float:
+    """Return the number of "3.4 ms"."""
+    return float(words.removesuffix(" ms"))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
