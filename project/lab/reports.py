@@ -1,6 +1,8 @@
 """What each web process of the demo knows of the lab's answers, in files that the others read.
 
-    <folder>/<pid>.json     written every `EVERY_SECONDS`; one that is older than `STALE_SECONDS` is of an ended process
+    <folder>/<pid>.json     written every `EVERY_SECONDS`
+
+Not read are reports of a process that has ended, and reports older than `STALE_SECONDS`, of a loop that stands still.
 
 How far a reader is, only the process knows that it is connected to, and the lab's page may ask another. A thread of
 each process asks its event loop and writes: a loop that stands still stops to report, as an ended process does.
@@ -29,7 +31,7 @@ from streamserve.web.site import get_site, running_loop
 log = get_logger(__name__)
 
 EVERY_SECONDS = 0.2
-STALE_SECONDS = 1.5
+STALE_SECONDS = 5.0  # a busy machine is late
 _ENGINE = ("running", "waiting", "blocks_used", "blocks_cached", "blocks_free", "blocks_total", "tokens_per_second")
 
 Report = dict[str, Any]
@@ -121,11 +123,22 @@ def read(folder: Path) -> list[Report]:
     found = []
     for path in sorted(folder.glob("*.json"), key=lambda path: int(path.stem)):
         try:
-            if time.time() - path.stat().st_mtime <= STALE_SECONDS:
+            if time.time() - path.stat().st_mtime <= STALE_SECONDS and is_alive(int(path.stem)):
                 found.append(json.loads(path.read_text()))
         except FileNotFoundError:
             continue
     return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether that process has not ended."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is of another user
+        pass
+    return True
 
 
 def merged(reports: Iterable[Report], stream_id: str) -> Report:

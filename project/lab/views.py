@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, frame, one_line_
 from streamserve.web.chat_page import chat_page
 
 LIFE_SECONDS = 600.0  # then the page asks again
+KILL_SECONDS = 3.0  # in which the process to be killed is reported: it may have begun just now
 _GUIDE = Path(__file__).parents[2] / "docs" / "img" / "deliveries.svg"
 # How the simulator's panes show the answer (static/lab/deliveries.js).
 WAYS = (
@@ -105,7 +107,9 @@ async def _frames(stream_id: str) -> AsyncIterator[bytes]:
 def kill(request: HttpRequest, what: str, stream_id: str) -> HttpResponse:
     """Kill the engine of the lab's model, or the web process that makes an answer, by SIGKILL."""
     _check(request)
-    pid = victim(read(folder()), what, stream_id)
+    until = time.monotonic() + KILL_SECONDS
+    while (pid := victim(read(folder()), what, stream_id)) is None and time.monotonic() < until:
+        time.sleep(EVERY_SECONDS)
     if pid is None:
         return HttpResponseBadRequest("It does not run now: try again when the page shows it.")
     with contextlib.suppress(ProcessLookupError):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -49,13 +51,16 @@ def test_a_lost_engine_is_shown_as_it_starts() -> None:
 
 
 def test_reports_of_ended_processes_are_not_read(tmp_path: Path) -> None:
-    """A file that is not renewed is of a process that has ended; a file is replaced whole."""
-    for pid in (10, 9):
+    """A process that has ended is not in the picture, nor is a file that is not renewed; a file is replaced whole."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(30)
+    alive = sorted([os.getpid(), os.getppid()])
+    for pid in (*alive, ended.pid):
         write(tmp_path, report(pid))
-    assert [one["pid"] for one in read(tmp_path)] == [9, 10]
+    assert [one["pid"] for one in read(tmp_path)] == alive
     old = time.time() - STALE_SECONDS - 1
-    os.utime(tmp_path / "9.json", (old, old))
-    assert [one["pid"] for one in read(tmp_path)] == [10]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["10.json", "9.json"]
-    assert json.loads((tmp_path / "10.json").read_text()) == report(10)
+    os.utime(tmp_path / f"{alive[0]}.json", (old, old))
+    assert [one["pid"] for one in read(tmp_path)] == alive[1:]
+    assert {path.name for path in tmp_path.iterdir()} == {f"{pid}.json" for pid in (*alive, ended.pid)}
+    assert json.loads((tmp_path / f"{alive[1]}.json").read_text()) == report(alive[1])
     assert read(tmp_path / "none") == []

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from tests.project.lab.test_reports import ID, report
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """The reports' folder of a site with DEBUG."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The reports' folder of a site with DEBUG, whose kills wait for no report."""
+    monkeypatch.setattr(views, "KILL_SECONDS", 0.0)
     with override_settings(DEBUG=True, STATE_DIR=tmp_path):
         (tmp_path / "lab").mkdir()
         yield tmp_path / "lab"
@@ -51,9 +53,21 @@ def test_the_maker_is_killed(folder: Path, child: subprocess.Popen[bytes]) -> No
 def test_the_engine_is_killed(folder: Path, child: subprocess.Popen[bytes]) -> None:
     """The engine that a web process is connected to; without an engine the answer is 400."""
     assert views.kill(post(), "engine", ID).status_code == 400
-    write(folder, report(1, engine=child.pid))
+    write(folder, report(os.getpid(), engine=child.pid))
     assert views.kill(post(), "engine", ID).status_code == 200
     assert child.wait(10) == -signal.SIGKILL
+
+
+def test_a_kill_waits_for_the_report(
+    folder: Path, child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has just begun to make the answer is killed once it has reported that."""
+    monkeypatch.setattr(views, "KILL_SECONDS", 60.0)
+    reporting = threading.Timer(0.3, write, (folder, report(child.pid, parent=os.getppid(), is_made_here=True)))
+    reporting.start()
+    assert views.kill(post(), "web", ID).status_code == 200
+    assert child.wait(10) == -signal.SIGKILL
+    reporting.join()
 
 
 def test_a_process_of_another_parent_is_no_victim() -> None:

@@ -36,7 +36,7 @@ class Lab {
     this.shownSeq = 0;
     this.lastId = "";
     this.isOver = false;
-    this.isLost = this.wasHeld = false;
+    this.isLost = this.wasHeld = this.hasLeft = false;
     this.shownAt = -Infinity;
     this.before = {}; // the state before, to tell what has changed
     this.grown = { seq: 0, at: performance.now() }; // the log's last event, and since when
@@ -307,7 +307,9 @@ class Lab {
     this.before = { ...before, ...now, maker: maker ?? before.maker, engine: now.engine ?? before.engine };
     if (before.state !== undefined && now.state !== before.state) {
       if (now.state === "parked") this.note("The answer left the batch; its memory went back.");
-      if (before.state === "parked" && now.state === "running") this.note("The answer is in the batch again.");
+      // An answer that begins waits for its reader for a moment, and has not left anything.
+      if (this.hasLeft && now.state === "running") this.note("The answer is in the batch again.");
+      this.hasLeft = now.state === "parked";
     }
     if (isHeld && this.isSlow && !this.hasWaited) {
       this.hasWaited = true;
