@@ -10,6 +10,7 @@ Runs in ProperDocs' own virtual environment, and imports nothing of ours. Tests 
 
 from __future__ import annotations
 
+import logging
 import posixpath
 import re
 from pathlib import Path
@@ -27,9 +28,11 @@ ROOT_PAGES = {
 # Pages of the site that are not listed by themselves: who lists them.
 UNLISTED = ("Overview", "overview.md"), ("Security", "security.md")
 
+_LOG = logging.getLogger("properdocs.hooks.streamserve")  # its warnings fail the build
 _HEADING = re.compile(r"^(##+) (.+)$")
 _ROW = re.compile(r"^\| \[([^\]]+)\]\(([^)#]+)\) \| ")
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
+_ITEM = re.compile(r"^(?:- |[0-9]+\. )", re.MULTILINE)
 _FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -55,6 +58,15 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
     path = page.file.src_uri
     sources = {site: name for name, site in ROOT_PAGES.items()}
     return with_links(markdown, sources.get(path, f"docs/{path}"), path)
+
+
+def on_page_content(html: str, page: Any, **kwargs: Any) -> str:
+    """Warn of list items that GitHub shows and Python-Markdown does not: it wants a blank line before some lists."""
+    text = _FENCE.sub("", page.markdown or "")
+    written, shown = len(_ITEM.findall(text)), html.count("<li")
+    if shown < written:
+        _LOG.warning("%s: %d of %d list items are shown as text", page.file.src_uri, written - shown, written)
+    return html
 
 
 def navigation(index: str) -> list[Any]:
