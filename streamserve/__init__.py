@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from streamserve.web.calls.answers import run_pipeline as run_pipeline
     from streamserve.web.calls.answers import stream as stream
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "acomplete": "streamserve.web.calls.answers",

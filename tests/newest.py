@@ -18,12 +18,18 @@ _NAME = re.compile(r"python3\.\d+")
 
 def main() -> int:
     """Print its path; return the exit status."""
-    found = {version: path for path in _candidates() if (version := _version_of(path)) >= OLDEST}
-    if not found:
+    python = find()
+    if python is None:
         print(f"no Python {'.'.join(map(str, OLDEST))} or later on this machine", file=sys.stderr)
         return 1
-    print(found[max(found)])
+    print(python)
     return 0
+
+
+def find() -> Path | None:
+    """Return its path; None where there is none."""
+    found = {version: path for path in _candidates() if (version := _version_of(path)) >= OLDEST}
+    return found[max(found)] if found else None
 
 
 def _candidates() -> Iterator[Path]:

@@ -1,4 +1,8 @@
-"""The wheel, installed in a new venv, added to a new site by the README's own blocks, streams on every server."""
+"""The release's wheel and sdist, each installed in a new venv, added to a new site by the README's own blocks.
+
+They stream on every server of the README: on this Python, with its newest Django, and the wheel also on the newest
+Python of this machine. `make dist` runs this file on the archives that it has built (STREAMSERVE_DIST).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests import dist, newest
 from tests.support.docs.doc_blocks import Block, blocks_of, is_server
 from tests.support.servers.sockets import open_socket
 from tests.support.servers.web_servers import ROOT, free_port, run_server, wait_until_ready
@@ -49,19 +54,16 @@ def run(command: str, cwd: Path, binaries: Path) -> str:
 
 
 class Site:
-    """A new Django site with the built wheel and the README's lines in it; no torch anywhere."""
+    """A new Django site with a built archive and the README's lines in it; no torch anywhere."""
 
-    def __init__(self, folder: Path) -> None:
-        build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
-        subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-        (wheel,) = folder.glob("streamserve-*.whl")
-        subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    def __init__(self, folder: Path, archive: Path, python: str) -> None:
+        subprocess.run([python, "-m", "venv", str(folder / "venv")], check=True)
         self.binaries, self.project = folder / "venv" / "bin", folder / "mysite"
         self.output: dict[str, str] = {}
         for block in readme("sh")[:1]:
             for command in block.commands:
                 if command != README_TORCH:  # 200 MB; the echo engine does without
-                    self.run(command.replace('"./streamserve[engine]"', str(wheel)), folder)
+                    self.run(command.replace('"./streamserve[engine]"', str(archive)), folder)
         for block in readme("python"):
             with (self.project / "mysite" / block.file_name).open("a") as file:
                 file.write("\n" + block.code.replace(README_MODEL, "echo"))
@@ -84,10 +86,35 @@ def hint_of(server: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    site = Site(tmp_path_factory.mktemp("wheel"))
+def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The sdist and the wheel: those of `make dist`, or built now."""
+    given = os.environ.get("STREAMSERVE_DIST")
+    if given:
+        return {kind: next((ROOT / given).glob(f"streamserve-*{kind}")) for kind in (".tar.gz", ".whl")}
+    sdist, wheel = dist.build(tmp_path_factory.mktemp("dist"))
+    return {".tar.gz": sdist, ".whl": wheel}
+
+
+@pytest.fixture(scope="module", params=["wheel", "sdist", "wheel, newest Python"])
+def site(
+    request: pytest.FixtureRequest, archives: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    python = newest.find() if "newest" in request.param else sys.executable
+    if python is None:
+        pytest.skip("needs a Python 3.12 or later on this machine")
+    archive = archives[".tar.gz" if request.param == "sdist" else ".whl"]
+    site = Site(tmp_path_factory.mktemp("site"), archive, str(python))
     yield site
     run("python manage.py streamserve_engine --stop", site.project, site.binaries)
+
+
+def test_the_archives_are_whole(archives: dict[str, Path]) -> None:
+    """Each has every file of the package that git tracks, and no other; the version and README are the package's."""
+    sdist, wheel = archives[".tar.gz"], archives[".whl"]
+    assert [
+        *dist.faults_of(sdist, dist.names_of_sdist(sdist)),
+        *dist.faults_of(wheel, dist.names_of_wheel(wheel)),
+    ] == []
 
 
 def test_the_readme_has_the_lines_that_this_runs() -> None:
