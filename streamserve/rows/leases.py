@@ -143,7 +143,9 @@ class Work(models.Model):
         _("worker"), max_length=32, blank=True, editable=False, help_text=_("The worker that runs it.")
     )
     attempts = models.PositiveSmallIntegerField(_("attempts"), default=0, editable=False)
-    due_at = models.DateTimeField(_("due"), default=timezone.now, editable=False, help_text=_("No worker takes it before this time."))
+    due_at = models.DateTimeField(
+        _("due"), default=timezone.now, editable=False, help_text=_("No worker takes it before this time.")
+    )
     error_code = models.CharField(_("error"), max_length=64, blank=True, editable=False)
     error_message = models.TextField(_("message"), blank=True, editable=False)
     created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
