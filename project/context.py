@@ -1,4 +1,4 @@
-"""What the demo's chat page offers: the assistant and its questions, or the model alone where it answers nonsense."""
+"""What the demo's chat page says of itself and offers: the assistants and their questions, or the model alone."""
 
 from __future__ import annotations
 
@@ -11,19 +11,26 @@ from project.help.assistant import FIRST_TOKEN_SECONDS, TOTAL_SECONDS
 
 # Each is answered by a passage (tests/project/test_suggestions.py).
 SUGGESTIONS = (
-    "How do I pause my subscription?",
+    "What is Quillbox?",
     "What does the Team plan cost?",
-    "Is there a discount for students?",
-    "What happens to my notebooks after I cancel?",
+    "how do i cancle my subscription",
+    "Gibt es einen Rabatt für Studenten?",
 )
+INTRO = (
+    "You are a customer of Quillbox, an invented notebook app, and this is its help desk. It answers from Quillbox's "
+    "help pages, and names the page behind each answer. Typing errors and other languages are welcome."
+)
+TITLES = {"billing": "Help desk", "account_review": "Account review", "helpdesk": "The small model alone"}
 
 
 def assistant(request: HttpRequest) -> dict[str, Any]:
     """Return `assistant` for the home page's template."""
     pipelines, models = ["billing", "account_review"], [one for one in settings.STREAMSERVE["MODELS"] if one != "lab"]
+    offered = models + pipelines if models == ["echo"] else pipelines + models
     return {
         "assistant": {
-            "models": models + pipelines if models == ["echo"] else pipelines + models,
+            "models": {alias: TITLES.get(alias, f"The model {alias} alone") for alias in offered},
+            "intro": INTRO,
             "suggestions": SUGGESTIONS,
             "first_token_budget": FIRST_TOKEN_SECONDS,
             "total_budget": TOTAL_SECONDS,

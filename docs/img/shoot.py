@@ -25,7 +25,7 @@ def shoot_chat(page: Page, url: str) -> None:
     page.goto(url)
     for number, question in enumerate(QUESTIONS, 1):
         ask(page, question)
-        page.locator(".ss-figures span").nth(0).wait_for()
+        page.locator(".ss-figures span").nth(0).wait_for(state="attached")
         page.wait_for_function("(n) => document.querySelectorAll('.ss-foot:not([hidden])').length >= n", arg=number)
     page.wait_for_timeout(300)
     page.screenshot(path=FOLDER / "chat.png")

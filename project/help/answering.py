@@ -6,8 +6,9 @@ with their slots; it chooses among them, and the slots are filled on the way to 
     allowed   The Team plan costs {0.month} per seat a month, with a minimum of {0.minimum}.
     shown     The Team plan costs $15 per seat a month, with a minimum of two seats. [1]
 
-The number in a slot is the passage's, so that two passages may use the same name. A large model reads the passages and
-quotes them itself, with the number of each in brackets (`Markers`).
+The number of a passage stands behind its last sentence. The number in a slot is that of the passage, so that two
+passages may use the same name. A large model reads the passages and quotes them itself, with the number of each in
+brackets (`Markers`).
 """
 
 from __future__ import annotations
@@ -76,14 +77,15 @@ class SlotFiller:
         ]
         self._said = ""  # of the sentence so far, with its slots
         self._slot = ""  # a slot of which the end has not come
+        self._owed = ""  # the mark of a passage whose last sentence has not come
 
     def feed(self, text: str) -> str:
         """Take the next text of the model, and return what readers may see by now."""
         return "".join(map(self._take, text))
 
     def flush(self) -> str:
-        """Return nothing: half a slot is not shown."""
-        return ""
+        """Return the mark of a passage that was cut; half a slot is not shown."""
+        return self._owed
 
     def _take(self, character: str) -> str:
         if not self._said and character == " ":  # between two sentences
@@ -96,8 +98,12 @@ class SlotFiller:
         number = self._citations.number(self._passages[possible[0][1]])
         if all(sentence != self._said for sentence, _ in possible):
             return shown
-        self._said = ""
-        return f"{shown} [{number}]"
+        is_last = self._said == self._last_sentence(possible[0][1])
+        self._said, self._owed = "", "" if is_last else f" [{number}]"
+        return f"{shown} [{number}]" if is_last else shown
+
+    def _last_sentence(self, index: int) -> str:
+        return numbered(self._passages[index], index)[:MAX_SENTENCES][-1]
 
     def _fill(self, character: str) -> str:
         if not self._slot and character != "{":

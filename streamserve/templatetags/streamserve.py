@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django import template
@@ -26,7 +26,8 @@ def streamserve_chat(
     figures: bool = False,
     math: bool = False,
     form: str = "fill",
-    models: str | Iterable[str] = (),
+    models: str | Iterable[str] | Mapping[str, str] = (),
+    intro: str = "",
     first_token_budget: float = 0,
     total_budget: float = 0,
 ) -> dict[str, Any]:
@@ -34,8 +35,9 @@ def streamserve_chat(
 
     `system` is the system prompt of this widget, which the visitor does not see; `suggestions` a list, or a text with |
     between the questions; `name` keeps its conversation apart from other widgets' conversations; `figures` shows tokens
-    and times under each answer, and the budgets, in seconds, beside what was measured. `models` are the models to
-    choose from. `math` typesets LaTeX. `form` is "fill" (the element around it), or "corner": a button opens it there.
+    and times under "How this answer was made", and the budgets, in seconds, beside what was measured. `models` are the
+    models to choose from, as aliases, or as a dict of their titles by alias; `intro` is a line below the title.
+    `math` typesets LaTeX. `form` is "fill" (the element around it), or "corner": a button opens it there.
     """
     request = context.get("request")
     if request is None:
@@ -53,6 +55,7 @@ def streamserve_chat(
         math=math,
         form=form,
         models=models,
+        intro=intro,
         budgets={"first_token": first_token_budget, "total": total_budget},
     )
     return {"streamserve": config, "csrf_token": get_token(request)}

@@ -47,18 +47,21 @@ def widget_config(
     figures: bool = False,
     math: bool = False,
     form: str = "fill",
-    models: str | Iterable[str] = (),
+    models: str | Iterable[str] | Mapping[str, str] = (),
+    intro: str = "",
     budgets: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Return the variable `streamserve` of chat.html. `user` is the visitor, or None.
 
     `name` keeps the conversations of different widgets apart; without a name, another model or title does.
-    `models` are the models a visitor may choose from; the first is chosen at first. `budgets` has `first_token`
-    and `total`, in seconds, to be shown beside what was measured. `math` typesets LaTeX. `form` is one of `FORMS`.
+    `models` are the models a visitor may choose from, or their titles by alias; the first is chosen at first. `intro`
+    is a line below the title. `budgets` has `first_token` and `total`, in seconds, shown beside what was measured.
+    `math` typesets LaTeX. `form` is one of `FORMS`.
     """
     if form not in FORMS:
         raise ImproperlyConfigured(f"A chat has the form {form!r}. The forms are {', '.join(FORMS)}.")
     settings = get_settings()
+    titles = models if isinstance(models, Mapping) else {}
     offered = [model] if model else _listed(models)
     for alias in offered:
         _check_model(alias, settings)
@@ -69,12 +72,13 @@ def widget_config(
         "ready_url": reverse("streamserve:readyz"),
         "live_url": reverse("streamserve:livez"),
         "websocket_url": get_script_prefix() + socket_path().removeprefix("/"),
-        "models": offered or list(settings.models),
+        "models": {alias: titles.get(alias, alias) for alias in offered or settings.models},
         "default_model": offered[0] if offered else settings.default_model,
         "first_token_budget": json.dumps(budgets.get("first_token", 0)),
         "total_budget": json.dumps(budgets.get("total", 0)),
         "request": json.dumps({"sealed_system": seal(system)} if system else {}),
         "suggestions": _listed(suggestions),
+        "intro": intro.strip(),
         "title": title.strip(),  # text, also where a template has it as a literal, which Django takes for HTML
         "figures": figures,
         "math": math,

@@ -97,8 +97,8 @@ def test_several_models_are_a_choice(desk: None) -> None:
     """The first one answers unless another is chosen; pipelines are models here; an unknown one is named."""
     page = render('models="bills | echo"')
     assert data(page, "model") == "bills"
-    assert re.findall(r"<option(?: selected)?>(\w+)<", page) == ["bills", "echo"]
-    assert "<option selected>bills" in page
+    assert re.findall(r'<option value="(\w+)"(?: selected)?>(\w+)<', page) == [("bills", "bills"), ("echo", "echo")]
+    assert '<option value="bills" selected>bills' in page
     with pytest.raises(ImproperlyConfigured, match="Did you mean 'echo'"):
         render("models=offered", offered=["bills", "ecco"])
 
@@ -117,6 +117,16 @@ def test_a_form_is_one_of_two() -> None:
 def test_formulas_are_typeset_on_demand() -> None:
     assert data(render("math=True"), "math") == "true"
     assert data(render(""), "math") == "false"
+
+
+def test_models_may_have_titles_and_the_chat_an_intro(desk: None) -> None:
+    """What visitors read is the title; what is asked is the alias. Both are text."""
+    page = render("models=offered intro=intro", offered={"bills": "All <bills>", "echo": "Echo"}, intro="Ask & see")
+    assert data(page, "model") == "bills"
+    assert '<option value="bills" selected>All &lt;bills&gt;</option>' in page
+    assert '<option value="echo">Echo</option>' in page
+    assert "<p>Ask &amp; see</p>" in page
+    assert "<p></p>" not in render('models="bills"')
 
 
 def test_budgets_reach_the_page() -> None:

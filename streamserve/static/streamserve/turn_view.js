@@ -91,16 +91,17 @@ export class TurnView {
     parts.foot.hidden = this.isLive || !hasContent(turn);
     parts.copy.hidden = turn.text.trim() === "";
     parts.again.hidden = turn.state === "failed";
-    parts.figures.replaceChildren(...(this.showsFigures ? figureNodes(turn.figures, this.budgets) : []));
     this.showMaking();
   }
 
-  /** Where the time went, and the steps of a pipeline, folded. */
+  /** Tokens and times, the steps of a pipeline, and where the time went, folded. */
   showMaking() {
     const { turn, parts } = this;
     const phases = this.showsFigures ? Object.entries(turn.figures?.phases ?? {}) : [];
     const steps = turn.steps.filter(Boolean);
-    parts.made.hidden = this.isLive || steps.length + phases.length === 0;
+    const figures = this.showsFigures ? figureNodes(turn.figures, this.budgets) : [];
+    parts.made.hidden = this.isLive || steps.length + phases.length + figures.length === 0;
+    parts.figures.replaceChildren(...figures);
     parts["step-list"].replaceChildren(...steps.map((text) => element("li", { dir: "auto" }, text)));
     parts.phases.replaceChildren(...phaseNodes(phases));
   }

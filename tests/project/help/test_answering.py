@@ -37,7 +37,7 @@ def test_no_reader_sees_half_a_slot(size: int) -> None:
     events.append(filler.flush())
     shown = "".join(events)
     assert "".join(one for one in events if not one.startswith("<")) == (
-        "Team costs $15 a seat. [1] It has 50 seats. [1] Team costs less than $8. [2]"
+        "Team costs $15 a seat. It has 50 seats. [1] Team costs less than $8. [2]"
     )
     assert shown.index("<team>") < shown.index("[1]")
     assert shown.index("<solo>") < shown.index("[2]")
@@ -51,6 +51,13 @@ def test_a_passage_is_cited_as_soon_as_the_text_is_its_alone() -> None:
     assert cited == []
     assert filler.feed("l") == "l"
     assert cited == ["solo"]
+
+
+def test_a_passage_that_is_cut_has_its_number_at_the_end() -> None:
+    """Its number stands behind its last sentence; where that does not come, behind what came."""
+    filler = SlotFiller([TEAM], Citations(lambda hit: None))
+    assert filler.feed("Team costs {0.price} a seat. It has") == "Team costs $15 a seat. It has"
+    assert filler.flush() == " [1]"
 
 
 def test_an_answer_that_is_cut_in_a_slot_shows_nothing_of_it() -> None:
