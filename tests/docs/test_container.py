@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 import signal
 import subprocess
 import tomllib
@@ -18,13 +19,13 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 import yaml
 
 from tests.support.checks.stream_checks import check_native, text_of
 from tests.support.docs.container import Image, ignored, instructions, is_ignored, parsed
 from tests.support.docs.demo_site import end_engines
 from tests.support.docs.doc_blocks import blocks_of
+from tests.support.docs.doc_site import DocSite
 from tests.support.servers.web_servers import ROOT, free_port, wait_until_ready
 
 KEY = "the-key-of-a-container-0001"
@@ -131,15 +132,25 @@ def test_the_pages_show_the_commands_that_there_are() -> None:
         assert f"${{{name}:-" in (ROOT / "compose.yaml").read_text(), name
 
 
-def test_the_lines_for_a_site_of_ones_own_are_commands() -> None:
-    """The extras are the package's; the server takes the options of CMD, as uvicorn's own parser reads them."""
-    [block] = [block for block in blocks_of("docs/deploy.md", "Containers") if block.language == "dockerfile"]
-    lines = parsed(block.text)
-    [install] = [one.rest for one in lines if one.word == "RUN"]
-    [extras] = re.findall(r"streamserve\[([\w,]+)\]", install)
+def test_the_lines_for_a_site_of_ones_own_serve_it(tmp_path: Path) -> None:
+    """The extras are the package's; CMD serves README's site without DEBUG, and starts its engine."""
+    blocks = blocks_of("docs/deploy.md", "Containers")
+    [lines] = [parsed(block.text) for block in blocks if block.language == "dockerfile"]
+    [extras] = re.findall(r"streamserve\[([\w,]+)\]", " ".join(one.rest for one in lines))
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(extras.split(",")) <= known.keys()
-    program, *arguments = json.loads(lines[-1].rest)
-    assert program == "uvicorn"
-    options = uvicorn.main.make_context(program, arguments).params
-    assert (options["app"], options["timeout_graceful_shutdown"]) == ("mysite.asgi:application", 25)
+    site = DocSite(tmp_path)
+    for block in blocks:
+        if block.file_name:
+            site.write(block, replacing={"/srv/state": str(tmp_path / "state")})
+    site.run(f"python manage.py streamserve_key create --key {KEY}")
+    try:
+        with site.serve(shlex.join(json.loads(lines[-1].rest)).replace("0.0.0.0", "127.0.0.1")) as server:
+            wait_until_ready(server.url)
+            asked, key = {"prompt": "hello", "max_tokens": 8}, {"Authorization": f"Bearer {KEY}"}
+            answer = httpx.post(f"{server.url}/streams", json=asked, headers=key, timeout=60, trust_env=False)
+            assert answer.status_code == 200, answer.text
+            assert text_of(check_native(answer.content)).strip()
+            assert httpx.get(f"{server.url}/chat/", trust_env=False).status_code == 404
+    finally:
+        site.close()

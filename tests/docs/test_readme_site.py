@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import expect
 
+from tests.support.checks.axe import axe_violations
 from tests.support.docs.doc_blocks import ROOT, blocks_of, is_server
 from tests.support.docs.doc_site import README_SECTION, DocSite
 from tests.support.servers.browser import ask, chromium, wait_for_status, watching
@@ -40,7 +41,7 @@ def test_the_short_comparison_is_of_the_long_one() -> None:
 
 @pytest.mark.browser
 def test_the_address_that_the_lines_end_in_answers(site: DocSite) -> None:
-    """In Chromium: the page is there without a login or a key, and shows a whole answer."""
+    """In Chromium: the page is there without a login or a key, axe finds nothing, and it shows a whole answer."""
     [address] = re.findall(r"\*\*(http://127\.0\.0\.1:8000/\S+)\*\*", (ROOT / "README.md").read_text())
     commands = [command for block in blocks_of("README.md", README_SECTION) for command in block.commands]
     [serve] = [command for command in commands if is_server(command) and "runserver" in command]
@@ -48,6 +49,8 @@ def test_the_address_that_the_lines_end_in_answers(site: DocSite) -> None:
         wait_until_ready(server.url)
         with watching(browser, server.url) as visit:
             visit.page.goto(server.url + urlsplit(address).path)
+            expect(visit.page.get_by_label("Your question")).to_be_visible()
+            assert axe_violations(visit.page) == []
             ask(visit.page, "Which lines make a chat?")
             wait_for_status(visit.page, "Answer complete")
             expect(visit.page.locator("[data-ss=body]")).to_contain_text("Which lines make a chat?")
