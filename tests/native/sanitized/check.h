@@ -49,6 +49,7 @@ void check_linears();
 void check_attention();
 void check_draws();
 void check_steps();
+void check_rows_and_experts();
 
 // Calls whose allocations are to fail: the library is called while a Limited lives, and `num_allowed` of them succeed.
 extern int64_t num_allowed;
@@ -59,6 +60,7 @@ struct Limited {
 Status attend_once(int64_t num_threads);
 Status draw_once(int64_t num_threads);
 Status step_once(int64_t num_threads);
+Status experts_once(int64_t num_threads);
 Status multiply_once(int64_t num_threads);
 
 }  // namespace ss

@@ -60,11 +60,13 @@ int main() {
     check_failures("a draw without memory", draw_once, num_threads);
     check_failures("attention without memory", attend_once, num_threads);
     check_failures("a step without memory", step_once, num_threads);
+    check_failures("experts without memory", experts_once, num_threads);
   }
   check_failures("a linear without memory", multiply_once, 1);
   check_linears();
   check_attention();
   check_draws();
   check_steps();
+  check_rows_and_experts();
   return num_failed == 0 ? 0 : 1;
 }
