@@ -154,7 +154,7 @@ function figureNodes(figures, budgets) {
     const title = words("Of {count} prompt tokens, taken from the prefix cache", { count: count(figures.promptTokens) });
     out.push(figure(words("{count} cached", { count: count(figures.cachedTokens) }), title));
   }
-  return out;
+  return withDots(out);
 }
 
 /** "210 ms (≤ 500 ms)": what was measured, beside what it may be. */
@@ -164,6 +164,11 @@ function withBudget(node, seconds, budget) {
   node.append(" ", element("small", { title: words("The budget of this chat") }, `(≤ ${limit})`));
   node.classList.toggle("is-over", seconds > budget);
   return node;
+}
+
+/** A dot between two figures: outside of them, because their direction may be another than the line's. */
+function withDots(nodes) {
+  return nodes.flatMap((node, index) => (index === 0 ? [node] : [element("i", { "aria-hidden": "true" }, "·"), node]));
 }
 
 function figure(text, title) {

@@ -245,6 +245,11 @@ def test_a_page_from_right_to_left_is_mirrored(browser: Browser, pages: str) -> 
         directions = "(nodes) => nodes.map((node) => getComputedStyle(node).direction)"
         assert page.locator(".ss-body p, .ss-body .ss-code").evaluate_all(directions) == ["rtl", "ltr"]
         assert set(page.locator(".ss-figures span").evaluate_all(directions)) == {"ltr"}
+        assert page.locator(".ss-figures > *").evaluate_all("(all) => all.map((node) => node.tagName)")[:3] == [
+            "SPAN",
+            "I",  # a dot on the line, between what is read in its own direction
+            "SPAN",
+        ]
 
 
 # --- calm ------------------------------------------------------------------------------------------------------------
