@@ -146,7 +146,7 @@ def card(delivery: Delivery, x: float, y: float) -> str:
     out += text(x + 14, y + 27, delivery.name.capitalize(), "name")
     for row, (name, words) in enumerate(rows):
         at = y + 50 + 20 * row
-        out += text(x + 14, at, name, "quiet") + text(x + 66, at, words, "small")
+        out += text(x + 14, at, name, "quiet") + text(x + 74, at, words, "small")
     return out
 
 
@@ -184,7 +184,7 @@ def drawn() -> str:
         f'<path class="rule" d="M20 424H{WIDTH - 20}"/>',
         text(24, 458, "All four share the engine's steps", "head"),
         text(
-            330, 458, "A line is a seat, a block is an answer, and dashes are a place that computes nothing.", "quiet"
+            976, 458, "A line is a seat, a block an answer; dashes are a place that computes nothing.", "quiet", "end"
         ),
         *(timeline(batching, 24 + 326 * index, 496) for index, batching in enumerate(BATCHINGS)),
         text(24, 672, "steps of the engine →", "quiet"),

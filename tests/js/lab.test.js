@@ -42,18 +42,25 @@ test("jank holds for 0.3 to 1.3 seconds, the same in every run", () => {
   assert.ok(Array.from({ length: 100 }, random).every((number) => number >= 0 && number < 1));
 });
 
-test("who never waits has a score of 100", () => {
-  const figures = reading([[0, 40]], 4);
-  assert.deepEqual([figures.score, figures.readSeconds, figures.doneSeconds, figures.laterSeconds], [100, 10, 10, 0]);
+test("who has something to read from the question to the last word has a score of 100, who gets all at the end 0", () => {
+  const always = reading([[0, 40], [5, 60]], 4);
+  assert.deepEqual([always.score, always.busySeconds, always.laterSeconds, always.doneSeconds], [100, 5, 0, 15]);
+  const late = reading([[10, 40]], 4);
+  assert.deepEqual([late.score, late.firstSeconds, late.doneSeconds], [0, 10, 20]);
 });
 
 test("a wait for the first word counts, and so does a standstill beyond what is still to be read", () => {
-  assert.equal(reading([[10, 40]], 4).score, 50);
+  assert.equal(reading([[2, 40], [10, 60]], 4).score, 80);
   // 20 words last for 5 s; the other 20 come at 8 s: 3 s of waiting.
   const figures = reading([[0, 20], [8, 40]], 4);
-  assert.deepEqual([figures.laterSeconds, figures.doneSeconds, figures.stillSeconds], [3, 13, 8]);
+  assert.deepEqual([figures.laterSeconds, figures.doneSeconds, figures.stillSeconds, figures.score], [3, 13, 8, 63]);
   // at 4 s they come in time, however long the standstill.
   assert.equal(reading([[0, 20], [4, 40]], 4).score, 100);
+});
+
+test("at half the reading pace half of the time is waited", () => {
+  const glass = Array.from({ length: 101 }, (_, word) => [word / 2, word + 1]);
+  assert.equal(reading(glass, 4).score, 50);
 });
 
 test("nothing on the glass has no reading", () => {
@@ -75,7 +82,8 @@ test("a token's stages lie between its moments, and add up to the whole way", ()
 });
 
 test("clocks that differ by a little give no time below zero, and what is not known is null", () => {
-  assert.equal(stagesOf(SERVER, { ...BROWSER, read: 1005 }).network, 0);
+  const { socket, network } = stagesOf(SERVER, { ...BROWSER, read: 1005 });
+  assert.deepEqual([socket, network], [2, 0]);
   const { step, handover, log, all } = stagesOf({ ...SERVER, left: null, step: null }, BROWSER);
   assert.deepEqual([step, handover, log, all], [null, null, 2, null]);
 });

@@ -64,7 +64,7 @@ class Pane {
   conclude() {
     const figures = reading(this.glass);
     if (figures === null) return null;
-    const { firstSeconds, lastSeconds, stillSeconds, readSeconds, laterSeconds, doneSeconds, score } = figures;
+    const { firstSeconds, lastSeconds, stillSeconds, busySeconds, laterSeconds, doneSeconds, score } = figures;
     const isLate = this.answerAt !== null && this.answerAt > firstSeconds;
     const lines = [
       ["First word", secondsWords(firstSeconds)],
@@ -76,8 +76,9 @@ class Pane {
     this.parts.figures.replaceChildren(...lines.flatMap(([name, value]) => [element("dt", name), element("dd", value)]));
     this.parts.score.textContent = String(score);
     this.parts.why.textContent =
-      `${secondsWords(readSeconds)} of reading ÷ ${secondsWords(doneSeconds)} until it is read = ${score} %. ` +
-      `Waits: ${secondsWords(firstSeconds)} for the first word, ${secondsWords(laterSeconds)} later.`;
+      `Something to read for ${secondsWords(busySeconds)} of ${secondsWords(lastSeconds)} = ${score} %. ` +
+      `Waits: ${secondsWords(firstSeconds)} for the first word, ${secondsWords(laterSeconds)} later. ` +
+      `Read to the end after ${secondsWords(doneSeconds)}.`;
     return figures;
   }
 }

@@ -1,7 +1,7 @@
 // What a delivery was worth to its reader, from what was on the glass at which time. Pure.
 //
 // The reader reads `pace` words a second, and no word before it came: the model of the benchmarks (benchmarks/qoe/readers.py).
-// Reading without a wait takes words ÷ pace. The score is that time as a share of the time until the reader is done.
+// The score: of the time from the question until the last word came, the share in which the reader had something to read.
 
 export const PACE = 4; // words a second: 240 a minute
 
@@ -11,23 +11,26 @@ export const PACE = 4; // words a second: 240 a minute
  */
 export function reading(glass, pace = PACE) {
   if (glass.length === 0) return null;
-  let words = 0;
-  let readAt = -Infinity; // when the last word begins to be read
-  for (const [at, count] of glass) {
-    for (; words < count; words += 1) readAt = Math.max(at, readAt + 1 / pace);
-  }
-  const readSeconds = words / pace;
-  const doneSeconds = readAt + 1 / pace;
   const firstSeconds = glass[0][0];
+  const lastSeconds = glass[glass.length - 1][0];
+  let words = 0;
+  let doneSeconds = firstSeconds; // when the reader has read all words so far
+  let laterSeconds = 0; // waits after the first word
+  for (const [at, count] of glass) {
+    laterSeconds += Math.max(0, at - doneSeconds);
+    doneSeconds = Math.max(at, doneSeconds) + (count - words) / pace;
+    words = count;
+  }
+  const busySeconds = lastSeconds - firstSeconds - laterSeconds;
   return {
     words,
     firstSeconds,
-    lastSeconds: glass[glass.length - 1][0],
+    lastSeconds,
     stillSeconds: longestStill(glass),
-    readSeconds,
-    laterSeconds: Math.max(0, doneSeconds - readSeconds - firstSeconds), // waits after the first word
+    laterSeconds,
+    busySeconds, // with something to read, until the last word came
     doneSeconds,
-    score: Math.round((100 * readSeconds) / doneSeconds),
+    score: lastSeconds > 0 ? Math.round((100 * busySeconds) / lastSeconds) : 100,
   };
 }
 
