@@ -14,6 +14,12 @@ from playwright.sync_api import Page, sync_playwright
 FOLDER = Path(__file__).parent
 QUESTIONS = ("How do I pause my subscription?", "And what does it cost?")
 ARGS = ["--headless", "--no-sandbox", "--disable-gpu"]
+OTHER_ANSWER = """(max_tokens) => {
+  const token = document.querySelector('[name=csrfmiddlewaretoken]').value;
+  const headers = { 'Content-Type': 'application/json', 'X-CSRFToken': token };
+  const body = JSON.stringify({ prompt: 'hi', max_tokens, ignore_eos: true });
+  void fetch('/streams', { method: 'POST', headers, body }).then((answer) => answer.text());
+}"""
 
 
 def ask(page: Page, question: str) -> None:
@@ -52,9 +58,10 @@ def shoot_live(page: Page, visitors: list[Page], url: str, user: str, password: 
         ask(visitor, "Tell me everything you know about plans, invoices and refunds.")
     page.locator("[data-stream-id]").first.wait_for()
     for number in range(40):  # two minutes of short answers beside them, for the charts
-        body = {"prompt": f"Question {number}", "max_tokens": 40 + number % 5 * 40, "ignore_eos": True}
-        visitors[number % 3].request.post(f"{url}/streams", data=body)
+        visitors[number % len(visitors)].evaluate(OTHER_ANSWER, 20 + number % 5 * 40)
         page.wait_for_timeout(3000)
+    visitors[0].evaluate(OTHER_ANSWER, 2000)
+    page.wait_for_timeout(3000)
     page.screenshot(path=FOLDER / "live.png", full_page=True)
 
 

@@ -30,10 +30,7 @@ const READERS = [
   { name: "num_readers_hungry", color: "hungry", label: "hungry" },
   { name: "num_readers_late", color: "late", label: "late" },
 ];
-const MEMORY = [
-  { name: "kv_blocks_cached", color: "away", label: "cached" },
-  { name: "kv_blocks_used", color: "ahead", label: "used" },
-];
+const MEMORY = [{ name: "kv_blocks_used", color: "ahead", label: "used" }]; // what is cached waits for nothing
 const CLASS_COLORS = ["ahead", "second", "third", "fourth"];
 const MINUTE_HEADS = ["Late", "Hungry", "Ahead", "Away", "First token of its budget", "Memory used", "Queue", "Waiting", "Tokens/s"];
 const CLASS_HEADS = ["First token", "Whole answer", "In time", "Answers", "Refused"];

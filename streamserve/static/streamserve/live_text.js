@@ -36,10 +36,12 @@ export function ageText(seconds) {
   return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
 }
 
+const MINUTES = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+const SECONDS = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+
 /** "12:03", with seconds where they are asked for; `at` is in Unix seconds. */
 export function clock(at, withSeconds = false) {
-  const parts = { hour: "2-digit", minute: "2-digit", hourCycle: "h23", ...(withSeconds && { second: "2-digit" }) };
-  return new Date(1000 * at).toLocaleTimeString("en", /** @type {any} */ (parts));
+  return (withSeconds ? SECONDS : MINUTES).format(1000 * at);
 }
 
 /** A figure of /metrics in its unit. */

@@ -36,8 +36,6 @@ _CHARTED = (
     "num_readers_ahead",
     "num_readers_away",
     "kv_blocks_used",
-    "kv_blocks_cached",
-    "kv_blocks_free",
     "queue_seconds",
     "num_requests_waiting",
 )
