@@ -108,20 +108,28 @@ def _relinked(text: str, source: str, path: str) -> str:
 
 
 def _link(bang: str, words: str, target: str, source: str, path: str) -> str:
+    if ":" in target:
+        return f"{bang}[{words}]({target})"
     file, _, fragment = target.partition("#")
-    if ":" in target or not file:
-        return f"{bang}[{_relinked(words, source, path)}]({target})"
+    end = f"#{_id(fragment)}" if fragment else ""
+    if not file:
+        return f"[{words}]({end})"
     meant = posixpath.normpath(posixpath.join(posixpath.dirname(source), file))
     found = ROOT_PAGES.get(meant) or (meant.removeprefix("docs/") if meant.startswith("docs/") else None)
     if found is None and (ROOT / meant).exists():
         return words
     there = posixpath.relpath(found or meant, posixpath.dirname(path) or ".")
-    return f"{bang}[{words}]({there}{'#' if fragment else ''}{fragment})"
+    return f"{bang}[{words}]({there}{end})"
 
 
 def slug(heading: str) -> str:
-    """Return the fragment that GitHub makes of a heading."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    """Return the fragment that GitHub makes of a heading, as an id of the site."""
+    return _id(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-"))
+
+
+def _id(fragment: str) -> str:
+    """Return a fragment that the theme's scripts can take as a selector: it does not begin with a digit."""
+    return f"_{fragment}" if fragment[:1].isdigit() else fragment
 
 
 def style() -> str:
@@ -134,7 +142,7 @@ def style() -> str:
 
 
 _RULES = """
-body { background-image: none !important; }
+html, body { background-image: none !important; }
 .container { max-width: 1400px; }
 .navbar.bg-primary { background: #17324d !important; }
 .navbar .nav-link, .navbar-brand { color: #fff !important; }
@@ -148,6 +156,7 @@ h1 { font-size: 2rem; } h2 { font-size: 1.5rem; margin-top: 2rem; } h3 { font-si
 table { display: block; overflow-x: auto; max-width: 100%; }
 table td, table th { padding: 0.35rem 0.6rem; vertical-align: top; }
 td code { white-space: nowrap; }
+td:last-child { min-width: 16rem; }
 td:last-child code { white-space: normal; overflow-wrap: anywhere; }
 img { max-width: 100%; height: auto; }
 .headerlink { margin-left: 0.4em; opacity: 0; text-decoration: none; }

@@ -39,7 +39,7 @@ def page() -> str:
     parts = [head("Reference: errors", _INTRO, "`CODES` (streamserve/protocol/codes.py)")]
     for status in sorted({place for code in CODES.values() for place in code.places if isinstance(place, int)}):
         name = _NAMES.get(status) or HTTPStatus(status).phrase
-        parts.append(f"\n## {status} {name}\n\n{_table(code for code in CODES.values() if code.places[0] == status)}")
+        parts.append(f"\n## {name}: {status}\n\n{_table(code for code in CODES.values() if code.places[0] == status)}")
     for place, text in _PLACES.items():
         if codes := [code for code in CODES.values() if code.places[0] == place]:
             parts.append(f"\n## Only in a {place}\n\n{text}\n\n{_table(codes)}".replace("in a Python", "in Python"))

@@ -43,5 +43,7 @@ def test_a_link_to_the_repository_leads_to_the_page_of_the_site() -> None:
     assert hooks.with_links("![i](docs/img/a.svg) [d](docs/api.md)", "README.md", "overview.md") == (
         "![i](img/a.svg) [d](api.md)"
     )
+    assert hooks.with_links("[s](#1-ask) [t](b.md#1-ask)", "docs/a.md", "a.md") == "[s](#_1-ask) [t](b.md#_1-ask)"
+    assert hooks.slug("1. Ask `it`, now") == "_1-ask-it-now"
     code = "```\n[r](../README.md)\n```\n"
     assert hooks.with_links(code, "docs/a.md", "a.md") == code
