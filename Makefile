@@ -54,8 +54,8 @@ proofs: ## Run the tests that kill, restart, abandon and overload real servers, 
 
 # The folders of the core suite, which needs neither PyTorch nor Chromium. Python 3.13 warns of the SQLite connections
 # that Django leaves in threads which have ended.
-CORE := tests/test_*.py tests/api tests/asgi tests/clients tests/dialects tests/management tests/protocol tests/rows \
-        tests/streams tests/templatetags tests/web tests/work
+CORE := tests/test_*.py tests/api tests/asgi tests/clients tests/dialects tests/loadtest tests/management tests/protocol \
+        tests/rows tests/streams tests/templatetags tests/web tests/work
 
 newest: ## Run the core suite on the newest Django and the newest Python of this machine, without PyTorch
 	@$$($(PYTHON) tests/newest.py) project/install.py --venv .venv-newest -r tests/requirements-newest.txt

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import os
 import signal
 import time
@@ -24,6 +23,7 @@ from project.lab.pipelines import SCENARIOS
 from project.lab.reports import EVERY_SECONDS, Report, merged, read
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, frame, one_line_json
 from streamserve.web.chat_page import chat_page
+from streamserve.web.local import is_local
 
 LIFE_SECONDS = 600.0  # then the page asks again
 KILL_SECONDS = 3.0  # in which the process to be killed is reported: it may have begun just now
@@ -47,8 +47,6 @@ WAYS = (
         "what": "What has come is written once for each frame that the browser draws.",
     },
 )
-# A proxy in front of the site speaks for others, who are not on this machine.
-_FORWARDED = ("HTTP_FORWARDED", "HTTP_X_FORWARDED_FOR", "HTTP_X_REAL_IP")
 
 
 async def page(request: HttpRequest) -> HttpResponse:
@@ -133,12 +131,7 @@ def folder() -> Path:
 
 def is_at_this_machine(request: HttpRequest) -> bool:
     """Whether the visitor may kill: DEBUG is on, and the request comes from this machine."""
-    if not settings.DEBUG or any(name in request.META for name in _FORWARDED):
-        return False
-    try:
-        return ipaddress.ip_address(request.META.get("REMOTE_ADDR", "")).is_loopback
-    except ValueError:
-        return False
+    return is_local(request.headers, request.META.get("REMOTE_ADDR", ""))
 
 
 def _check(request: HttpRequest) -> None:
