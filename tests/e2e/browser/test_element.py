@@ -13,6 +13,7 @@ from tests.support.checks.axe import axe_violations
 from tests.support.plugins.migrated import Migrate
 from tests.support.servers.browser import (
     CONTRAST,
+    Watched,
     ask,
     echo_site,
     fake_answer,
@@ -395,3 +396,14 @@ def test_axe_finds_nothing(browser: Browser, pages: str, scheme: Any, size: Any)
         ask(page, "Short?")
         wait_for_status(page, "Answer complete")
         assert axe_violations(page) == []
+
+
+def test_axe_finds_nothing_on_the_demos_first_page(watched: Watched) -> None:
+    """Empty, and with an answer that shows how it was made."""
+    page = watched.page
+    assert axe_violations(page) == []
+    shorten_answers(page)
+    ask(page, "Hello")
+    wait_for_status(page, "Answer complete")
+    page.locator(".ss-made summary").click()
+    assert axe_violations(page) == []
