@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from streamserve.engine.model.attention import PagedAttention
+from streamserve.engine.model.attention import AttentionKernels, PagedAttention
 from streamserve.engine.model.batch import StepBatch
 from streamserve.engine.model.kv_cache import KVCache
 
@@ -27,6 +27,10 @@ class HFModel:
         self._inputs: dict[str, Any] = {}
         self._body.register_forward_hook(self._note)
         self.num_body_calls = 0
+
+    def use(self, kernels: AttentionKernels | None) -> None:
+        """Attend with kernels from now on."""
+        self.attention.kernels = kernels
 
     @property
     def dtype(self) -> torch.dtype:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -21,6 +21,10 @@ class LanguageModel(Protocol):
     @property
     def vocab_size(self) -> int:
         """Tokens that logits are of."""
+        ...
+
+    def use(self, kernels: Any) -> None:
+        """Compute with these kernels from now on; None: with torch."""
         ...
 
     def forward(self, kv: KVCache, batch: StepBatch) -> torch.Tensor:

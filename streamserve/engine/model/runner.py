@@ -155,6 +155,16 @@ class ModelRunner:
             device=self.loaded.device,
         )
 
+    @property
+    def has_gpu_kernels(self) -> bool:
+        """Whether the GPU's kernels compute."""
+        return isinstance(self.loaded.kernels, GPUKernels)
+
+    def leave_kernels(self) -> None:
+        """Compute with torch from now on."""
+        self.loaded.model.use(None)
+        self.loaded = replace(self.loaded, kernels=None)
+
     def capture(self, most_rows: int, progress: Progress = no_progress) -> None:
         """Capture steps of up to `most_rows` decodes as CUDA graphs, where the model can be; takes seconds."""
         model = self.loaded.model
@@ -188,8 +198,7 @@ class ModelRunner:
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         with torch.inference_mode():
-            is_one_group = isinstance(self.loaded.kernels, GPUKernels)
-            batch = build_batch(plan, self.block_size, self.loaded.device, groups_decodes=not is_one_group)
+            batch = build_batch(plan, self.block_size, self.loaded.device, groups_decodes=not self.has_gpu_kernels)
             self._fill_pending(batch)
             specs = {
                 last - len(chunk.samples) + 1 + index: spec

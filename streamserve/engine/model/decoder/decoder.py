@@ -114,10 +114,10 @@ class Decoder:
 
     def use(self, kernels: Kernels | GPUKernels | None) -> None:
         """Compute with kernels from now on: native kernels in one call, if they can do that for this decoder."""
-        self.kernels, self.native_step = kernels, None
+        self.kernels, self.native_step, self.graphs = kernels, None, None
+        for norm in (self.norm, *(norm for layer in self.layers for norm in layer.norms)):
+            norm.kernels = kernels if isinstance(kernels, GPUKernels) else None
         if isinstance(kernels, GPUKernels):
-            for norm in (self.norm, *(norm for layer in self.layers for norm in layer.norms)):
-                norm.kernels = kernels
             return
         for layer in self.layers:
             if layer.experts is not None:
@@ -165,7 +165,7 @@ class Decoder:
 
     def capture(self, kv: KVCache, *, most_rows: int, most_blocks: int, on_progress: Callable[[float], None]) -> None:
         """Capture steps of up to `most_rows` decodes over `kv` as CUDA graphs, if there are kernels for it."""
-        if isinstance(self.kernels, GPUKernels):
+        if isinstance(self.kernels, GPUKernels) and self.kernels.device.type == "cuda":
             graphs = DecodeGraphs(self._forward, kv, most_rows=most_rows, most_blocks=most_blocks)
             graphs.capture(on_progress)
             self.graphs = graphs

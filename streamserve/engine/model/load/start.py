@@ -62,7 +62,7 @@ def load_runner(
     if runner is None:
         runner = _hf_runner(source, model_config, engine_config, progress)
     progress("probe", 1.0)
-    runner.capture(engine_config.max_num_seqs, progress)
+    _or_without_kernels(runner, lambda: runner.capture(engine_config.max_num_seqs, progress))
     return runner
 
 
@@ -79,8 +79,24 @@ def _hf_runner(
     runner = _runner_of(loaded, engine_config)
     if model_config.parity_probe:
         progress("probe", 0.0)
-        probe(runner)
+        _or_without_kernels(runner, lambda: probe(runner))
     return runner
+
+
+def _or_without_kernels(runner: ModelRunner, work: Callable[[], object]) -> None:
+    """Do `work`; where it fails with the GPU's kernels, say so, and do it once more with torch alone."""
+    try:
+        work()
+    except Exception as error:  # Triton, the driver and the parity probe raise each in its own way
+        if not runner.has_gpu_kernels:
+            raise
+        logger.warning(
+            "GPU kernels are off for this model, whose steps take several times as long: %s: %s",
+            type(error).__name__,
+            str(error).partition("\n")[0],
+        )
+        runner.leave_kernels()
+        work()
 
 
 def _own_runner(
@@ -123,7 +139,7 @@ def _own_runner(
     if reference is not None:
         progress("probe", 0.0)
         try:
-            probe(runner, reference)
+            _or_without_kernels(runner, lambda: probe(runner, reference))
         except UnsupportedModel as error:
             logger.warning("%s runs on transformers' own code, more slowly: %s", model_config.path, error)
             runner.close()
