@@ -142,7 +142,7 @@ def style() -> str:
 
 
 _RULES = """
-html, body { background-image: none !important; }
+body::before { background-image: none !important; }
 .container { max-width: 1400px; }
 .navbar.bg-primary { background: #17324d !important; }
 .navbar .nav-link, .navbar-brand { color: #fff !important; }

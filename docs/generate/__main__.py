@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
+import django
+
 from docs.generate.pages import FOLDER, PAGES
 
 
 def main() -> None:
-    """Write the pages."""
+    """Write the pages. Commands import models, so some site has to be there: the demo."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
+    django.setup()
     FOLDER.mkdir(exist_ok=True)
     for name, make in PAGES.items():
         path, text = FOLDER / name, make()
