@@ -19,7 +19,7 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed, JsonResponse
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, get_script_prefix, path, reverse
 from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.translation import gettext_lazy as _
@@ -36,8 +36,10 @@ from streamserve.web import work_admin  # noqa: F401  (registers its own)
 from streamserve.web.audit import WATCH_PERMISSION
 from streamserve.web.chat_page import CONTENT_SECURITY_POLICY
 from streamserve.web.live.delivery import LiveDelivery
+from streamserve.web.probe import Plan, token_for
 from streamserve.web.site import get_site
 from streamserve.web.views import non_atomic, to_django
+from streamserve.web.websocket import socket_path
 from streamserve.web.words import in_words
 from streamserve.web.work_admin import RecordAdmin, in_short
 
@@ -299,6 +301,7 @@ class LiveAdmin(RecordAdmin):
         """Return the page, its events and its buttons, instead of a model's own pages."""
         return [
             path("", self.admin_site.admin_view(self.show), name="streamserve_live_changelist"),
+            path("delivery/", self.admin_site.admin_view(self.show_delivery), name="streamserve_live_delivery"),
             path("events", non_atomic(self.events), name="streamserve_live_events"),
             path("stop/<str:stream_id>", non_atomic(self.stop), name="streamserve_live_stop"),
             path("control/<str:action>/<path:alias>", non_atomic(self.control), name="streamserve_live_control"),
@@ -310,6 +313,22 @@ class LiveAdmin(RecordAdmin):
             raise PermissionDenied
         response = TemplateResponse(request, "streamserve/admin/live.html", self._context(request))
         response["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
+        return response
+
+    def show_delivery(self, request: HttpRequest) -> HttpResponse:
+        """Show the page on which the operator's own browser measures how events arrive."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Delivery"),
+            "opts": self.opts,
+            "probe_url": f"{reverse('streamserve:doctor')}?token={token_for(Plan())}",
+            "socket_url": get_script_prefix() + socket_path().removeprefix("/"),
+        }
+        response = TemplateResponse(request, "streamserve/admin/delivery.html", context)
+        response["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
+        response["Cache-Control"] = "no-store"  # the token is good for ten minutes
         return response
 
     def _context(self, request: HttpRequest) -> dict[str, Any]:
