@@ -373,7 +373,7 @@ class EngineCore:
             readers_late=readers["late"],
             readers_hungry=readers["hungry"],
             readers_ahead=readers["ahead"],
-            readers_pace=usage.readers_pace,
+            readers_pace=usage.readers_pace(self.scheduler.running),
             rows=readers["row"],
             expired=usage.num_expired,
             computed_tokens=usage.num_computed,

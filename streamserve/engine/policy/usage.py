@@ -27,7 +27,6 @@ class Usage:
         self.num_recomputed = 0
         self.busy_seconds = 0.0
         self.num_expired = 0
-        self.readers_pace = 0.0  # tokens a second that readers read, at the last look
         self._states: dict[Sequence, str] = {}  # of readers: "late", "hungry", "ahead", "away"; "row"
         self._hungry_seconds = hungry_seconds
         self._looked_at = -math.inf
@@ -46,12 +45,16 @@ class Usage:
             return
         self._looked_at = now
         self._states = {one: self._state_of(one, now) for one in running if one.first_token_at is not None}
-        self.readers_pace = sum(one.reader.pace for one, state in self._states.items() if state not in _UNREAD)
 
     def readers(self, running: Iterable[Sequence]) -> Counter[str]:
         """Count the running answers by their readers' states, of answers that had a token at the last look."""
         states = self._states
         return Counter(states[one] for one in running if one in states)
+
+    def readers_pace(self, running: Iterable[Sequence]) -> float:
+        """Return how many tokens a second the readers of these answers read, without those that are away."""
+        states = self._states
+        return sum(one.reader.pace for one in running if states.get(one, "away") not in _UNREAD)
 
     def _state_of(self, sequence: Sequence, now: float) -> str:
         if sequence.ticket.rank == Rank.ROWS:

@@ -97,7 +97,8 @@ def test_the_pace_is_of_the_readers_that_read() -> None:
     running = [begun(10, 10), begun(40, 0), begun(10, 10, is_away=True), row]
     usage.look(running, 100.0)
     assert usage.readers(running) == {"late": 2, "away": 1, "row": 1}
-    assert usage.readers_pace == pytest.approx(sum(one.reader.pace for one in running[:2]))
+    assert usage.readers_pace(running) == pytest.approx(sum(one.reader.pace for one in running[:2]))
+    assert usage.readers_pace([]) == 0.0  # they have ended since the look
 
 
 def test_an_idle_engine_has_no_readers() -> None:
