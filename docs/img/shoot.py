@@ -1,6 +1,10 @@
-"""Take the README's pictures: `python docs/img/shoot.py URL` asks the running demo site a few questions for chat.png,
-and kills processes of its lab for lab.png; with USER PASSWORD behind it, the admin's live page for live.png (use `make
-run MODEL=echo`: its answers are long). The moving picture: film.py.
+"""Take the pictures of README and docs: `python docs/img/shoot.py URL` opens the running demo site.
+
+    chat.png                             a few questions are asked
+    lab.png, compare.png, token.png      processes are killed, deliveries compared, a token followed
+    live.png                             the admin's live page; with USER PASSWORD behind URL, and none of the others
+
+For live.png use `make run MODEL=echo`, whose answers are long. The moving picture: film.py.
 """
 
 from __future__ import annotations
@@ -47,6 +51,23 @@ def shoot_lab(page: Page, url: str) -> None:
     page.screenshot(path=FOLDER / "lab.png")
 
 
+def shoot_compare(page: Page, url: str) -> None:
+    page.goto(f"{url}/lab/compare/")
+    page.get_by_role("button", name="Ask").click()
+    page.get_by_text("Measured.").wait_for(timeout=60_000)
+    table = page.locator(".lab-scroll").bounding_box()
+    assert table is not None
+    seen = {"x": 0, "y": 0, "width": 1280, "height": table["y"] + table["height"] + 20}
+    page.screenshot(path=FOLDER / "compare.png", full_page=True, clip=seen)
+
+
+def shoot_token(page: Page, url: str) -> None:
+    page.goto(f"{url}/lab/token/")
+    page.get_by_role("button", name="Ask").click()
+    page.get_by_text("The answer is over").wait_for(timeout=60_000)
+    page.screenshot(path=FOLDER / "token.png", full_page=True)
+
+
 def shoot_live(page: Page, visitors: list[Page], url: str, user: str, password: str) -> None:
     page.goto(f"{url}/admin/login/?next=/admin/streamserve/live/")
     page.get_by_label("Username").fill(user)
@@ -70,8 +91,8 @@ def main(url: str, user: str = "", password: str = "") -> None:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGS)
         size = {"width": 1280, "height": 900}
         if not user:
-            shoot_chat(browser.new_context(viewport=size).new_page(), url)
-            shoot_lab(browser.new_context(viewport=size).new_page(), url)
+            for shoot in (shoot_chat, shoot_lab, shoot_compare, shoot_token):
+                shoot(browser.new_context(viewport=size).new_page(), url)
         else:
             visitors = [browser.new_context().new_page() for _ in range(3)]
             shoot_live(browser.new_context(viewport=size).new_page(), visitors, url, user, password)

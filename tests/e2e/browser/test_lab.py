@@ -153,6 +153,20 @@ def test_a_token_is_followed_from_the_engine_to_the_glass(demo: str, browser: Br
         assert axe_violations(page) == []
 
 
+def test_a_visitor_from_elsewhere_sees_the_browsers_side(demo: str, browser: Browser) -> None:
+    """A visitor through a proxy gets no state of the server, but the figures of the answer's own end."""
+    with watching(browser, demo, extra_http_headers={"X-Forwarded-For": "192.0.2.7"}) as watched:
+        page = watched.page
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"{demo}/lab/token/")
+        expect(page.get_by_text("Only visitors from the site's own machine")).to_be_visible()
+        do(page, "ask")
+        expect(part(page, "ttft")).to_be_visible(timeout=MINUTE)
+        assert page.locator("[data-lab-stage] b").all_inner_texts() == ["–"] * 8
+        assert not [url for url in asked if url.endswith("/state/")]
+
+
 def milliseconds(words: str) -> float:
     """Return the number of "3.4 ms"."""
     return float(words.removesuffix(" ms"))
