@@ -328,10 +328,13 @@ def frames(num_tokens: int) -> list[str]:
     return ["".join(each[at : at + TOKENS_PER_FRAME]) for at in range(0, len(each), TOKENS_PER_FRAME)]
 
 
-def show_long_answer(page: Page, url: str, num_tokens: int) -> None:
+def open_with_answer(page: Page, url: str, num_tokens: int) -> None:
     page.route("**/streams/*/ack", lambda route: route.fulfill(status=204))
     page.goto(url)
     page.evaluate(FEED, frames(num_tokens))
+
+
+def read_answer(page: Page) -> None:
     ask(page, "Tell me everything")
     wait_for_status(page, "Answer complete")
     expect(page.locator(".ss-hl-keyword").last).to_have_text("return")
@@ -340,7 +343,8 @@ def show_long_answer(page: Page, url: str, num_tokens: int) -> None:
 def test_nothing_on_screen_moves_while_an_answer_grows(browser: Browser, pages: str) -> None:
     """No layout shift that the visitor has not caused: colours and formulas come without one, as does the end."""
     with watching(browser, pages) as visit:
-        show_long_answer(visit.page, f"{pages}/chat/", 3000)
+        open_with_answer(visit.page, f"{pages}/chat/", 3000)
+        read_answer(visit.page)
         assert visit.page.evaluate("seen.shifts") == []
 
 
@@ -353,8 +357,9 @@ def test_no_task_of_a_long_answer_holds_the_page_up(browser: Browser, pages: str
     """
     with watching(browser, pages) as visit:
         page = visit.page
+        open_with_answer(page, f"{pages}/chat/", 20_000)
         browser.start_tracing(page=page, categories=["toplevel", "disabled-by-default-devtools.timeline"])
-        show_long_answer(page, f"{pages}/chat/", 20_000)
+        read_answer(page)
         events = json.loads(browser.stop_tracing())["traceEvents"]
         main = {
             (event["pid"], event["tid"])
