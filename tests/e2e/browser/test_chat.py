@@ -151,7 +151,7 @@ def test_turns_build_on_each_other_until_a_new_chat(watched: Watched) -> None:
     page = watched.page
     page.route("**/streams", lambda route: route.fulfill(**fake_answer("<think>hm</think>In **settings**.")))
     bodies = post_bodies(page)
-    page.get_by_role("button", name="How do I pause my subscription?").click()
+    page.get_by_role("button", name="What does the Team plan cost?").click()
     wait_for_status(page, "Answer complete")
     ask(page, "And how long?")
     expect(page.locator(".ss-turn")).to_have_count(2)
