@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -69,5 +70,5 @@ def test_the_deployments_settings_and_commands_work(site: DocSite) -> None:
     with engine, site.serve("daphne mysite.asgi:application") as server:
         wait_until_ready(server.url)
         doctor = doctor.replace("https://example.org", server.url).replace(" http://127.0.0.1:8001", "")
-        said = site.run(doctor, ok=False)  # "echo" is too fast for the checks that leave an answer
-        assert "0 found, 3 could not be told" in said
+        said = site.run(f"{doctor} || true")  # "echo" can be too fast for the checks that leave an answer
+        assert re.search(r"^0 found", said, re.MULTILINE), said
