@@ -62,7 +62,7 @@ def delays(probe: Received) -> list[float]:
     return [lag - min(lags) for lag in lags] if lags else []
 
 
-def buffering(answer: Answer, probe: Received) -> Verdict:
+def buffering(probe: Received) -> Verdict:
     """Events arrive when they are sent."""
     late = delays(probe)
     if len(late) < 3:

@@ -91,6 +91,13 @@ class _Examiner:
         path = f"{self.order.paths['probe']}?token={token_for(plan)}"
         return self.way.ask(path, headers, seconds=plan.quiet_seconds + _SPARE_SECONDS)
 
+    def probe(self, plan: Plan, codings: str = "identity") -> Answer:
+        """Ask for a probe. Raises WayError where another response came."""
+        answer = self.ask(plan, codings)
+        if answer.status != 200:
+            raise WayError(f"A probe was answered with status {answer.status}. {_error(answer)[1]}".rstrip())
+        return answer
+
     @property
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.order.key}"}
@@ -100,15 +107,21 @@ class _Examiner:
         wanted, seconds = self.order.only, self.order.silence_seconds
         plan = Plan(quiet_seconds=seconds if "silence" in wanted else 0.0)
         with ThreadPoolExecutor(4) as pool:
-            plain = pool.submit(self.ask, plan) if set(wanted) & set(_OF_PROBES) else None
-            packed = pool.submit(self.ask, Plan(), _BROWSERS_CODINGS) if "compression" in wanted else None
+            plain = pool.submit(self.probe, plan) if set(wanted) & set(_OF_PROBES) else None
+            packed = pool.submit(self.probe, Plan(), _BROWSERS_CODINGS) if "compression" in wanted else None
             socket = pool.submit(self.websocket) if "websocket" in wanted else None
             alpn = pool.submit(self.way.alpn) if self.way.is_tls and "http" in wanted else None
             by_answers = list(self.of_answers(wanted))
             if plain is not None:
-                yield from self.of_probe(plain.result(), "" if alpn is None else alpn.result())
+                try:
+                    yield from self.of_probe(plain.result(), "" if alpn is None else alpn.result())
+                except WayError as error:
+                    yield from (unknown(check, str(error)) for check in _OF_PROBES)
             if packed is not None:
-                yield checks.compression(packed.result())
+                try:
+                    yield checks.compression(packed.result())
+                except WayError as error:
+                    yield unknown("compression", str(error))
             if socket is not None:
                 yield socket.result()
             yield from by_answers
@@ -121,13 +134,13 @@ class _Examiner:
             yield unknown("buffering", said)
             return
         probe = checks.received(pieces)
-        late = [checks.buffering(answer, probe), checks.keepalives(probe)]
+        late = [checks.buffering(probe), checks.keepalives(probe)]
         if any(verdict.fault == "buffered" for verdict in late):
-            again = self.ask(Plan())
+            again = self.probe(Plan())
             second = checks.received(again.unpacked() or [])
             late = [
                 once if once.state == FOUND == twice.state else (twice if once.state == FOUND else once)
-                for once, twice in zip(late, (checks.buffering(again, second), checks.keepalives(second)), strict=True)
+                for once, twice in zip(late, (checks.buffering(second), checks.keepalives(second)), strict=True)
             ]
         yield from late
         yield checks.silence(answer, probe, self.order.silence_seconds, self.order.keepalive_seconds)

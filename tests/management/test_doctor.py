@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
@@ -88,6 +89,41 @@ def test_an_address_that_leads_elsewhere_is_named(elsewhere: str, path: str, wor
     flat = " ".join(out.split())
     assert (status, words in flat, "secret" in flat) == (1, True, False), out
     assert not any(line.split()[1:2] == [check] for line in out.splitlines() for check in CHECKS)
+
+
+class Tired(BaseHTTPRequestHandler):
+    """A proxy that passes one request on, and is then overloaded."""
+
+    upstream = ""
+    num_asked = 0
+
+    def do_GET(self) -> None:
+        type(self).num_asked += 1
+        if self.num_asked > 1:
+            self.send_error(503)
+            return
+        with urllib.request.urlopen(self.upstream + self.path) as answer:
+            self.send_response(answer.status)
+            self.send_header("Content-Type", answer.headers["Content-Type"])
+            self.end_headers()
+            self.wfile.write(answer.read())
+
+    def log_message(self, *args: Any) -> None:
+        """Print nothing."""
+
+
+def test_a_probe_that_is_refused_tells_nothing(hard_server: DaphneServer) -> None:
+    """No fault is found in a response that is no probe: the checks could not tell, and say why."""
+    Tired.upstream, Tired.num_asked = hard_server.url, 0
+    with HTTPServer(("127.0.0.1", 0), Tired) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        only = [option for check in CHECKS if check != "websocket" for option in ("--only", check)]
+        status, out = run(f"http://127.0.0.1:{server.server_port}", "--no-answers", "--silence", "0.5", *only)
+        server.shutdown()
+        thread.join()
+    assert status == 2, out
+    assert out.count("A probe was answered with status 503.") == 7, out
 
 
 def test_an_address_that_does_not_answer_is_named() -> None:
