@@ -114,9 +114,11 @@ def _models() -> dict[str, dict[str, Any]]:
 MODELS = _models()
 LAB_MODEL = "lab" if "lab" in MODELS else next(iter(MODELS))
 # How the assistant answers (project/help/assistant.py). "slots": the model gives the passages' own sentences, whose
-# values are filled in; the demo model cannot copy them. "quotes": the model reads the passages and quotes from them.
-_SMALL = {"helpdesk", "echo"}
+# values are filled in; small models cannot copy them. "quotes": the model reads the passages and quotes from them.
+_SMALL = {"helpdesk", "echo", "smollm2"}
 HELP_ANSWERS = "slots" if _SMALL & set(MODELS) else "quotes"
+# Whether the model answers what no page answers, marked so. The shipped model knows nothing else.
+HELP_BESIDE_PAGES = not {"helpdesk", "echo"} & set(MODELS)
 HELP_EMBEDDING: str | None = None  # "package.module.function": texts to vectors, for a search by meaning as well
 
 STREAMSERVE = {

@@ -3,7 +3,8 @@
     retrieve ─► rerank and select ─► trim ─► answer, with the slots filled and the passages cited
     └─ meanwhile: the prefix of the prompt is computed
 
-`HELP_ANSWERS` chooses how: "slots" for a model that cannot copy (the demo's), "quotes" for one that can. Registered by
+`HELP_ANSWERS` chooses how: "slots" for a model that cannot copy (the demo's), "quotes" for one that can. With
+`HELP_BESIDE_PAGES` the model answers what no passage answers, and the answer is marked so. Registered by
 project/pipelines.py.
 """
 
@@ -37,6 +38,7 @@ SYSTEM_WITHOUT_PAGES = Static(
     "You are the help desk of Quillbox, an online notebook. No help page answers the question. Answer in one or two "
     "sentences from what you know in general. State nothing about Quillbox itself."
 )
+_ASKED = "\n\nQuestion:"
 _MARKER = re.compile(r" ?\[\d{1,2}\]")
 _SMALL_TALK = re.compile(
     r"\W*(?:hi|hello|hey|hiya|howdy|good (?:morning|afternoon|evening|day)|greetings|thanks?|thank you|thx|cheers|bye|"
@@ -58,7 +60,7 @@ async def billing(run: Run) -> None:
         await run.step("Writing the answer", partial(answer, run, hits, found["searched"], language), of=3)
     elif is_small_talk(run.question):
         await run.generate(_conversation(run), max_tokens=60, temperature=0)
-    elif settings.HELP_ANSWERS == "quotes":
+    elif settings.HELP_BESIDE_PAGES:
         await run.step("Writing the answer", partial(answer_freely, run, language), of=3)
     else:
         await run.say(language.no_answer if language else NO_ANSWER)
@@ -83,10 +85,11 @@ async def answer(run: Run, hits: Sequence[Hit], searched: str, language: Languag
         )
         return
     passages = "\n\n".join(f"[{number}] {_as_text(hit)}" for number, hit in enumerate(hits, 1))
-    asked = {"role": "user", "content": f"{passages}\n\nQuestion: {run.question}"}
+    asked = {"role": "user", "content": f"{passages}{_ASKED} {run.question}"}
     await run.generate(
         [{"role": "system", "content": SYSTEM}, *_conversation(run)[:-1], asked],
         through=Markers(hits, citations),
+        stop=[_ASKED],  # a small model goes on with a question of its own
         max_tokens=MAX_ANSWER_TOKENS,
         temperature=0,
     )

@@ -20,7 +20,7 @@ WANTED = ("about-quillbox", "price-team", "cancel-how", "discount-student")
 @pytest.mark.urls("project.urls")
 async def test_each_suggestion_is_answered_from_its_passage(settings: Any) -> None:
     """With the model that is shipped: what a newcomer clicks first is right."""
-    settings.HELP_ANSWERS = "slots"
+    settings.HELP_ANSWERS, settings.HELP_BESIDE_PAGES = "slots", False
     await sync_to_async(load_knowledge)()
     async with shipped_model() as model, assistant_over(model) as ask:
         cited = [(await ask(question)).cited for question in SUGGESTIONS]

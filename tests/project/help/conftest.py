@@ -13,7 +13,7 @@ from tests.support.sites.help_desk import load_knowledge
 def site_of_help(settings: Any) -> None:
     """The demo site's addresses, and the demo model's way to answer."""
     settings.ROOT_URLCONF = "project.urls"
-    settings.HELP_ANSWERS = "slots"
+    settings.HELP_ANSWERS, settings.HELP_BESIDE_PAGES = "slots", False
 
 
 @pytest.fixture

@@ -80,9 +80,9 @@ async def test_it_declines_in_the_language_of_the_question(ask: Ask, question: s
     assert (answer.text, answer.cited) == (declined, [])
 
 
-async def test_a_model_that_quotes_answers_below_the_threshold(ask: Ask, settings: Any) -> None:
+async def test_a_real_model_answers_below_the_threshold(ask: Ask, settings: Any) -> None:
     """The answer begins with the words that it is not from the help pages, and names no source."""
-    settings.HELP_ANSWERS = "quotes"
+    settings.HELP_BESIDE_PAGES = True
     for question, mark in (("Who won the match?", NOT_FROM_PAGES), ("Wer hat das Spiel gewonnen?", "Nicht aus den")):
         answer = await ask(question)
         assert answer.text.startswith(f"*{mark}")
