@@ -49,7 +49,7 @@ class Command(BaseCommand):
         )
         parser.add_argument("--only", action="append", choices=CHECKS, metavar="CHECK", help=", ".join(CHECKS))
         parser.add_argument(
-            "--model", help="alias in MODELS of the model that gives two answers; default: DEFAULT_MODEL"
+            "--model", help="alias in MODELS of the model that gives three answers; default: DEFAULT_MODEL"
         )
         parser.add_argument("--no-answers", action="store_true", help="ask no model: without disconnect and resume")
         parser.add_argument(
