@@ -89,7 +89,7 @@ def _faults_of_metadata(path: Path) -> Iterator[str]:
         yield f"{path.name} states version {metadata['Version']}"
     if "streamserve" not in str(metadata.get_payload())[:200]:
         yield f"{path.name} has no README as its description"
-    if metadata["License-Expression"] != "BSD-3-Clause":
+    if metadata["License-Expression"] != "BSD-3-Clause AND MIT":
         yield f"{path.name} states the licence {metadata['License-Expression']}"
 
 
