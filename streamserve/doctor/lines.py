@@ -1,8 +1,8 @@
 """`LINES`: for each fault, the line of configuration that mends it in each proxy. A table, and its look-up.
 
 tests/doctor/test_proxies.py runs nginx, Apache, Caddy and HAProxy with these faults planted, but for `UNTRIED`. The
-lines of Traefik, AWS ALB and Cloudflare are from their manuals; no test runs them. docs/troubleshooting.md shows the
-same table.
+lines of Traefik, AWS ALB and Cloudflare are what these are known for; no test runs them. docs/troubleshooting.md shows
+the same table.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ LINES: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# Lines of proxies that tests run which no test has planted: from the manuals.
+# Lines of proxies that tests run which no test has planted.
 UNTRIED = frozenset(
     {
         *((proxy, "disconnect_unseen") for proxy in (NGINX, APACHE, CADDY, HAPROXY)),
