@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from project.help.assistant import billing
 from project.help.review import account_review
+from project.lab.pace import pace
 from streamserve import pipeline
 
 pipeline(latency_class="chat")(billing)
 pipeline()(account_review)
+pipeline()(pace)

@@ -19,7 +19,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBadReque
 from django.middleware.csrf import get_token
 from django.views.decorators.http import require_GET, require_POST
 
-from project.lab.pipelines import SCENARIOS
+from project.lab.pace import SCENARIOS
 from project.lab.reports import EVERY_SECONDS, Report, merged, read
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, frame, one_line_json
 from streamserve.web.chat_page import chat_page

@@ -199,4 +199,4 @@ def test_the_live_page_streams_metrics(hard_server: DaphneServer, http: httpx.Cl
                 got += chunk
                 if got.count(b"event: figures") == 2:
                     break
-    assert b'"blocks_total"' in got
+    assert b'"kv_blocks_total"' in got

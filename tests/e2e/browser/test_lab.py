@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from project.lab.pipelines import SCENARIOS
+from project.lab.pace import SCENARIOS
 from project.lab.views import WAYS
 from tests.support.checks.axe import axe_violations
 from tests.support.docs.demo_site import free_port, serve

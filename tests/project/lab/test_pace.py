@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from project.lab.pipelines import SCENARIOS, pace, tokens_of
+from project.lab.pace import SCENARIOS, pace, tokens_of
 from streamserve.protocol.events import Status, Token
 from tests.support.sites.help_desk import Ask, assistant_over
 from tests.support.streams.hand_made import started_echo

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve import Run, pipeline
+from streamserve import Run
 from streamserve.protocol.errors import BadRequest
 
 MOST = {"ttft": 10.0, "rate": 200.0}  # seconds, tokens a second
@@ -68,7 +68,6 @@ SCENARIOS: Mapping[str, Scenario] = {
 }
 
 
-@pipeline()
 async def pace(run: Run) -> None:
     """Say a known text at a given pace: `input` has `scenario`, `ttft` in seconds, and `rate` in tokens a second."""
     scenario = _scenario_of(run.input)
