@@ -20,7 +20,7 @@ from tests.support.servers.proxies import PROXIES, run
 from tests.support.servers.web_servers import Server, uvicorn, wait_until_ready
 from tests.support.sites import doctor_settings
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.proof, pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
