@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.support.checks.axe import axe_violations
 from tests.support.servers.browser import (
     ADMIN_NAME,
     ADMIN_PASSWORD,
@@ -114,3 +116,15 @@ def test_an_answer_with_sources_fits_a_phone(browser: Browser, site: str, width:
         page.locator(".ss-made summary").click()
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.evaluate("document.querySelector('.ss-scroll').scrollWidth") <= width
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_on_the_help_pages(browser: Browser, site: str, scheme: Any) -> None:
+    """The list of pages, and a page."""
+    with watching(browser, site, color_scheme=scheme) as visit:
+        page = visit.page
+        page.goto(f"{site}/help/")
+        assert axe_violations(page) == []
+        page.get_by_role("link", name="How much is the Team plan?").first.click()
+        expect(page.get_by_role("heading", name="How much is the Team plan?")).to_be_visible()
+        assert axe_violations(page) == []
