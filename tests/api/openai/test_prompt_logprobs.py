@@ -11,7 +11,7 @@ from django.test.utils import override_settings
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
 from tests.support.checks.stream_checks import parse_sse
-from tests.support.engines.turns import take_turns
+from tests.support.streams.hand_made import Gate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -27,7 +27,7 @@ def shown_in(body: bytes) -> tuple[list[dict[str, Any]], str]:
     return prompt, "".join(token["text"] for token in tokens)
 
 
-async def test_a_park_within_the_prompt_shows_nothing_twice(engine: None, alice_key: str) -> None:
+async def test_a_park_within_the_prompt_shows_nothing_twice(engine: None, alice_key: str, site_gate: Gate) -> None:
     """Its reader leaves while the prompt is scored, and returns: the whole is what it would have been."""
     caller, asked = Caller(key=alice_key), {**ASK, "prompt_logprobs": 3}
     whole = shown_in(await body_of(await caller.post("/streams", asked)))
@@ -36,10 +36,10 @@ async def test_a_park_within_the_prompt_shows_nothing_twice(engine: None, alice_
     await site.reset()
     with override_settings(STREAMSERVE={"TESTING": True}):
         await until_ready()
-        take_turns()
+        site_gate.allow(2)  # of the steps that the prompt takes
         response = await caller.post("/streams", asked)
         chunks, seen = aiter(response), b""
-        while seen.count(b"event: token") < 2:
+        while b"event: token" not in seen:
             seen += await anext(chunks)
         await chunks.aclose()
         stream = site.get_site().streams.find(response["X-Stream-Id"])
@@ -47,6 +47,7 @@ async def test_a_park_within_the_prompt_shows_nothing_twice(engine: None, alice_
         await until(lambda: stream.state == "parked")
         assert stream.transcript.shown_prompt is not None
         assert 0 < stream.transcript.shown_prompt.num_logprobs < len(PROMPT)
+        site_gate.open()
         replayed = await body_of(await caller.get(f"/streams/{stream.id}/events"))
         assert shown_in(replayed) == whole
         await site.reset()
