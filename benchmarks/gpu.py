@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.support.contenders import SAMPLED, Generate, Ours, clock
+from benchmarks.support.contenders import SAMPLED, ContinuousBatching, Generate, Ours
 from benchmarks.support.random_model import random_runner
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.core import EngineCore
@@ -117,29 +117,11 @@ class GenerateRandom(Generate):
         self.model, self.device, self.how, self.seed = model.eval(), "cuda", SAMPLED, 0
 
 
-class BatchingRandom(GenerateRandom):
-    """transformers continuous batching over random weights."""
+class BatchingRandom(GenerateRandom, ContinuousBatching):
+    """transformers continuous batching over random weights, with its own choice of memory."""
 
-    name = "hf batching"
-
-    def _time(self, inputs: torch.Tensor, num_tokens: int) -> float:
-        from transformers import ContinuousBatchingConfig, GenerationConfig
-
-        generation = GenerationConfig(max_new_tokens=num_tokens, eos_token_id=-1, pad_token_id=0, **self.how)
-        torch.cuda.synchronize()
-        started_at = clock()
-        output: Any = self.model.generate_batch(
-            inputs=inputs.tolist(),
-            generation_config=generation,
-            continuous_batching_config=ContinuousBatchingConfig(max_batch_tokens=8192, max_requests_per_batch=256),
-            max_new_tokens=num_tokens,
-            progress_bar=False,
-            persistent_manager=True,
-            warmup=False,
-        )
-        seconds = clock() - started_at
-        assert all(len(one.generated_tokens) == num_tokens for one in output.values())
-        return seconds
+    num_blocks = None
+    most_requests = 256
 
 
 def copy_rate() -> float:

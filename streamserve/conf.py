@@ -119,9 +119,8 @@ class SiteConfig:
     engine_process: ProcessConfig = field(default_factory=ProcessConfig)
     """What holds for every engine process (docs/engines.md)."""
     state_dir: str = ""
-    """Folder, on a disk of this machine, of the streams' events, of a lock for each web process (`workers/`) and of the
-    engines' output, `engine-<alias>.log`. It tells sites apart: all processes of a site name the same folder, two sites
-    name two.
+    """Folder on a disk of this machine. It holds the streams' events, a lock for each web process (`workers/`), and the
+    engines' output (`engine-<alias>.log`). All processes of a site name the same folder; each site has its own.
     """
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Engine shape for all models."""

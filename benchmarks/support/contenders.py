@@ -218,7 +218,8 @@ class ContinuousBatching(Generate):
     """transformers continuous batching over SDPA: one manager for all runs, a pool that fits the streams."""
 
     name = "hf batching"
-    num_blocks = 64  # of 256 tokens; the default takes 60 % of RAM
+    num_blocks: int | None = 64  # of 256 tokens; the default, None, takes 60 % of RAM
+    most_requests = 64
 
     def _time(self, inputs: torch.Tensor, num_tokens: int) -> float:
         from transformers import ContinuousBatchingConfig, GenerationConfig
@@ -229,7 +230,7 @@ class ContinuousBatching(Generate):
             inputs=inputs.tolist(),
             generation_config=generation,
             continuous_batching_config=ContinuousBatchingConfig(
-                num_blocks=self.num_blocks, max_batch_tokens=8192, max_requests_per_batch=64
+                num_blocks=self.num_blocks, max_batch_tokens=8192, max_requests_per_batch=self.most_requests
             ),
             max_new_tokens=num_tokens,
             progress_bar=False,

@@ -13,7 +13,7 @@ from streamserve.engine.model.decoder.build import build
 from streamserve.engine.model.decoder.spec import spec_of
 from streamserve.engine.model.linear.base import PLAIN
 from streamserve.engine.model.linear.choose import LinearMaker
-from streamserve.engine.model.load.loader import LoadedModel, Source, names_of
+from streamserve.engine.model.load.loader import LoadedModel, Source
 from streamserve.engine.model.runner import ModelRunner
 
 
@@ -73,17 +73,8 @@ def random_runner(
     with torch.inference_mode():
         decoder = build(spec, RandomWeights(config, dtype, place), LinearMaker(back_end=PLAIN), dtype, place)
     kernels = open_gpu_kernels(place) if has_kernels else None
-    decoder.use(kernels)
-    loaded = LoadedModel(
-        model=decoder,
-        layers=decoder.layer_shapes,
-        source=source,
-        kernels=kernels,
-        num_parameters=decoder.num_parameters,
-        weight_bytes=decoder.weight_bytes,
-        linears=names_of(decoder.linears),
-    )
     longest = config.max_position_embeddings
+    loaded = LoadedModel.of(decoder, source, kernels)
     runner = ModelRunner(loaded, block_size=block_size, num_blocks=num_blocks, max_model_len=longest)
     runner.capture(most_rows)
     return runner

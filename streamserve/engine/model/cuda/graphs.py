@@ -27,7 +27,7 @@ class DecodeGraphs:
     """The graphs of one model over one KV memory."""
 
     def __init__(self, forward: Forward, kv: KVCache, *, most_rows: int, most_blocks: int) -> None:
-        """`forward` is captured: no more than `most_rows` decodes, each of `most_blocks` at most."""
+        """`forward` is what `capture` captures: of up to `most_rows` decodes, each of `most_blocks` at most."""
         device = next(iter(kv.keys.values())).device
         self.kv = kv
         self._forward = forward
@@ -66,8 +66,6 @@ class DecodeGraphs:
         if tables.shape[1] > self._most_blocks:
             return None
         size = next(size for size in self._sizes if size >= num_rows)
-        if size not in self._graphs:
-            return None
         graph, hidden = self._graphs[size]
         self._numbers[:, :num_rows].copy_(batch.numbers)
         if num_rows < size:

@@ -1,7 +1,7 @@
 """The GPU's kernels as functions of tensors: attention over block tables, a layer's heads, norms, gates, draws.
 
-Each computes what a function of this folder's parent does with torch, which is its reference and serves where Triton is
-not. Nothing here waits for the GPU. Knows tensors; no sequences. Engine thread.
+Each computes what a function of `engine/model/` does with torch, which is its reference and serves where there is no
+Triton. Nothing here waits for the GPU. Knows tensors; no sequences. Engine thread.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from streamserve.engine.model import attention
 from streamserve.engine.model.cuda.kernels import GPUKernels, open_gpu_kernels
 from streamserve.engine.model.decoder.build import build, sample_weights
 from streamserve.engine.model.decoder.checkpoint import Checkpoint, UnlikeSpec, Weights, lacking
+from streamserve.engine.model.decoder.decoder import Decoder
 from streamserve.engine.model.decoder.spec import DecoderSpec
 from streamserve.engine.model.hf import HFModel
 from streamserve.engine.model.kernels import Kernels, open_kernels
@@ -94,6 +95,20 @@ class LoadedModel:
     num_parameters: int
     weight_bytes: int
     linears: str
+
+    @classmethod
+    def of(cls, decoder: Decoder, source: Source, kernels: Kernels | GPUKernels | None) -> LoadedModel:
+        """Return a decoder of our own layers, which computes with `kernels` from now on."""
+        decoder.use(kernels)
+        return cls(
+            model=decoder,
+            layers=decoder.layer_shapes,
+            source=source,
+            kernels=kernels,
+            num_parameters=decoder.num_parameters,
+            weight_bytes=decoder.weight_bytes,
+            linears=names_of(decoder.linears),
+        )
 
     @property
     def config(self) -> Any:
@@ -173,17 +188,7 @@ def load_decoder(
     progress("packing", 0.0)
     maker = replace(maker, packs=packs)
     decoder = build(spec, checkpoint, maker, dtype, source.device, lambda fraction: progress("packing", fraction))
-    used = kernels or gpu_kernels_for(source, model_config)
-    decoder.use(used)
-    return LoadedModel(
-        model=decoder,
-        layers=decoder.layer_shapes,
-        source=source,
-        kernels=used,
-        num_parameters=decoder.num_parameters,
-        weight_bytes=decoder.weight_bytes,
-        linears=names_of(decoder.linears),
-    )
+    return LoadedModel.of(decoder, source, kernels or gpu_kernels_for(source, model_config))
 
 
 def is_kept_quantized(model_config: ModelConfig, checkpoint: Weights) -> bool:
