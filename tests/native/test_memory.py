@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from tests.support.memory import spare_memory  # noqa: E402
 
 SPARE_BYTES = 40 << 20
 BLOCK_SIZE = 16
+_M_MMAP_THRESHOLD = -3  # malloc.h
 
 
 def large_linear(library: Library) -> Callable[[], Any]:
@@ -56,6 +58,23 @@ def test_too_little_memory(library: Library, make: Callable[[Library], Callable[
         assert Kernels(library).draw(torch.eye(3), [(0.0, 1.0, 0.0)] * 3, [(0, 1, 2)] * 3)[0].tolist() == [0, 1, 2]
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: only there a process can be held to so much memory")
+def test_what_earlier_tests_have_freed_is_not_spare() -> None:
+    """A heap with room for 200 MB gives no more than was spared."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    assert libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # from the heap; by itself it grows to this too
+    freed, kept = [libc.malloc(20 << 20) for _ in range(10)], libc.malloc(20 << 20)
+    for block in freed:
+        libc.free(block)
+    try:
+        with spare_memory(SPARE_BYTES):
+            assert libc.malloc(100 << 20) is None
+    finally:
+        libc.free(kept)
 
 
 @pytest.mark.parametrize("slot", [-1, 40, 1 << 40])
