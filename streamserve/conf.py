@@ -41,6 +41,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZE = ("", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
 CLIENTS = ("process", "thread")  # the first is the default
+TITLES = ("model", "words")
 # Who may open the ready chat page; "debug": visitors from this machine while DEBUG is on. The first is the default.
 CHAT_PAGES = ("debug", "off", "staff", "authenticated", "anyone")
 LOGS = ("file", "memory")  # the first is the default; or the address of a Redis:
@@ -152,6 +153,16 @@ class SiteConfig:
     """Keep the text of finished answers in the stream's row, cut where the user stopped reading; and whole chat
     completions with `store` (docs/openai.md#stored-completions), with what was asked.
     """
+    conversations: bool = False
+    """Keep the conversations of users and API keys, with what was asked and answered (docs/conversations.md). Off,
+    because that is text of theirs in the site's database.
+    """
+    titles: str = TITLES[0]
+    """What a conversation is called until its owner renames it: `"model"`: a title that its model makes of the first
+    question and answer, in the class `batch`; `"words"`: the first words of the question.
+    """
+    share_links: bool = False
+    """Let owners make links by which anyone reads a branch of a conversation (docs/conversations.md#share-links)."""
     prompt_in_url: bool = False
     """Let `GET /streams/new?prompt=…` and `GET /v1/completions/stream?prompt=…` start answers. Off, because servers and
     proxies write addresses, and so the prompts, into their access logs; resuming there by `Last-Event-ID` works in any
@@ -171,6 +182,8 @@ class SiteConfig:
     """How many days the rows of finished streams are kept; then every web process drops them, and so does
     `streamserve_purge`. 0: for ever.
     """
+    keep_conversations_days: float = 0.0
+    """How many days a conversation is kept after its last message, unless it is pinned. 0: for ever."""
     keep_watches_days: float = 0.0
     """How many days the rows of watches are kept, in the same way. 0: for ever."""
     keep_jobs_days: float = 0.0
@@ -279,11 +292,15 @@ class _SiteReader(SettingsReader):
             anonymous=self.boolean(given, "ANONYMOUS"),
             chat_page=self._chat_page(given, testing=testing),
             store=self.boolean(given, "STORE"),
+            conversations=self.boolean(given, "CONVERSATIONS"),
+            titles=self._one_of(given, "TITLES", TITLES, in_tests=None, testing=testing),
+            share_links=self.boolean(given, "SHARE_LINKS"),
             prompt_in_url=self.boolean(given, "PROMPT_IN_URL"),
             reasoning_field=self._one_of(given, "REASONING_FIELD", REASONING_FIELDS, in_tests=None, testing=testing),
             cors_origins=self._origins(given.get("CORS_ORIGINS", ())),
             batches=self._options(BatchConfig, given, "BATCHES"),
             keep_streams_days=self.number(given, "KEEP_STREAMS_DAYS"),
+            keep_conversations_days=self.number(given, "KEEP_CONVERSATIONS_DAYS"),
             keep_watches_days=self.number(given, "KEEP_WATCHES_DAYS"),
             keep_jobs_days=self.number(given, "KEEP_JOBS_DAYS"),
             testing=testing,

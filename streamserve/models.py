@@ -1,5 +1,5 @@
 """Rows in the site's database: `ApiKey`, `Stream`, `Watch`, `StoredCompletion`. Rows of durable work are in
-rows/work.py.
+rows/work.py, those of conversations in rows/conversations.py.
 
 Each has a queryset of look-ups, and of changes with their guard in the WHERE. Callers and tenants are checked in `find`
 of api/answers.py and web/audit.py, not here. Events are in the log.
@@ -23,6 +23,7 @@ from django.utils.translation import gettext_lazy as _
 
 from streamserve.keys import digest_of, is_well_formed, new_key, prefix_of
 from streamserve.protocol.requests import LATENCY_CLASSES
+from streamserve.rows.conversations import Attachment, Conversation, Message, Share
 from streamserve.rows.leases import LeasedQuerySet
 from streamserve.rows.queries import Keyed
 from streamserve.rows.work import Batch, BatchRow, Job, JobStep, StoredFile, WebhookDelivery, Worker
@@ -31,11 +32,15 @@ __all__ = [
     "LAST_USED_EVERY",
     "SCOPES",
     "ApiKey",
+    "Attachment",
     "Batch",
     "BatchRow",
+    "Conversation",
     "Job",
     "JobStep",
     "Live",
+    "Message",
+    "Share",
     "StoredCompletion",
     "StoredFile",
     "Stream",
@@ -134,6 +139,12 @@ class ApiKey(models.Model):
     prefix = models.CharField(_("prefix"), max_length=8, db_index=True, editable=False)
     digest = models.CharField(max_length=64, unique=True, editable=False)
     scopes = models.JSONField(_("scopes"), default=default_scopes, validators=[validate_scopes])
+    allowed_models = models.JSONField(
+        _("models"),
+        default=list,
+        blank=True,
+        help_text=_("A list of the models and pipelines that it may use. Empty: all that its user may."),
+    )
     latency_class = models.CharField(
         _("latency class"),
         max_length=16,

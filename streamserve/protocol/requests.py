@@ -282,6 +282,30 @@ class Once:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A new question in a conversation. `content` is its message's JSON, `text` what is searched."""
+
+    id: str
+    content: str
+    text: str
+    attachment_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What the start of an answer adds to a conversation: a message for the answer, and its question before it.
+
+    `parent_id`: the message that they follow ("": none). Without a question the answer follows `parent_id` itself: as
+    another answer to that question, or as the continuation of that answer.
+    """
+
+    conversation_id: str
+    answer_id: str
+    parent_id: str = ""
+    question: Question | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
     """What is decided about a request beside what it asks.
 
@@ -289,7 +313,8 @@ class Admission:
     counting, where callers share it ("": they do not). `salt` keeps prefix-cache blocks apart between tenants ("" only
     where the server itself made the whole prompt). `on_disconnect` is what becomes of the answer without a reader
     (`ON_DISCONNECT` in streams/stream.py). With `once` there is one stream of that key. `begins_unloaded`: while its
-    model loads the answer begins and shows `status: loading`; else its start waits.
+    model loads the answer begins and shows `status: loading`; else its start waits. `turn` is inserted with the
+    stream's record.
 
     Times are of `time.monotonic()`, which is one clock for all processes of a machine. Times of the answer count from
     `received_at` (None: from its start). `arrived_at`: its place in the engine's queue, which begins when its caller
@@ -304,6 +329,7 @@ class Admission:
     on_disconnect: str = "park"
     once: Once | None = None
     begins_unloaded: bool = False
+    turn: Turn | None = None
     stream_id: str = ""
     received_at: float | None = None
     arrived_at: float | None = None

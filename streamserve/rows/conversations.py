@@ -1,0 +1,217 @@
+"""Rows of conversations: `Conversation`, `Message`, `Attachment`, `Share`. docs/conversations.md shows them.
+
+    Conversation ──► Message ──► Message ──► Message      parent → a tree: a changed question, or another answer, is a
+                        │           └──────► Message      sibling. `Conversation.leaf` is the end of the branch shown.
+                        └──► Attachment
+
+A question and its answer's message are inserted with the stream's row, in its transaction: the answer's message is
+`running`, and empty. When the stream ends it is written from the log, once: only a `running` message is written, and a
+stream has one message at most. Streams' rows and logs may be deleted later; a message has no foreign key to them.
+
+JSON is kept as text: PostgreSQL's own type refuses texts with a NUL, which models can write. Ids are 128 random bits in
+hex. Deletes go through the querysets here, not through Django's collector: a branch may be thousands of messages long.
+"""
+
+from __future__ import annotations
+
+import secrets
+from datetime import datetime
+from typing import Any
+
+from django.conf import settings
+from django.db import models
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+MAX_TITLE_CHARS = 200
+
+
+def new_row_id() -> str:
+    """Return 128 random bits in hex."""
+    return secrets.token_hex(16)
+
+
+class ConversationQuerySet(models.QuerySet["Conversation"]):
+    """Conversations that are not deleted are `of` their tenant."""
+
+    def of(self, tenant: str) -> ConversationQuerySet:
+        """Return a tenant's conversations."""
+        return self.filter(tenant=tenant, deleted_at=None)
+
+    def deleted_before(self, when: datetime) -> ConversationQuerySet:
+        """Return the conversations whose deletion can no longer be undone."""
+        return self.filter(deleted_at__lt=when)
+
+    def unused_since(self, when: datetime) -> ConversationQuerySet:
+        """Return the conversations without a message since `when`; pinned conversations stay."""
+        return self.filter(updated_at__lt=when, is_pinned=False)
+
+
+class Conversation(models.Model):
+    """A conversation of one tenant: a user, with the user's keys, or a key without a user."""
+
+    TITLED_BY = (("words", _("first words")), ("model", _("model")), ("owner", _("owner")))
+
+    id = models.CharField(primary_key=True, max_length=32, default=new_row_id, editable=False)
+    owner = models.CharField(_("owner"), max_length=64, editable=False)
+    tenant = models.CharField(_("tenant"), max_length=64, editable=False)
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        verbose_name=_("user"),
+        on_delete=models.CASCADE,
+        null=True,
+        editable=False,
+        related_name="streamserve_conversations",
+    )
+    title = models.CharField(_("title"), max_length=MAX_TITLE_CHARS, blank=True)
+    titled_by = models.CharField(_("titled by"), max_length=8, choices=TITLED_BY, default="words", editable=False)
+    model = models.CharField(_("model"), max_length=200, blank=True, editable=False)
+    source = models.CharField(
+        _("source"), max_length=32, default="chat", editable=False, help_text=_("What has begun it: chat, api, …")
+    )
+    is_pinned = models.BooleanField(_("pinned"), default=False)
+    leaf = models.CharField(
+        max_length=32, blank=True, editable=False, help_text=_("The last message of the branch that is shown.")
+    )
+    created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
+    updated_at = models.DateTimeField(
+        _("updated"), default=timezone.now, editable=False, help_text=_("When its last message was begun or ended.")
+    )
+    deleted_at = models.DateTimeField(_("deleted"), null=True, editable=False)
+
+    objects = ConversationQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("conversation")
+        verbose_name_plural = _("conversations")
+        ordering = ("-updated_at", "-id")
+        default_permissions = ("view",)
+        indexes = (
+            models.Index(fields=["tenant", "-is_pinned", "-updated_at", "-id"], name="streamserve_conversations_of"),
+            models.Index(fields=["updated_at"], name="streamserve_conversations_old"),
+        )
+
+    def __str__(self) -> str:
+        return self.title or self.id
+
+
+class MessageQuerySet(models.QuerySet["Message"]):
+    """Messages: look-ups, and changes with their guard in the WHERE."""
+
+    def running(self) -> MessageQuerySet:
+        """Return the messages of answers whose end is not written yet."""
+        return self.filter(state="running")
+
+    def write_end(self, stream_id: str, **columns: Any) -> int:
+        """Write the whole answer of a stream into its message; 0 if that has been done, or it has none."""
+        return self.running().filter(stream_id=stream_id).update(finished_at=timezone.now(), **columns)
+
+
+class Message(models.Model):
+    """A question or an answer. `content` is JSON: {"blocks", "citations", "steps"} (docs/conversations.md)."""
+
+    ROLES = (("user", _("user")), ("assistant", _("assistant")))
+    STATES = (("running", _("running")), ("done", _("done")), ("failed", _("failed")))
+    RATINGS = ((1, _("good")), (-1, _("bad")))
+
+    id = models.CharField(primary_key=True, max_length=32, default=new_row_id, editable=False)
+    conversation = models.ForeignKey(
+        Conversation,
+        verbose_name=_("conversation"),
+        on_delete=models.CASCADE,
+        related_name="messages",
+        db_index=False,  # the index with the times begins with it
+        editable=False,
+    )
+    parent = models.ForeignKey(
+        "self", on_delete=models.DO_NOTHING, db_constraint=False, null=True, related_name="children", editable=False
+    )
+    role = models.CharField(_("role"), max_length=16, choices=ROLES, editable=False)
+    state = models.CharField(_("state"), max_length=8, choices=STATES, default="done", editable=False)
+    content = models.TextField(blank=True, editable=False)
+    text = models.TextField(_("text"), blank=True, editable=False, help_text=_("What is searched: its text alone."))
+    stream_id = models.CharField(_("stream"), max_length=32, null=True, unique=True, editable=False)
+    model = models.CharField(_("model"), max_length=200, blank=True, editable=False)
+    finish_reason = models.CharField(_("finish reason"), max_length=32, blank=True, editable=False)
+    error_code = models.CharField(_("error"), max_length=64, blank=True, editable=False)
+    prompt_tokens = models.PositiveIntegerField(_("prompt tokens"), default=0, editable=False)
+    cached_tokens = models.PositiveIntegerField(_("cached tokens"), default=0, editable=False)
+    completion_tokens = models.PositiveIntegerField(_("completion tokens"), default=0, editable=False)
+    rating = models.SmallIntegerField(_("rating"), null=True, choices=RATINGS, editable=False)
+    comment = models.TextField(_("comment"), blank=True, editable=False)
+    rated_at = models.DateTimeField(_("rated"), null=True, editable=False)
+    created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
+    finished_at = models.DateTimeField(_("finished"), null=True, editable=False)
+
+    objects = MessageQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("message")
+        verbose_name_plural = _("messages")
+        ordering = ("created_at", "id")
+        default_permissions = ("view",)
+        indexes = (
+            models.Index(fields=["conversation", "created_at", "id"], name="streamserve_messages_of"),
+            models.Index(fields=["state"], condition=models.Q(state="running"), name="streamserve_messages_running"),
+            models.Index(
+                fields=["-rated_at"], condition=models.Q(rating__isnull=False), name="streamserve_messages_rated"
+            ),
+        )
+
+    def __str__(self) -> str:
+        return self.id
+
+
+class Attachment(models.Model):
+    """A file of text that a question brings, in Django's storage, with the text that was read from it."""
+
+    id = models.CharField(primary_key=True, max_length=32, default=new_row_id, editable=False)
+    owner = models.CharField(_("owner"), max_length=64, editable=False)
+    tenant = models.CharField(_("tenant"), max_length=64, db_index=True, editable=False)
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        verbose_name=_("user"),
+        on_delete=models.CASCADE,
+        null=True,
+        editable=False,
+        related_name="streamserve_attachments",
+    )
+    messages = models.ManyToManyField(Message, related_name="attachments", editable=False)
+    name = models.CharField(_("name"), max_length=255, editable=False)
+    content_type = models.CharField(_("type"), max_length=100, editable=False)
+    num_bytes = models.PositiveBigIntegerField(_("bytes"), editable=False)
+    stored_as = models.CharField(max_length=255, editable=False, help_text=_("Its name in the storage."))
+    text = models.TextField(blank=True, editable=False)
+    created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
+
+    class Meta:
+        verbose_name = _("attachment")
+        verbose_name_plural = _("attachments")
+        ordering = ("-created_at", "-id")
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Share(models.Model):
+    """A link by which anyone reads one branch of a conversation, as it was then. The link's token is not stored."""
+
+    id = models.CharField(primary_key=True, max_length=32, default=new_row_id, editable=False)
+    conversation = models.ForeignKey(
+        Conversation, verbose_name=_("conversation"), on_delete=models.CASCADE, related_name="shares", editable=False
+    )
+    leaf = models.CharField(max_length=32, editable=False)
+    digest = models.CharField(max_length=64, unique=True, editable=False)
+    created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
+    expires_at = models.DateTimeField(_("expires"), null=True, editable=False)
+    revoked_at = models.DateTimeField(_("revoked"), null=True, editable=False)
+
+    class Meta:
+        verbose_name = _("share link")
+        verbose_name_plural = _("share links")
+        ordering = ("-created_at",)
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return self.id
