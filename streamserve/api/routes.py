@@ -39,7 +39,7 @@ OPS_CALLERS = ("session", "key")
 ANYONE = ("anyone",)
 
 # What an endpoint may take beside its call, by the names of its parameters. A service with a default may be missing.
-SERVICES = ("answers", "chats", "watches", "ops", "jobs", "files", "batches")
+SERVICES = ("answers", "chats", "watches", "ops", "jobs", "files", "batches", "conversations", "shares")
 Endpoint = Callable[..., Awaitable[Reply]]
 
 # The variable parts of a path, in the syntax of Django's urlconf.

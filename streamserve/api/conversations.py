@@ -1,0 +1,281 @@
+"""`Conversations` and `Shares`: the services of `/conversations`, and the values that they give. docs/conversations.md.
+
+Values and protocols; asyncio, typed values, no HTTP and no rows. The rows are in rows/conversation_store.py, lists and
+search in rows/conversation_lists.py, share links in rows/shares.py.
+
+A conversation that is unknown, deleted or another tenant's raises the same NotFound (`no_conversation`), and so does a
+message of another conversation (`no_message`). Every call may raise a database error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from streamserve.api.call import Caller
+from streamserve.protocol.errors import NotFound
+from streamserve.protocol.requests import Message, Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationView:
+    """A conversation as its owner sees it. `is_running`: an answer in it has not ended."""
+
+    id: str
+    title: str
+    model: str
+    source: str
+    is_pinned: bool
+    leaf: str
+    is_running: bool
+    created_at: datetime
+    updated_at: datetime
+
+    def as_json(self) -> dict[str, Any]:
+        """Return its JSON. Times are Unix seconds."""
+        return {
+            "id": self.id,
+            "title": self.title,
+            "model": self.model,
+            "source": self.source,
+            "pinned": self.is_pinned,
+            "leaf": self.leaf or None,
+            "running": self.is_running,
+            "created": _seconds(self.created_at),
+            "updated": _seconds(self.updated_at),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachmentView:
+    """A file that a question brings."""
+
+    id: str
+    name: str
+    content_type: str
+    num_bytes: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return its JSON."""
+        return {"id": self.id, "name": self.name, "type": self.content_type, "bytes": self.num_bytes}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageView:
+    """A question or an answer. `parent`, `stream_id`, `finish_reason` and `error_code` are "" where there is none.
+
+    `blocks`, `citations` and `steps` are JSON objects as docs/events.md has them, `text` the text of the blocks.
+    """
+
+    id: str
+    parent: str
+    role: str
+    state: str
+    blocks: Sequence[Mapping[str, Any]]
+    citations: Sequence[Mapping[str, Any]]
+    steps: Sequence[Mapping[str, Any]]
+    attachments: Sequence[AttachmentView]
+    text: str
+    stream_id: str
+    model: str
+    finish_reason: str
+    error_code: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    rating: int | None
+    comment: str
+    created_at: datetime
+    finished_at: datetime | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return its JSON. Times are Unix seconds."""
+        return {
+            "id": self.id,
+            "parent": self.parent or None,
+            "role": self.role,
+            "state": self.state,
+            "blocks": list(self.blocks),
+            "citations": list(self.citations),
+            "steps": list(self.steps),
+            "attachments": [one.as_json() for one in self.attachments],
+            "stream": self.stream_id or None,
+            "model": self.model,
+            "finish_reason": self.finish_reason or None,
+            "error": self.error_code or None,
+            "usage": {
+                "prompt_tokens": self.prompt_tokens,
+                "cached_tokens": self.cached_tokens,
+                "completion_tokens": self.completion_tokens,
+            },
+            "rating": self.rating,
+            "comment": self.comment,
+            "created": _seconds(self.created_at),
+            "finished": None if self.finished_at is None else _seconds(self.finished_at),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """Which conversations are asked for: `limit` after the conversation `after`, pinned first, then the newest.
+
+    `search`: words that the title or a message has; `source`: what has begun it. "" is all.
+    """
+
+    limit: int
+    after: str = ""
+    search: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What to change of a conversation; None stays as it is. `leaf` is one of its messages."""
+
+    title: str | None = None
+    is_pinned: bool | None = None
+    leaf: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What a request adds to a conversation; exactly one of `question`, `question_id` and `answer_id` is not "".
+
+    `question`: the text of a new question, after the message `parent` ("": at the beginning, None: after the branch
+    shown), with its attachments. `question_id`: a question that gets another answer. `answer_id`: an answer to go on
+    with.
+    """
+
+    question: str = ""
+    parent: str | None = None
+    attachment_ids: tuple[str, ...] = ()
+    question_id: str = ""
+    answer_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The prompt of a branch, and what the start of its answer will add to the conversation.
+
+    `messages` end with the question, or with the text of the answer that is continued. `model` is the conversation's,
+    "" where it has none yet.
+    """
+
+    messages: tuple[Message, ...]
+    turn: Turn
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareView:
+    """A share link, without its token, which is not kept."""
+
+    id: str
+    created_at: datetime
+    expires_at: datetime | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return its JSON. Times are Unix seconds."""
+        expires = None if self.expires_at is None else _seconds(self.expires_at)
+        return {"id": self.id, "created": _seconds(self.created_at), "expires": expires}
+
+
+class Conversations(Protocol):
+    """The conversations of a site's users and keys."""
+
+    async def page(self, caller: Caller, listed: Listed) -> tuple[Sequence[ConversationView], bool]:
+        """Return a part of the caller's conversations, and whether there are more."""
+
+    async def create(
+        self, caller: Caller, *, model: str = "", title: str = "", source: str = "chat"
+    ) -> ConversationView:
+        """Make a conversation; a title that is given is the owner's, and stays."""
+
+    async def find(self, caller: Caller, conversation_id: str) -> ConversationView:
+        """Return a conversation. Raises NotFound."""
+
+    async def change(self, caller: Caller, conversation_id: str, change: Change) -> ConversationView:
+        """Change a conversation. Raises NotFound, also for a leaf that is none of its messages."""
+
+    async def delete(self, caller: Caller, conversation_id: str) -> Sequence[str]:
+        """Delete a conversation; return the ids of the streams that run in it, which the caller of this stops."""
+
+    async def restore(self, caller: Caller, conversation_id: str) -> ConversationView:
+        """Undo a deletion; a conversation that is there stays as it is. Raises NotFound once that is too late."""
+
+    async def messages(
+        self, caller: Caller, conversation_id: str, *, limit: int, after: str = ""
+    ) -> tuple[Sequence[MessageView], bool]:
+        """Return a part of the messages of all branches, the oldest first, and whether there are more."""
+
+    async def whole(self, caller: Caller, conversation_id: str) -> tuple[ConversationView, Sequence[MessageView]]:
+        """Return a conversation with all its messages, the oldest first: for its export."""
+
+    async def rate(
+        self, caller: Caller, conversation_id: str, message_id: str, *, rating: int | None, comment: str
+    ) -> MessageView:
+        """Rate an answer: 1, -1, or None for no rating. Raises NotFound; BadRequest for a question."""
+
+    async def prepare(self, caller: Caller, conversation_id: str, ask: Ask) -> Prepared:
+        """Return the prompt of a branch, and the turn to insert with the stream's row. Stores nothing.
+
+        Raises NotFound; BadRequest (`param` is "parent", "continue", "content" or "attachments") for a message of the
+        wrong role, an answer that cannot be continued, or a conversation that is too long; NotFinished for a branch
+        whose last answer runs.
+        """
+
+    async def turn_of(self, stream_id: str) -> Turn | None:
+        """Return the turn that a stream's start has inserted (a question with its id alone), None if it has none."""
+
+
+class Shares(Protocol):
+    """The share links of conversations: of a site with SHARE_LINKS."""
+
+    async def make(self, caller: Caller, conversation_id: str, *, expires_in: float | None) -> tuple[ShareView, str]:
+        """Make a link to the branch that is shown; return it with its token. Raises NotFound, BadRequest."""
+
+    async def page(
+        self, caller: Caller, conversation_id: str, *, limit: int, after: str = ""
+    ) -> tuple[Sequence[ShareView], bool]:
+        """Return a part of the links that are neither revoked nor expired, the newest first, and whether there are
+        more.
+        """
+
+    async def revoke(self, caller: Caller, conversation_id: str, share_id: str) -> None:
+        """End a link. Idempotent. Raises NotFound."""
+
+    async def open(self, token: str) -> tuple[ConversationView, Sequence[MessageView]]:
+        """Return what a link shows: its conversation, and the messages of its branch. Raises NotFound."""
+
+
+def path_of(messages: Sequence[MessageView], leaf: str) -> list[MessageView]:
+    """Return the messages from the beginning to `leaf`; [] for an unknown leaf."""
+    by_id = {one.id: one for one in messages}
+    path: list[MessageView] = []
+    while leaf in by_id and len(path) < len(by_id):
+        path.append(by_id[leaf])
+        leaf = by_id[leaf].parent
+    return path[::-1]
+
+
+def no_conversation() -> NotFound:
+    """Return the error for an id that names no conversation of the caller's."""
+    message = "No conversation has that id. GET /conversations lists yours."
+    return NotFound(message, code="conversation_not_found", param="conversation")
+
+
+def no_message(param: str = "message") -> NotFound:
+    """Return the error for an id that names no message of the conversation."""
+    message = "The conversation has no message with that id. GET /conversations/<id>/messages lists its messages."
+    return NotFound(message, code="message_not_found", param=param)
+
+
+def no_share() -> NotFound:
+    """Return the error for a share link that does not exist, or no longer."""
+    return NotFound("There is no such share link. It may have been revoked, or have expired.", code="share_not_found")
+
+
+def _seconds(when: datetime) -> int:
+    return int(when.timestamp())
