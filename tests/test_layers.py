@@ -30,7 +30,14 @@ LAYERS = (
     "top",
 )
 BASE = ("conf.py", "conf_reader.py", "models.py", "keys.py")
-FOLDERS = {"rows": "base", "migrations": "base", "doctor": "top", "management": "top", "templatetags": "top"}
+FOLDERS = {
+    "admin": "top",
+    "rows": "base",
+    "migrations": "base",
+    "doctor": "top",
+    "management": "top",
+    "templatetags": "top",
+}
 WITHOUT_DJANGO = LAYERS[: LAYERS.index("base")]
 DJANGO = {"django", "channels", "daphne", "asgiref"}
 LIBRARIES = {

@@ -1,0 +1,110 @@
+"""API keys in the admin: made and shown once, listed, revoked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import admin
+from django.contrib.auth import get_user_model
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.utils import timezone
+from django.utils.formats import date_format
+from django.utils.translation import gettext_lazy as _
+
+from streamserve.admin.records import RecordAdmin, in_short
+from streamserve.keys import new_key
+from streamserve.models import ApiKey, default_scopes
+
+
+class KeyForm(forms.ModelForm):  # type: ignore[type-arg]  # generic in its stubs only
+    """What a new key may do, and for how long."""
+
+    scopes = forms.MultipleChoiceField(
+        label=_("Scopes"),
+        choices=[
+            ("chat", _("chat: ask, read and stop its own answers")),
+            ("ops", _("ops: read /metrics")),
+            ("watch", _("watch: read others' answers, if its user may")),
+        ],
+        initial=default_scopes,
+        widget=forms.CheckboxSelectMultiple,
+    )
+
+    class Meta:
+        model = ApiKey
+        fields = ("name", "user", "scopes", "latency_class", "expires_at")
+
+
+@admin.register(ApiKey)
+class ApiKeyAdmin(RecordAdmin):
+    """API keys. A new key is shown once, on the page that answers its form; it is neither stored nor logged."""
+
+    form = KeyForm
+    list_display = ("prefix", "name", "user", "may", "state", "created", "used", "expires")
+    list_filter = ("revoked_at", "created_at")
+    search_fields = ("prefix", "name", "user__username")
+    list_select_related = ("user",)
+    actions = ("revoke",)
+
+    @admin.display(description=_("scopes"))
+    def may(self, key: ApiKey) -> str:
+        """Return the scopes, and the class that its answers have."""
+        return ", ".join([*key.scopes, *([key.latency_class] if key.latency_class else [])])
+
+    @admin.display(description=_("last used"), ordering="last_used_at")
+    def used(self, key: ApiKey) -> str:
+        """Return when, without the year."""
+        return in_short(key.last_used_at)
+
+    @admin.display(description=_("expires"), ordering="expires_at")
+    def expires(self, key: ApiKey) -> str:
+        """Return the day."""
+        return "–" if key.expires_at is None else date_format(timezone.localtime(key.expires_at), "j M Y")
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """A key is as good as its user's login: see `formfield_for_foreignkey`."""
+        return request.user.has_perm("streamserve.add_apikey")
+
+    def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        """Let a superuser make keys for every user, and other staff for themselves."""
+        if db_field.name == "user" and not request.user.is_superuser:
+            kwargs["queryset"] = get_user_model().objects.filter(pk=request.user.pk or 0)
+        return super().formfield_for_foreignkey(db_field, request, **kwargs)
+
+    def add_view(
+        self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Show the form with one button: whatever is pressed, the key is shown next."""
+        no_other_buttons = {"show_save_and_add_another": False, "show_save_and_continue": False}
+        return super().add_view(request, form_url, {**(extra_context or {}), **no_other_buttons})
+
+    def save_model(self, request: HttpRequest, obj: ApiKey, form: Any, change: bool) -> None:
+        """Make the key; the form's row has its name, user, scopes and end."""
+        obj.set_key(key := new_key())
+        super().save_model(request, obj, form, change)
+        request.streamserve_key = key  # type: ignore[attr-defined]
+
+    def response_add(self, request: HttpRequest, obj: ApiKey, post_url_continue: str | None = None) -> HttpResponse:
+        """Show the key, this once. No redirect: that would have to store it."""
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("The new key"),
+            "opts": self.opts,
+            "key": request.streamserve_key,  # type: ignore[attr-defined]
+            "row": obj,
+        }
+        response = TemplateResponse(request, "streamserve/admin/new_key.html", context)
+        response["Cache-Control"] = "no-store"
+        return response
+
+    @admin.action(description=_("Revoke the selected keys"), permissions=("revoke",))
+    def revoke(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
+        """Revoke the keys permanently; their running answers end within half a minute."""
+        num_revoked = ApiKey.objects.filter(pk__in=queryset.values("pk")).revoke()
+        self.message_user(request, _("%(num)d keys revoked.") % {"num": num_revoked})
+
+    def has_revoke_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("streamserve.change_apikey")

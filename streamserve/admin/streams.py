@@ -1,0 +1,166 @@
+"""Streams and watches in the admin. The text of an answer is for those who may watch, and reading it is recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from streamserve.admin.records import RecordAdmin, in_short
+from streamserve.api.logs import get_logger
+from streamserve.models import Stream, Watch
+from streamserve.web.audit import WATCH_PERMISSION
+from streamserve.web.chat_page import CONTENT_SECURITY_POLICY
+from streamserve.web.words import in_words
+
+log = get_logger(__name__)
+
+_WATCH_PAGE = "streamserve_stream_watch"
+
+
+def _record_reading(request: HttpRequest, stream: Stream) -> None:
+    """Record that a stored answer is read, as a watch that is over. Raises if it cannot be: then nothing is shown."""
+    user, now = request.user, timezone.now()
+    row = Watch.objects.create(
+        stream_id=stream.pk,
+        stream_owner=stream.owner,
+        watcher=f"user:{user.pk}",
+        username=user.get_username(),
+        address=request.META.get("REMOTE_ADDR", "")[:45],
+        last_seq=stream.last_seq,
+        began_at=now,
+        ended_at=now,
+    )
+    log.info("stored_answer_read", stream_id=stream.pk, watcher=row.watcher, username=row.username)
+
+
+@admin.register(Stream)
+class StreamAdmin(RecordAdmin):
+    """Every answer, newest first. The answer itself is shown to those who may watch, on demand, which is recorded."""
+
+    list_display = ("short_id", "began", "model", "short_owner", "result", "num_tokens", "first_token", "took")
+    list_filter = ("state", "finish_reason", "error_code", "model", "created_at")
+    search_fields = ("id", "owner", "tenant")
+    date_hierarchy = "created_at"
+    change_form_template = "streamserve/admin/stream.html"
+    fieldsets = (
+        (None, {"fields": ("id", "model", "owner", "tenant", "result")}),
+        (_("Figures"), {"fields": ("tokens", "first_token", "took", "phases_in_words", "created_at", "finished_at")}),
+        (_("Where it runs"), {"fields": ("producer", "released_at", "on_disconnect", "log_id", "last_seq", "fence")}),
+    )
+    readonly_fields = ("result", "tokens", "first_token", "took", "phases_in_words")
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the model's own pages and the watch page."""
+        watch = path("<str:stream_id>/watch/", self.admin_site.admin_view(self.show_watch), name=_WATCH_PAGE)
+        return [watch, *super().get_urls()]
+
+    @admin.display(description=_("stream"), ordering="id")
+    def short_id(self, stream: Stream) -> str:
+        """Return the id as the live page shows it."""
+        return stream.pk[:8]
+
+    @admin.display(description=_("result"), ordering="finish_reason")
+    def result(self, stream: Stream) -> str:
+        """Return how it ended, or that it has not."""
+        if stream.state == "running":
+            return str(_("running") if stream.producer else _("parked"))
+        return f"error: {stream.error_code}" if stream.error_code else stream.finish_reason or "–"
+
+    @admin.display(description=_("began"), ordering="created_at")
+    def began(self, stream: Stream) -> str:
+        """Return when, without the year."""
+        return in_short(stream.created_at)
+
+    @admin.display(description=_("tokens"), ordering="completion_tokens")
+    def num_tokens(self, stream: Stream) -> str:
+        """Return the answer's tokens."""
+        return "–" if stream.state == "running" else f"{stream.completion_tokens:,}"
+
+    @admin.display(description=_("tokens"))
+    def tokens(self, stream: Stream) -> str:
+        """Return the answer's tokens, and the prompt's with those that were cached."""
+        if stream.state == "running":
+            return "–"
+        cached = f", {stream.cached_tokens:,} cached" if stream.cached_tokens else ""
+        return f"{stream.completion_tokens:,} (prompt {stream.prompt_tokens:,}{cached})"
+
+    @admin.display(description=_("first token"), ordering="ttft_seconds")
+    def first_token(self, stream: Stream) -> str:
+        """Return the time to it."""
+        return in_words(stream.ttft_seconds)
+
+    @admin.display(description=_("took"))
+    def took(self, stream: Stream) -> str:
+        """Return the time from arrival to end: what the phases add up to; of an old row, from its creation on."""
+        end, phases = stream.finished_at, stream.phases
+        if phases:
+            return in_words(sum(phases.values()) - phases.get("network_in", 0.0))
+        return in_words(None if end is None else (end - stream.created_at).total_seconds())
+
+    @admin.display(description=_("where the time went"))
+    def phases_in_words(self, stream: Stream) -> str:
+        """Return its phases, in order."""
+        phases = stream.phases or {}
+        return ", ".join(f"{name.replace('_', ' ')} {in_words(seconds)}" for name, seconds in phases.items()) or "–"
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Show the stream; to a user who may watch, with a button that shows the answer, and a link to it."""
+        more: dict[str, Any] = {}
+        stream = self.get_object(request, object_id)
+        if stream is not None and request.user.has_perm(WATCH_PERMISSION):
+            name = self.admin_site.name
+            more["events_url"] = reverse("streamserve:watch_stream", args=[object_id])
+            more["watch_url"] = reverse(f"admin:{_WATCH_PAGE}", args=[object_id], current_app=name)
+            more["has_text"] = stream.text != ""
+        return super().change_view(request, object_id, form_url, {**(extra_context or {}), **more})
+
+    def show_watch(self, request: HttpRequest, stream_id: str) -> HttpResponse:
+        """Show the watch page: the stored text, or a script that requests the events. Either is recorded."""
+        if not request.user.has_perm(WATCH_PERMISSION):
+            raise PermissionDenied
+        stream = self.get_object(request, stream_id)
+        if stream is None:
+            raise Http404
+        if stream.text:
+            _record_reading(request, stream)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Watch"),
+            "opts": self.opts,
+            "stream_id": stream_id,
+            "events_url": reverse("streamserve:watch_stream", args=[stream_id]),
+            "stored_text": stream.text,
+            "result": self.result(stream),
+        }
+        response = TemplateResponse(request, "streamserve/admin/watch.html", context)
+        response["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
+        return response
+
+
+@admin.register(Watch)
+class WatchAdmin(RecordAdmin):
+    """The watches: user, stream and its owner, newest first."""
+
+    list_display = (
+        "username",
+        "watcher",
+        "stream_id",
+        "stream_owner",
+        "address",
+        "after_seq",
+        "last_seq",
+        "began_at",
+        "ended_at",
+    )
+    list_filter = ("began_at",)
+    search_fields = ("username", "watcher", "stream_id", "stream_owner", "address")
+    date_hierarchy = "began_at"
