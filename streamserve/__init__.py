@@ -3,6 +3,7 @@
     from streamserve import acomplete, complete, stream      docs/python.md
     from streamserve import Run, Static, pipeline, run_pipeline      docs/pipelines.md
     from streamserve import aenqueue_job, enqueue_job        docs/jobs.md
+    from streamserve import signals      docs/signals.md
 
 They are imported on first use (PEP 562): the package itself imports neither Django nor the engine.
 """

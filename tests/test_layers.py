@@ -29,7 +29,7 @@ LAYERS = (
     "web",
     "top",
 )
-BASE = ("conf.py", "conf_reader.py", "models.py", "keys.py")
+BASE = ("conf.py", "conf_reader.py", "models.py", "keys.py", "signals.py")
 FOLDERS = {
     "admin": "top",
     "rows": "base",

@@ -18,7 +18,8 @@ A connection is kept while it is used. CONN_MAX_AGE counts from when it was open
 closes it after `IDLE_SECONDS` without a query, since no request owns it. A connection that an error has broken is
 closed. Inside synchronous code (`async_to_sync`, a `TestCase`) queries run on that code's own thread and connection.
 
-Functions of the site (`of_site`) and bulk work (`bulk`), which may take any time, have threads of their own.
+Functions of the site (`of_site`), bulk work (`bulk`), and writes whose transaction calls receivers of the site
+(`apart`, receivers.py) may take any time, and have threads of their own.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from django.db import connections, router, transaction
 
 from streamserve.models import Stream
 from streamserve.protocol.errors import DatabaseUnavailable
-from streamserve.rows.trouble import Trouble, trouble_of
+from streamserve.rows.trouble import Trouble, is_passing, trouble_of
 
 logger = logging.getLogger("streamserve.web")
 
@@ -63,6 +64,8 @@ MAX_POSTED = 10_000
 INSIST_SECONDS = 300.0  # how long durable work waits for a database that is away
 MAX_HUNG = 4  # threads of a lane that hang; beyond them every job is refused until a thread returns
 SITE_THREADS, BULK_THREADS = 32, 4
+RECEIVER_THREADS, REFUSAL_THREADS = 32, 2
+MAX_TOLD = 1_000  # refusals that wait for their receivers
 _TRUSTED_SECONDS = 1.0  # without a query: a connection that rested longer is checked before it is used
 _CLOSE_SECONDS = 5.0  # a query that hangs does not hold up a server that stops
 _MAX_GROUP = 64  # jobs that are taken at once
@@ -468,6 +471,9 @@ class Door:
         self.reads, self.writes = lane("streamserve orm reads", is_for_reads=True), lane("streamserve orm")
         self.site_threads = ThreadPoolExecutor(SITE_THREADS, thread_name_prefix="streamserve site")
         self.bulk_threads = ThreadPoolExecutor(BULK_THREADS, thread_name_prefix="streamserve bulk")
+        self.receiver_threads = ThreadPoolExecutor(RECEIVER_THREADS, thread_name_prefix="streamserve receivers")
+        self.refusal_threads = ThreadPoolExecutor(REFUSAL_THREADS, thread_name_prefix="streamserve refusals")
+        self.room_to_tell = threading.BoundedSemaphore(MAX_TOLD)
 
     @property
     def trouble(self) -> Trouble | None:
@@ -525,8 +531,8 @@ async def _run(lane: Lane, work: Callable[[], T], *, can_share: bool = False) ->
     return await lane.run(work, can_share=can_share)
 
 
-async def insist(ask: Callable[..., Awaitable[T]], work: Callable[..., Any], *args: Any, **kwargs: Any) -> T:
-    """Return `await ask(work, *args, **kwargs)`; while the database is away ask again, for `INSIST_SECONDS`.
+async def insist(ask: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
+    """Return `await ask(*args, **kwargs)`; while the database is away ask again, for `INSIST_SECONDS`.
 
     For durable work, which would be done again if its result could not be written. The change must be guarded, as it
     may be asked for twice.
@@ -534,7 +540,7 @@ async def insist(ask: Callable[..., Awaitable[T]], work: Callable[..., Any], *ar
     until, delay = time.monotonic() + INSIST_SECONDS, _FIRST_DELAY
     while True:
         try:
-            return await ask(work, *args, **kwargs)
+            return await ask(*args, **kwargs)
         except DatabaseUnavailable:
             if time.monotonic() >= until:
                 raise
@@ -572,6 +578,66 @@ async def _elsewhere(threads: ThreadPoolExecutor, work: Callable[..., T], *args:
         threads_of = database_sync_to_async(work, thread_sensitive=False, executor=threads)
     result: T = await threads_of(*args, **kwargs)
     return result
+
+
+async def apart(work: Callable[[], T]) -> T:
+    """Return `work()`, done in a transaction of its own on one of `RECEIVER_THREADS` threads: it calls receivers.
+
+    With the guards of a lane, whose other writes do not wait for it. Where the database is locked or lost, the whole
+    of it is done again, until its deadline. Raises DatabaseUnavailable, and what `work` raises.
+    """
+    if _is_inside_sync():
+        result: T = await database_sync_to_async(_atomically)(work)
+        return result
+    # Without a context: an async receiver gets a loop of its own, not this one.
+    return await asyncio.get_running_loop().run_in_executor(_door.receiver_threads, _insistently, work)
+
+
+def _atomically(work: Callable[[], T]) -> T:
+    with transaction.atomic(using=router.db_for_write(Stream)):
+        return work()
+
+
+def _insistently(work: Callable[[], T]) -> T:
+    """Do `work` in a transaction; again where nothing can have been committed. On a thread of receivers."""
+    until, is_over = time.monotonic() + DEADLINE_SECONDS, False
+    while True:
+        _tidy(partial(_close_unfit, is_rested=True))
+        _set_bounds()
+        is_done = False
+        try:
+            with _transaction(router.db_for_write(Stream), is_group=True):
+                value = work()
+                is_done = True
+            return value
+        except Exception as error:
+            if not is_passing(error):
+                raise
+            trouble = trouble_of(error) or Trouble.LOCKED
+            is_over = is_over or time.monotonic() >= until
+            if is_over or (is_done and trouble is not Trouble.LOCKED):
+                raise _refusal(trouble, error) from error
+            is_over = trouble is not Trouble.LOCKED  # once more on a new connection
+        finally:
+            _tidy(_close_unowned)
+        time.sleep(_PAUSE_SECONDS)
+
+
+def tell(call: Callable[[], None]) -> None:
+    """Have `call`, which calls receivers in no transaction, done on a thread. Beyond `MAX_TOLD` it is dropped."""
+    door = _door
+    if not door.room_to_tell.acquire(blocking=False):
+        logger.error("a signal is not sent: %d wait for their receivers already", MAX_TOLD)
+        return
+
+    def work() -> None:
+        try:
+            call()
+        finally:
+            door.room_to_tell.release()
+            _tidy(_close_unowned)
+
+    door.refusal_threads.submit(work)
 
 
 def trouble() -> Trouble | None:

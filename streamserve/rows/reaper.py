@@ -24,6 +24,7 @@ from streamserve.models import Job, Watch
 from streamserve.models import Stream as StreamRow
 from streamserve.rows import orm
 from streamserve.rows.queries import delete_in_parts
+from streamserve.rows.receivers import finish_stream
 from streamserve.streams.config import JOB, StreamConfig
 from streamserve.streams.lease.liveness import Liveness, host_of
 from streamserve.streams.log.base import EventLog, Refusal, append
@@ -155,7 +156,7 @@ class Reaper:
                 return
         stream = await self._streams.reach(row.pk)  # if its log has a terminal event, this records it
         if stream is None:
-            if is_due and await orm.write(StreamRow.objects.finish, row.pk, error_code="producer_lost") > 0:
+            if is_due and await finish_stream(row.pk, error_code="producer_lost") > 0:
                 log.warning("stream_log_lost", stream_id=row.pk, log_id=row.log_id)
         elif is_due:
             stream.abandon()  # resumes it instead if on_disconnect is "finish"
@@ -167,7 +168,7 @@ class Reaper:
             self._foreign_hosts.add(host)
             log.warning("stream_hosts_without_redis", host=host, stream_id=row.pk)
         if row.created_at + timedelta(seconds=FOREIGN_SECONDS) <= timezone.now():
-            await orm.write(StreamRow.objects.finish, row.pk, error_code="producer_lost")
+            await finish_stream(row.pk, error_code="producer_lost")
 
     async def _purge(self) -> None:
         """Touch the logs that are written or read here, then drop old logs."""

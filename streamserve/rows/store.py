@@ -1,6 +1,7 @@
 """`RowStore`: streams' records as rows of the site's database, and a log line when a stream ends. See streams/store.py.
 
-Each call is one query through the door to the ORM (orm.py). Neither prompt nor answer is logged; the row has the answer
+Each call is one query through the door to the ORM (orm.py); with receivers of the site's at its start and its end
+(receivers.py). Neither prompt nor answer is logged; the row has the answer
 only if STORE is on. Runs on the event loop.
 """
 
@@ -18,6 +19,7 @@ from streamserve.protocol.errors import UnmetNeeds
 from streamserve.protocol.requests import Admission, Once, decode_request, encode_request
 from streamserve.rows import orm
 from streamserve.rows.completions import CompletionRows
+from streamserve.rows.receivers import finish_stream, insert_stream
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.store import Group, KeyTaken, Record
 from streamserve.streams.transcript import StreamSummary
@@ -40,7 +42,7 @@ class RowStore:
 
     async def insert(self, record: Record) -> None:
         try:
-            await orm.write(row_of(record).save, force_insert=True)
+            await insert_stream(row_of(record))
         except IntegrityError as error:
             if record.once is not None and await self.find(request_key=record.once.key) is not None:
                 raise KeyTaken from error
@@ -66,8 +68,7 @@ class RowStore:
         await orm.write(StreamRow.objects.release, stream_id, fence, self.own_id)
 
     async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
-        is_written = await orm.write(
-            StreamRow.objects.finish,
+        is_written = await finish_stream(
             summary.id,
             finish_reason=summary.finish_reason or "",
             error_code=summary.error_code or "",

@@ -35,8 +35,20 @@ _WORDS = {
 _SQLITE = {5: Trouble.LOCKED, 6: Trouble.LOCKED} | dict.fromkeys((8, 10, 11, 13, 14, 15, 26), Trouble.AWAY)
 # lock_not_available, read_only_sql_transaction, too_many_connections, disk_full.
 _SQLSTATES = {"55P03": Trouble.LOCKED, "25006": Trouble.AWAY, "53300": Trouble.AWAY, "53100": Trouble.AWAY}
+_UNDONE = ("40001", "40P01")  # serialization failure, deadlock: the whole transaction may be done again
 _LOST_CLASSES = ("08", "57P")  # connection exceptions; the server shuts down, or is starting
-_MYSQL_LOCKED, _MYSQL_CLIENT = 1205, 2000
+_MYSQL_LOCKED, _MYSQL_DEADLOCK, _MYSQL_CLIENT = 1205, 1213, 2000
+
+
+def is_passing(error: BaseException | None) -> bool:
+    """Return whether the transaction that met this error may be done again: trouble, or undone for another's sake."""
+    if trouble_of(error) is not None:
+        return True
+    cause = error.__cause__ if isinstance(error, DatabaseError) else None
+    if cause is None:
+        return False
+    sqlstate = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+    return sqlstate in _UNDONE or (isinstance(error, OperationalError) and error.args[:1] == (_MYSQL_DEADLOCK,))
 
 
 def trouble_of(error: BaseException | None) -> Trouble | None:

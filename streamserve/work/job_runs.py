@@ -20,10 +20,10 @@ from streamserve.clients.pipeline.journal import Key, Memo
 from streamserve.dialects.fold import Answer
 from streamserve.dialects.native import run_json
 from streamserve.models import ApiKey, Job, JobStep
-from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import Error, Event, Meta, Status, is_success
 from streamserve.rows import orm
+from streamserve.rows.receivers import end_job, finish_stream
 from streamserve.streams.config import JobConfig
 from streamserve.streams.log.base import LogUnavailable
 from streamserve.streams.reader.follow import collect
@@ -123,7 +123,7 @@ class JobRuns:
         stream = await self._reach(claim)
         if stream is None:
             code = failure.columns["error_code"]
-            await orm.insist(orm.write, StreamRow.objects.finish, claim.row.stream_id, error_code=code)
+            await orm.insist(finish_stream, claim.row.stream_id, error_code=code)
             await self._end(claim, "failed", **failure.columns)
             return
         if stream.terminal is None:
@@ -155,7 +155,7 @@ class JobRuns:
 
     async def _end(self, claim: Claim[Job], state: str, **columns: Any) -> None:
         """Write the job's end. Raises LeaseLost if another worker has claimed it."""
-        if not await orm.insist(orm.call, Job.objects.end, claim.id, state, fence=claim.row.fence, **columns):
+        if not await orm.insist(end_job, claim.id, state, fence=claim.row.fence, **columns):
             raise LeaseLost(f"job {claim.id}")
 
 

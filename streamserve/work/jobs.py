@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from django.db import IntegrityError, transaction
 from django.utils import timezone
@@ -30,7 +31,9 @@ from streamserve.protocol.ids import is_stream_id
 from streamserve.protocol.requests import Admission, GenerateRequest, Once, check_needs, check_sampling
 from streamserve.rows import orm
 from streamserve.rows.queries import hold_limit, made_once, part_of, sent_before
+from streamserve.rows.receivers import end_job, tell_started, written
 from streamserve.rows.store import row_of
+from streamserve.signals import answer_started
 from streamserve.streams.config import JOB
 from streamserve.streams.log.base import append, new_log_id
 from streamserve.streams.registry import Streams
@@ -73,7 +76,9 @@ class Jobs:
         meta = Meta(model=record.model, stream_id=record.id, created=int(record.created))
         await append(self._streams.log, record.log_id, record.fence, [meta])
         try:
-            await orm.call(self._insert, caller, job, record)
+            row = row_of(record)
+            insert = partial(self._insert, caller, job, row)
+            await written(answer_started, StreamRow, insert, partial(tell_started, row), alone=orm.call)
         except (IntegrityError, Overloaded, QuotaExceeded):
             await self._streams.log.drop(record.log_id)
             raise
@@ -107,7 +112,7 @@ class Jobs:
         end = None if stream is None else stream.terminal
         if stream is None or (isinstance(end, Done) and end.finish_reason == "cancelled"):
             fence = await orm.read(lambda: Job.objects.values_list("fence", flat=True).get(pk=job.pk))
-            await orm.call(Job.objects.end, job.pk, "cancelled", fence=fence)
+            await end_job(job.pk, "cancelled", fence=fence)
 
     async def _row(self, caller: Caller, job_id: str) -> Job:
         is_id = is_stream_id(job_id)  # PostgreSQL refuses a query with NUL
@@ -146,12 +151,13 @@ class Jobs:
         check_needs(request.needs)
         check_sampling(request.sampling)
 
-    def _insert(self, caller: Caller, job: Job, record: Record) -> None:
+    def _insert(self, caller: Caller, job: Job, row: StreamRow) -> bool:
         with transaction.atomic(using=Job.objects.db):
             hold_limit(Job.objects.all(), ANONYMOUS.name if caller.owner in ANONYMOUS else caller.owner)
             self._check_room(caller)
-            row_of(record).save(force_insert=True)
+            row.save(force_insert=True)
             job.save(force_insert=True)
+        return True
 
     def _check_room(self, caller: Caller) -> None:
         """Raise where the caller has as many unfinished jobs as it may; visitors without a login share a bound, too."""

@@ -21,6 +21,7 @@ from streamserve.models import Batch, Job, StoredFile
 from streamserve.protocol.errors import NotFound, Overloaded, QuotaExceeded, StorageFull
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest, Message
+from streamserve.rows.store import row_of
 from streamserve.work.batches import Batches
 from streamserve.work.files import Files
 from streamserve.work.jobs import Jobs, _row_of
@@ -131,7 +132,7 @@ def test_jobs(owner: str, counted_as: str, most: int, code: str) -> None:
     def insert(number: int) -> None:
         caller = Caller(owner.format(number), "t", counted_as=counted_as)
         record = jobs._record(caller, request)
-        jobs._insert(caller, _row_of(record, "", None), record)
+        jobs._insert(caller, _row_of(record, "", None), row_of(record))
 
     assert at_once(insert) == {"inserted": most, code: NUM_AT_ONCE - most}
     assert Job.objects.count() == most

@@ -15,6 +15,7 @@ from tests.support.servers.web_servers import ROOT
 FILES = [
     "tests/rows/test_store.py",
     "tests/rows/test_rows.py",
+    "tests/rows/test_receivers.py",
     "tests/web/test_auth.py",
     "tests/e2e/test_site_wire.py",
     "tests/test_keys.py",

@@ -1,0 +1,239 @@
+"""A site's receivers of signals.py: who calls them, in which transaction, on which thread.
+
+    written, without receivers    one short query, in the lane of writes as ever
+    written, with receivers       a thread of its own: BEGIN, the write, each receiver in a savepoint, COMMIT
+    note_refusal                  a thread of its own, no transaction; no caller waits for it
+
+The write is guarded, so it happens once, and its receivers are called where it has happened only. A receiver that
+raises is logged with its traceback, its savepoint is undone, and the row is written all the same. Where the database is
+locked or lost, or has undone the transaction for another's sake, all of it is undone and done again.
+
+Relies on, in Django 5.2 and 6.1: `Signal._live_receivers`, the sync and the async receivers of a sender.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+from asgiref.sync import async_to_sync
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
+from django.db import models, router, transaction
+from django.dispatch import Signal
+
+from streamserve.api.logs import get_logger
+from streamserve.models import Job, Message
+from streamserve.models import Stream as StreamRow
+from streamserve.protocol.errors import StreamserveError
+from streamserve.protocol.events import Usage
+from streamserve.rows import orm
+from streamserve.rows.trouble import is_passing
+from streamserve.signals import answer_finished, answer_refused, answer_started, job_finished
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+
+async def written(
+    signal: Signal,
+    sender: type[models.Model],
+    write: Callable[[], T],
+    tell: Callable[[], None],
+    *,
+    also: Callable[[], object] | None = None,
+    alone: Callable[[Callable[[], T]], Awaitable[T]] = orm.write,
+) -> T:
+    """Return `write()`, a guarded change; where it has changed something, `also` and `tell` follow in its transaction.
+
+    `tell` calls the receivers. Without them, and without `also`, the change is made `alone`.
+    """
+    has_receivers = signal.has_listeners(sender)
+    if also is None and not has_receivers:
+        return await alone(write)
+
+    def all_of_it() -> T:
+        with transaction.atomic(using=router.db_for_write(StreamRow)):
+            value = write()
+            if value and also is not None:
+                also()
+            if value and has_receivers:
+                tell()
+            return value
+
+    return await (orm.apart(all_of_it) if has_receivers else orm.write(all_of_it))
+
+
+def send(signal: Signal, sender: type[models.Model], **values: Any) -> None:
+    """Call each receiver in a savepoint, in the transaction of this thread."""
+    for receiver in _receivers(signal, sender):
+        try:
+            with transaction.atomic(using=router.db_for_write(StreamRow)):
+                receiver(signal=signal, sender=sender, **values)
+        except Exception as error:
+            if is_passing(error):
+                raise
+            _log(signal, receiver, values.get("stream_id"))
+
+
+def _receivers(signal: Signal, sender: object) -> Iterator[Callable[..., Any]]:
+    """Yield the receivers, as functions. An async receiver runs on a loop of its own, its queries on this thread."""
+    sync, asynchronous = signal._live_receivers(sender)
+    yield from sync
+    yield from map(async_to_sync, asynchronous)
+
+
+def _log(signal: Signal, receiver: Any, stream_id: Any) -> None:
+    name = getattr(receiver, "__qualname__", None) or getattr(getattr(receiver, "awaitable", None), "__qualname__", "")
+    log.exception("signal_receiver_failed", signal=_NAMES.get(signal, ""), receiver=name, stream_id=stream_id)
+
+
+_NAMES = {
+    answer_started: "answer_started",
+    answer_finished: "answer_finished",
+    answer_refused: "answer_refused",
+    job_finished: "job_finished",
+}
+
+
+def whose(owner: str, tenant: str) -> dict[str, Any]:
+    """Return whose a row is: what every signal gives."""
+    of_tenant, of_owner = tenant.partition(":"), owner.partition(":")
+    user = next((key for kind, _, key in (of_tenant, of_owner) if kind == "user"), None)
+    return {
+        "owner": owner,
+        "tenant": tenant,
+        "user_id": None if user is None else _user_key(user),
+        "key_id": int(of_owner[2]) if of_owner[0] == "key" and of_owner[2].isdecimal() else None,
+    }
+
+
+def _user_key(text: str) -> Any:
+    """Return a user's primary key, as its model has it."""
+    try:
+        return get_user_model()._meta.pk.to_python(text)
+    except ValidationError:
+        return None
+
+
+# Answers
+
+
+async def insert_stream(row: StreamRow, *, also: Callable[[], object] | None = None) -> None:
+    """Insert the row of a new stream, and do `also` in its transaction."""
+
+    def insert() -> bool:
+        row.save(force_insert=True)
+        return True
+
+    await written(answer_started, StreamRow, insert, lambda: tell_started(row), also=also)
+
+
+def tell_started(row: StreamRow) -> None:
+    """Tell of an answer's start, in the transaction that inserts its row."""
+    send(answer_started, StreamRow, row=row, **_of_stream(row))
+
+
+async def finish_stream(stream_id: str, *, also: Callable[[], object] | None = None, **columns: Any) -> int:
+    """Write a stream's end, and do `also` in its transaction; 0 if the end is written already."""
+
+    def finish() -> int:
+        return StreamRow.objects.finish(stream_id, **columns)
+
+    return await written(answer_finished, StreamRow, finish, lambda: _tell_finished(stream_id), also=also)
+
+
+def _tell_finished(stream_id: str) -> None:
+    """Tell of an answer's end, in the transaction that writes it."""
+    row = StreamRow.objects.get(pk=stream_id)
+    assert row.finished_at is not None
+    send(
+        answer_finished,
+        StreamRow,
+        row=row,
+        **_of_stream(row),
+        batch_id=None,
+        usage=Usage(
+            prompt_tokens=row.prompt_tokens,
+            completion_tokens=row.completion_tokens,
+            cached_tokens=row.cached_tokens,
+        ),
+        finish_reason=row.finish_reason,
+        error_code=row.error_code,
+        seconds=(row.finished_at - row.created_at).total_seconds(),
+        ttft_seconds=row.ttft_seconds,
+        phases=dict(row.phases or {}),
+    )
+
+
+def _of_stream(row: StreamRow) -> dict[str, Any]:
+    """Return what a stream's row tells at its start and its end. Queries."""
+    is_job = row.on_disconnect == "job"
+    of_message = Message.objects.filter(stream_id=row.pk).values_list("conversation_id", "pk").first()
+    conversation_id, message_id = of_message or (None, None)
+    return {
+        "stream_id": row.pk,
+        "model": row.model,
+        **whose(row.owner, row.tenant),
+        "conversation_id": conversation_id,
+        "message_id": message_id,
+        "job_id": Job.objects.filter(stream_id=row.pk).values_list("pk", flat=True).first() if is_job else None,
+    }
+
+
+# Jobs
+
+
+async def end_job(job_id: str, state: str, *, fence: int, **columns: Any) -> int:
+    """Write a job's end; 0 if it has ended, or a claim followed `fence`."""
+
+    def end() -> int:
+        return Job.objects.end(job_id, state, fence=fence, **columns)
+
+    return await written(job_finished, Job, end, lambda: _tell_job(job_id), alone=orm.call)
+
+
+def _tell_job(job_id: str) -> None:
+    row = Job.objects.get(pk=job_id)
+    assert row.finished_at is not None
+    send(
+        job_finished,
+        Job,
+        row=row,
+        job_id=row.pk,
+        stream_id=row.stream_id,
+        pipeline=row.pipeline,
+        **whose(row.owner, row.tenant),
+        state=row.state,
+        error_code=row.error_code,
+        attempts=row.attempts,
+        seconds=(row.finished_at - row.created_at).total_seconds(),
+    )
+
+
+# Refusals
+
+
+def note_refusal(error: StreamserveError, *, owner: str, tenant: str, model: str, transport: str) -> None:
+    """Tell of a request for an answer that was refused. Returns at once; a failure of the server is no refusal."""
+    if error.http_status == 500 or not answer_refused.has_listeners(None):
+        return
+    values = {
+        "code": error.code,
+        "param": error.param,
+        "status": error.http_status,
+        "message": error.message,
+        "model": model,
+        **whose(owner, tenant),
+        "transport": transport,
+    }
+    orm.tell(lambda: _tell_refusal(values))
+
+
+def _tell_refusal(values: dict[str, Any]) -> None:
+    for receiver in _receivers(answer_refused, None):
+        try:
+            receiver(signal=answer_refused, sender=None, **values)
+        except Exception:  # the edge of a thread
+            _log(answer_refused, receiver, None)
