@@ -48,7 +48,7 @@ export class Answering {
       headers: chat.config.headers,
       keepaliveSeconds: chat.config.keepaliveSeconds,
       on: {
-        started: (streamId) => this.started(streamId),
+        started: (streamId, headers) => this.started(streamId, headers),
         event: (event) => this.take(event),
         connected: () => this.chat.link({ isLost: false }),
         lost: (seconds) => this.chat.link({ isLost: !this.isStopped, seconds }),
@@ -202,8 +202,9 @@ export class Answering {
     }
   }
 
-  started(streamId) {
+  started(streamId, headers) {
     this.turn.streamId = streamId;
+    this.chat.conversation.accepted(this.turn, headers);
     if (this.isStopped) void this.stream.stop(0);
     else this.turn.state = "streaming";
     this.save();

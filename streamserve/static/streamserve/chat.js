@@ -2,6 +2,7 @@
 
 import { Answering } from "./answering.js";
 import { Banner } from "./banner.js";
+import { hasContent } from "./blocks.js";
 import { Corner } from "./corner.js";
 import { Conversation, forgetOtherUsers, isLive } from "./conversation.js";
 import { Heartbeat } from "./heartbeat.js";
@@ -54,8 +55,8 @@ class Chat {
   }
 
   open(isFirst) {
-    this.conversation.trim();
     this.merge();
+    this.conversation.trim();
     this.drawAll();
     void this.share();
     for (const name of this.conversation.oldOnes()) void this.forget(name);
@@ -89,20 +90,17 @@ class Chat {
     const { name } = this.conversation;
     this.conversation.merge({
       isOurs: (turn) => this.answers.get(turn)?.isOurs ?? false,
-      added: (turn) => {
-        this.draw(turn);
-        if (isLive(turn)) this.answer(turn);
-      },
       changed: (turn, stored) => {
         const answering = this.answers.get(turn);
         if (answering !== undefined) return answering.adopt(stored);
         if (isLive(stored) && !isLive(turn)) return undefined; // its owner has read less than this tab
         Object.assign(turn, stored);
-        this.views.get(turn).paint();
-        return this.views.get(turn).show();
+        this.views.get(turn)?.paint();
+        return this.views.get(turn)?.show();
       },
       removed: (turn) => this.drop(turn),
     });
+    this.drawPath();
     if (name !== this.conversation.name) void this.share();
   }
 
@@ -139,24 +137,41 @@ class Chat {
     if (this.isAnswering) return;
     const { left } = this.conversation;
     if (left !== null && this.conversation.turns.length === 0) void this.forget(this.conversation.nameFor(left));
-    const turn = this.conversation.add(text);
-    this.draw(turn);
     this.parts.input.value = "";
     this.resize();
-    this.answer(turn);
+    this.begin(text);
   }
 
+  /** Ask after the turn `parent`, the last of the branch shown if none is named. */
+  begin(question, parent) {
+    const turn = this.conversation.add(question, parent);
+    this.isPinned = true;
+    this.drawPath();
+    return turn;
+  }
+
+  /** Another answer to the same question. A turn that has failed without any text is replaced. */
   again(turn) {
+    this.merge();
     if (this.isAnswering) return;
-    for (const removed of this.conversation.cut(turn)) this.drop(removed);
-    this.ask(turn.question);
+    this.replace(turn, turn.question);
     this.focus();
+  }
+
+  replace(turn, question) {
+    if (turn.state === "failed" && !hasContent(turn) && this.conversation.path.at(-1) === turn) {
+      this.conversation.remove(turn);
+      this.drop(turn);
+    }
+    return this.begin(question, turn.parent);
   }
 
   /** Take a question back into the composer, to be changed. */
   edit(turn) {
     if (this.isAnswering) return;
-    for (const removed of this.conversation.cut(turn)) this.drop(removed);
+    this.conversation.remove(turn);
+    this.drop(turn);
+    this.drawPath();
     this.parts.input.value = turn.question;
     this.resize();
     this.parts.input.focus();
@@ -174,7 +189,7 @@ class Chat {
   }
 
   requestFor(turn) {
-    return { ...this.config.request, model: this.model, messages: this.conversation.messagesFor(turn) };
+    return { ...this.config.request, model: this.model, ...this.conversation.fieldsFor(turn) };
   }
 
   /** Begin another conversation. The old one is forgotten with the first question of the new one, unless a tab shows it. */
@@ -266,24 +281,32 @@ class Chat {
   // --- drawing -------------------------------------------------------------------------------------------------------
 
   drawAll() {
-    for (const [turn, view] of this.views) {
-      if (this.conversation.turns.includes(turn)) continue;
-      view.node.remove();
-      this.views.delete(turn);
-    }
-    this.showEmpty();
+    this.drawPath();
     this.isPinned = true;
     this.painted();
   }
 
-  draw(turn) {
-    const on = { again: (which) => this.again(which), edit: (which) => this.edit(which) };
-    const view = new TurnView(this.parts.turn, turn, on, this.config);
-    this.views.set(turn, view);
-    const { turns } = this.conversation;
-    const next = turns.slice(turns.indexOf(turn) + 1).find((later) => this.views.has(later));
-    this.parts.log.insertBefore(view.node, next === undefined ? null : this.views.get(next).node);
+  /** Show the branch, and follow what runs in it. Views of other branches stay for their answers that have not ended. */
+  drawPath() {
+    const { path } = this.conversation;
+    for (const [turn, view] of this.views) {
+      if (path.includes(turn)) continue;
+      view.node.remove();
+      if (!this.answers.has(turn)) this.views.delete(turn);
+    }
+    for (const [at, turn] of path.entries()) {
+      if (!this.views.has(turn)) this.views.set(turn, this.makeView(turn));
+      const { node } = this.views.get(turn);
+      const there = this.parts.log.children[at] ?? null;
+      if (there !== node) this.parts.log.insertBefore(node, there);
+    }
     this.showEmpty();
+    for (const turn of path) if (isLive(turn) && !this.answers.has(turn)) this.answer(turn);
+  }
+
+  makeView(turn) {
+    const on = { again: (which) => this.again(which), edit: (which) => this.edit(which) };
+    return new TurnView(this.parts.turn, turn, on, this.config);
   }
 
   showEmpty() {

@@ -1,23 +1,42 @@
 // The conversation in the browser's storage, shared by the tabs of one browser. No DOM, no network.
 //
+// It is a tree: a turn is a question with its answer, and `parent` is the id of the turn before it, "" at the beginning.
+// Turns with one parent are siblings: another answer has the same question, a changed question another. `path` is the
+// branch shown, `turns` are all. Nothing of the tree is changed by going to another branch.
+//
 //   KEY                 the id of the conversation that a new tab opens
 //   KEY/left            of one tab: the id of the conversation that "New chat" has left
-//   KEY/ID/TURN         one question and its answer; TURN sorts by time
+//   KEY/ID/TURN         one turn; TURN sorts by time
+//   KEY/ID/leaf         the last turn of the branch shown: in this tab, and for a new tab
+//
+// What the chat uses (a conversation that the server keeps has the same):
+//
+//   id, name, nameFor(id), nameOf(turn)        names are of locks: of a conversation, of a turn
+//   turns, path, siblings(turn), show(turn)    `show` goes to the branch through `turn`, to the end where it was left
+//   add(question, parent), save(turn), remove(turn), stored(turn)
+//   merge({isOurs, changed, removed}), trim()  what other tabs have done
+//   fieldsFor(turn)                            fields of the request that asks for the answer of `turn`
+//   accepted(turn, headers)                    the answer has begun: the headers of its response
+//   isMostly(turn)                             whether the question is the larger part of its request
+//   renew(), left, open(id), oldOnes(), forget(name)
 //
 // Invariant: a record is written by one tab only, which holds the lock of its name (locks.js). So tabs that ask at
 // the same time add to one conversation, and none overwrites what another has stored. `revision` counts the writes.
 // Invariant: `text`, `blocks`, `citations` and `lastId` of a turn are written together, so that a resume after `lastId` adds
 // exactly what they lack.
 
-const VERSION = 2;
+const VERSION = 3;
+const LINEAR_VERSION = 2; // each turn follows the turn before it in time
 const MAX_TURNS = 200;
 const MAX_STORED_CHARS = 2_000_000;
 const OLD_MS = 24 * 3600 * 1000; // a conversation that no tab shows is kept for a day: a reload may be under way
+const TURN_ID = /^[0-9a-z]{9,}-[0-9a-z]+$/;
 
 // waiting (not sent, or not accepted yet), then streaming, then one of done, stopped, failed
-export function newTurn(question) {
+export function newTurn(question, parent = "") {
   return {
     id: "",
+    parent,
     revision: 0,
     question,
     text: "",
@@ -45,9 +64,18 @@ export class Conversation {
     this.key = key;
     this.storage = storage;
     this.own = own;
-    this.turns = [];
+    this.turns = []; // oldest first
+    this.chosen = new Map(); // id of a turn → id of the turn that was shown after it
     this.isStored = new WeakSet(); // turns that have a record
-    this.id = this.pointed() ?? newId();
+    this.use(this.pointed() ?? newId());
+  }
+
+  use(id) {
+    this.id = id;
+    this.turns = [];
+    this.chosen = new Map();
+    const name = `${this.name}/leaf`;
+    this.leaf = this.get(this.own, name) ?? this.get(this.storage, name) ?? "";
   }
 
   /** The conversation of this tab; before it has a conversation, the last that another tab has begun. */
@@ -78,23 +106,60 @@ export class Conversation {
   /** The id of the conversation that `renew` has left; null when there is none, or it is empty. */
   get left() {
     const id = idIn(this.get(this.own, `${this.key}/left`));
-    return id !== null && namesIn(this.storage, `${this.nameFor(id)}/`).length > 0 ? id : null;
+    return id !== null && turnNames(this.storage, this.nameFor(id)).length > 0 ? id : null;
   }
 
   /** Open a conversation: `merge` brings its turns. */
   open(id) {
-    this.id = id;
-    this.turns = [];
+    this.use(id);
     this.point();
   }
 
-  /** Add a question at the end. */
-  add(question) {
-    const turn = newTurn(question);
+  // --- branches ------------------------------------------------------------------------------------------------------
+
+  /** The turns of the branch shown, from its first to its last. */
+  get path() {
+    const end = this.turns.find(({ id }) => id === this.leaf) ?? this.turns.at(-1);
+    return end === undefined ? [] : this.pathTo(end);
+  }
+
+  pathTo(end) {
+    const path = [end];
+    for (let turn = end; turn !== undefined; ) {
+      const { parent } = turn;
+      turn = this.turns.find(({ id }) => id === parent);
+      if (turn !== undefined) path.unshift(turn);
+    }
+    return path;
+  }
+
+  /** The turns that stand at the place of `turn`, itself too, oldest first. */
+  siblings({ parent }) {
+    return this.turns.filter((other) => other.parent === parent);
+  }
+
+  /** Show the branch through `turn`, to the end where it was left, else to its newest end. */
+  show(turn) {
+    let end = turn;
+    for (let next = turn; next !== undefined; next = this.next(end)) end = next;
+    this.leaf = end.id;
+    for (const one of this.path) this.chosen.set(one.parent, one.id);
+    for (const storage of [this.own, this.storage]) this.set(storage, `${this.name}/leaf`, this.leaf);
+  }
+
+  next({ id }) {
+    const after = this.turns.filter(({ parent }) => parent === id);
+    return after.find((turn) => turn.id === this.chosen.get(id)) ?? after.at(-1);
+  }
+
+  /** Add a question after the turn `parent`, the last of the branch shown if none is named, and show it. */
+  add(question, parent = this.path.at(-1)?.id ?? "") {
+    const turn = newTurn(question, parent);
     const last = this.turns.at(-1);
     turn.id = turnId(Math.max(Date.now(), last === undefined ? 0 : timeOf(last.id) + 1));
     this.turns.push(turn);
     this.point();
+    this.show(turn);
     return turn;
   }
 
@@ -110,32 +175,43 @@ export class Conversation {
     if (this.set(this.storage, this.nameOf(turn), JSON.stringify({ version: VERSION, ...turn }))) this.isStored.add(turn);
   }
 
-  /** Remove `turn` and everything after it, here and in the storage. Returns what was removed. */
-  cut(turn) {
-    const removed = this.turns.splice(this.turns.indexOf(turn));
-    for (const one of removed) this.remove(this.nameOf(one));
-    return removed;
+  /** Remove a turn that nothing follows, here and in the storage. */
+  remove(turn) {
+    this.turns.splice(this.turns.indexOf(turn), 1);
+    this.drop(this.nameOf(turn));
   }
 
   /**
-   * Take what other tabs have stored. Calls `added(turn)`, `changed(turn)` and `removed(turn)`; `isOurs(turn)` names the
-   * turns that this tab writes itself, which stay as they are.
+   * Take what other tabs have stored. Calls `changed(turn, stored)` and `removed(turn)`; `isOurs(turn)` names the turns
+   * that this tab writes itself, which stay as they are.
    */
-  merge({ isOurs, added, changed, removed }) {
-    if (this.turns.length === 0) this.id = this.pointed() ?? this.id;
-    const names = namesIn(this.storage, `${this.name}/`);
+  merge({ isOurs, changed, removed }) {
+    const pointed = this.pointed();
+    if (this.turns.length === 0 && pointed !== null && pointed !== this.id) this.use(pointed);
+    const names = turnNames(this.storage, this.name);
     for (const turn of [...this.turns]) {
       if (names.includes(this.nameOf(turn)) || !this.isStored.has(turn) || isOurs(turn)) continue;
       this.turns.splice(this.turns.indexOf(turn), 1);
       removed(turn);
     }
+    const added = [];
     for (const name of names) {
       const known = this.turns.find((turn) => this.nameOf(turn) === name);
       if (known !== undefined && isOurs(known)) continue;
       const stored = this.read(name);
       if (stored === null) continue;
-      if (known === undefined) added(this.insert(stored));
+      if (known === undefined) added.push(this.insert(stored));
       else if (stored.revision > known.revision) changed(known, stored);
+    }
+    this.follow(added);
+  }
+
+  /** Show what another tab has asked, where it follows the branch shown, or runs while nothing runs there. */
+  follow(added) {
+    if (added.length > 0 && !this.turns.some(({ id }) => id === this.leaf)) this.show(this.turns.at(-1));
+    for (const turn of added) {
+      const isNewer = isLive(turn) && turn.id > this.leaf && !isLive(this.path.at(-1));
+      if (turn.parent === this.leaf || isNewer) this.show(turn);
     }
   }
 
@@ -155,44 +231,56 @@ export class Conversation {
   read(name) {
     try {
       const { version, ...turn } = JSON.parse(this.get(this.storage, name) ?? "{}");
-      if (version !== VERSION || typeof turn.question !== "string" || typeof turn.text !== "string") return null;
-      return { ...newTurn(turn.question), ...turn, id: name.slice(name.lastIndexOf("/") + 1) };
+      if (![VERSION, LINEAR_VERSION].includes(version)) return null;
+      if (typeof turn.question !== "string" || typeof turn.text !== "string") return null;
+      const id = idOf(name);
+      const parent = version === VERSION ? turn.parent : this.before(name);
+      return { ...newTurn(turn.question), ...turn, id, parent: parent < id ? parent : "" }; // so that no branch is a circle
     } catch {
       return null;
     }
   }
 
-  /** Remove what is too much of this conversation, oldest first. */
+  /** The id of the turn that was stored before a record; "" if there is none. */
+  before(name) {
+    return idOf(turnNames(this.storage, this.name).filter((other) => other < name).at(-1) ?? "");
+  }
+
+  /** Remove what is too much of this conversation: other branches before the branch shown, the oldest first. */
   trim() {
+    const { path } = this;
+    const others = this.turns.filter((turn) => !path.includes(turn));
     let chars = 0;
-    namesIn(this.storage, `${this.name}/`)
-      .reverse()
-      .forEach((name, age) => {
-        chars += this.get(this.storage, name)?.length ?? 0;
-        if (age > 0 && (age >= MAX_TURNS || chars > MAX_STORED_CHARS)) this.remove(name);
-      });
+    for (const [age, turn] of [...others, ...path].reverse().entries()) {
+      chars += this.get(this.storage, this.nameOf(turn))?.length ?? 0;
+      if (age > 0 && (age >= MAX_TURNS || chars > MAX_STORED_CHARS)) this.remove(turn);
+    }
   }
 
   /** Remove the records of a conversation by its name. */
   forget(name) {
-    for (const one of namesIn(this.storage, `${name}/`)) this.remove(one);
+    for (const one of namesIn(this.storage, `${name}/`)) this.drop(one);
   }
 
   /** The names of other conversations of this chat that are old enough to be forgotten. */
   oldOnes() {
     const newest = new Map();
     for (const name of namesIn(this.storage, `${this.key}/`)) {
-      const end = name.lastIndexOf("/");
-      newest.set(name.slice(0, end), timeOf(name.slice(end + 1)));
+      if (TURN_ID.test(idOf(name))) newest.set(name.slice(0, name.lastIndexOf("/")), timeOf(idOf(name)));
     }
     newest.delete(this.name);
     return [...newest].filter(([, time]) => Date.now() - time > OLD_MS).map(([name]) => name);
   }
 
-  /** The messages of a request: every earlier turn that has a whole answer, and the question of `turn`. */
+  /** The fields of the request for the answer of `turn`. */
+  fieldsFor(turn) {
+    return { messages: this.messagesFor(turn) };
+  }
+
+  /** The messages of a request: every earlier turn of the branch that has an answer, and the question of `turn`. */
   messagesFor(turn) {
     const messages = [];
-    for (const earlier of this.turns.slice(0, this.turns.indexOf(turn))) {
+    for (const earlier of this.pathTo(turn).slice(0, -1)) {
       const answer = isLive(earlier) ? "" : answerOf(earlier);
       if (answer === "") continue; // failed turns are left out in pairs: templates want roles to alternate
       messages.push({ role: "user", content: earlier.question }, { role: "assistant", content: answer });
@@ -200,6 +288,9 @@ export class Conversation {
     messages.push({ role: "user", content: turn.question });
     return messages;
   }
+
+  /** The answer of `turn` has begun. The browser's own history needs nothing of its response. */
+  accepted(_turn, _headers) {}
 
   /** Whether the question of `turn` is the larger part of its request. */
   isMostly(turn) {
@@ -215,7 +306,7 @@ export class Conversation {
     }
   }
 
-  remove(name) {
+  drop(name) {
     try {
       this.storage?.removeItem(name);
     } catch {
@@ -266,6 +357,15 @@ export function newId() {
 
 function turnId(ms) {
   return `${ms.toString(36).padStart(9, "0")}-${crypto.getRandomValues(new Uint32Array(1))[0].toString(36)}`;
+}
+
+/** The id of the turn whose record has this name. */
+function idOf(name) {
+  return name.slice(name.lastIndexOf("/") + 1);
+}
+
+function turnNames(storage, name) {
+  return namesIn(storage, `${name}/`).filter((one) => TURN_ID.test(idOf(one)));
 }
 
 function timeOf(id) {

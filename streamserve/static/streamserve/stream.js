@@ -95,7 +95,7 @@ export class Watchdog {
 
 export class AnswerStream {
   /**
-   * `on.started(streamId)`, `on.event({type, seq, id, data})`, `on.connected()`, `on.lost(secondsUntilRetry)`.
+   * `on.started(streamId, headers)`, `on.event({type, seq, id, data})`, `on.connected()`, `on.lost(secondsUntilRetry)`.
    * `headers()` gives what a POST needs (the CSRF token).
    */
   constructor({ streamsUrl, headers, keepaliveSeconds = 15, on }) {
@@ -138,7 +138,7 @@ export class AnswerStream {
     });
     if (!response.ok) throw await RequestFailed.from(response);
     this.streamId = response.headers.get("X-Stream-Id");
-    if (this.streamId !== null) this.on.started(this.streamId);
+    if (this.streamId !== null) this.on.started(this.streamId, response.headers);
     await this.read(response);
     if (!this.isFinished && this.streamId === null) throw new TypeError("the connection ended");
     await this.follow();

@@ -81,16 +81,22 @@ def questions(page: Page) -> list[str]:
     return page.locator(".ss-question p").all_inner_texts()
 
 
-def assert_whole(page: Page) -> None:
-    """Every stored answer is the server's, and the page shows as many."""
+def expect_stored(page: Page, count: int) -> None:
+    """Wait until so many answers are stored, each as the server has it: another tab may still have to write it."""
     until = time.monotonic() + SECONDS
-    while any(turn["state"] != "done" for turn in stored_turns(page)):  # another tab may still have to write it
+    while [turn["state"] for turn in stored_turns(page)] != ["done"] * count:
         assert time.monotonic() < until, stored_turns(page)
         page.wait_for_timeout(50)
+    for turn in stored_turns(page):
+        assert turn["text"] == log_text(server_log(page, turn["streamId"]))
+
+
+def assert_whole(page: Page) -> None:
+    """Every stored answer is the server's, and the page shows as many."""
+    expect_stored(page, len(stored_turns(page)))
     turns = stored_turns(page)
     expect(page.locator(".ss-turn")).to_have_count(len(turns))
-    for index, turn in enumerate(turns):
-        assert turn["text"] == log_text(server_log(page, turn["streamId"]))
+    for index in range(len(turns)):
         assert answer_text(page, index).strip() != ""
 
 
@@ -146,7 +152,7 @@ def test_a_follower_that_is_ahead_of_the_owner_keeps_the_end(tabs: tuple[Page, P
 
 
 def test_questions_asked_at_the_same_time_are_both_kept(tabs: tuple[Page, Page]) -> None:
-    """Neither tab knows of the other's question when it asks its own."""
+    """Neither tab knows of the other's question when it asks its own: each shows its own, beside the other."""
     first, second = tabs
     ask(first, "Hello")  # a visitor's first question makes the session that both tabs share
     for page in tabs:
@@ -160,10 +166,13 @@ def test_questions_asked_at_the_same_time_are_both_kept(tabs: tuple[Page, Page])
     for page in tabs:
         page.evaluate("window.letGo()")
         slow_down(page, None)
-    for page in tabs:
-        expect(page.locator(".ss-foot:visible")).to_have_count(3, timeout=60_000)
-        assert questions(page) == ["Hello", "Asked by first", "Asked by second"]
-        assert_whole(page)
+    for page, own in ((first, "Asked by first"), (second, "Asked by second")):
+        expect(page.locator(".ss-foot:visible")).to_have_count(2, timeout=60_000)
+        assert questions(page) == ["Hello", own]
+    expect_stored(first, 3)
+    hello, *asked = stored_turns(first)
+    assert [turn["parent"] for turn in asked] == [hello["id"]] * 2
+    assert sorted(turn["question"] for turn in asked) == ["Asked by first", "Asked by second"]
 
 
 def test_a_question_stays_in_the_composer_while_another_tab_is_answered(tabs: tuple[Page, Page]) -> None:

@@ -247,7 +247,7 @@ def wait_for_status(page: Page, words: str) -> None:
 _RECORDS = """(root) => {
   const key = document.querySelectorAll('[data-streamserve-chat]')[root].dataset.storageKey;
   const prefix = `${key}/${sessionStorage.getItem(key) ?? localStorage.getItem(key)}/`;
-  return Object.keys(localStorage).filter((name) => name.startsWith(prefix)).sort();
+  return Object.keys(localStorage).filter((name) => name.startsWith(prefix) && !name.endsWith('/leaf')).sort();
 }"""
 
 
