@@ -11,6 +11,7 @@ from django.urls.converters import StringConverter
 from streamserve.api.routes import CONVERTERS, ROUTES
 from streamserve.web.probe import probe
 from streamserve.web.ready_page import ready_route
+from streamserve.web.shared_page import shared_page
 from streamserve.web.views import view_of
 
 app_name = "streamserve"
@@ -47,6 +48,7 @@ register_converter(FileIdConverter, "file_id")
 
 urlpatterns = [
     ready_route("chat/", name="chat"),
+    path("shared/<str:token>", shared_page, name="shared"),
     path("streams/doctor", probe, name="doctor"),  # before what answers all of /streams/
     *(path(route.path, view_of(route), name=route.name or None) for route in ROUTES),
 ]

@@ -24,6 +24,7 @@ from streamserve.protocol.requests import (
     Admission,
     GenerateRequest,
     Once,
+    Turn,
     with_system,
 )
 from streamserve.streams.quota import Places
@@ -173,12 +174,14 @@ class Answers:
         once: Once | None = None,
         begins_unloaded: bool = False,
         places: Places | None = None,
+        turn: Turn | None = None,
     ) -> Stream:
         """Start an answer for `caller`, within its limits; its times count from `received_at`.
 
         With `once` return the answer that its key has started before, without a wait. Beyond the caller's places this
         waits, and while the model loads, but for an answer that `begins_unloaded`: endpoints call `begin`.
-        `places`: of several answers that begin together. Raises StreamserveError.
+        `places`: of several answers that begin together. `turn` is added to its conversation with the start. Raises
+        StreamserveError.
         """
         admission = Admission(
             owner=caller.owner,
@@ -189,6 +192,7 @@ class Answers:
             received_at=received_at,
             once=once,
             begins_unloaded=begins_unloaded,
+            turn=turn,
         )
         if request.model in self.clients:
             self.clients[request.model].start()
@@ -206,6 +210,7 @@ class Answers:
         once: Once | None = None,
         begins_unloaded: bool = False,
         places: Places | None = None,
+        turn: Turn | None = None,
     ) -> Stream:
         """Do what `start` does for the call's caller, for as long as the client stays."""
         starting = self.start(
@@ -216,10 +221,15 @@ class Answers:
             once=once,
             begins_unloaded=begins_unloaded,
             places=places,
+            turn=turn,
         )
         stream = await call.wait(starting)
         call.started.append(stream)
         return stream
+
+    async def earlier(self, once: Once) -> Stream | None:
+        """Return the answer that a key has started before. Raises KeyReused."""
+        return await self._start_once.find(once)
 
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
         """Return the stream of that id or log id, with one query at most.

@@ -10,13 +10,18 @@ message of another conversation (`no_message`). Every call may raise a database 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
 
+from streamserve.api.answers import Answers
 from streamserve.api.call import Caller
-from streamserve.protocol.errors import NotFound
+from streamserve.dialects.conversation import Ask as Ask
+from streamserve.dialects.native import NativeRequest
+from streamserve.protocol.errors import BadRequest, NotFound, Unauthorized
 from streamserve.protocol.requests import Message, Turn
+from streamserve.streams.store import ANONYMOUS
+from streamserve.streams.stream import Stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,22 +145,6 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """What a request adds to a conversation; exactly one of `question`, `question_id` and `answer_id` is not "".
-
-    `question`: the text of a new question, after the message `parent` ("": at the beginning, None: after the branch
-    shown), with its attachments. `question_id`: a question that gets another answer. `answer_id`: an answer to go on
-    with.
-    """
-
-    question: str = ""
-    parent: str | None = None
-    attachment_ids: tuple[str, ...] = ()
-    question_id: str = ""
-    answer_id: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """The prompt of a branch, and what the start of its answer will add to the conversation.
 
@@ -250,6 +239,51 @@ class Shares(Protocol):
         """Return what a link shows: its conversation, and the messages of its branch. Raises NotFound."""
 
 
+async def with_history(
+    asked: NativeRequest, caller: Caller, answers: Answers, conversations: Conversations | None
+) -> tuple[NativeRequest, Turn | None]:
+    """Return the request with the messages of its conversation, and the turn that its start adds.
+
+    A request of no conversation stays as it is. Raises NotFound, BadRequest, NotFinished, Unauthorized.
+    """
+    if asked.ask is None:
+        return asked, None
+    if conversations is None:
+        raise conversations_off()
+    if caller.owner in ANONYMOUS:
+        raise Unauthorized("Conversations are kept for users and API keys. Sign in, or send an API key.")
+    prepared = await conversations.prepare(caller, asked.ask.conversation_id, asked.ask)
+    own, continues = asked.generate, bool(asked.ask.answer_id)
+    model = own.model or prepared.model or answers.default_model
+    if continues and model in answers.pipelines:
+        message = f"A pipeline begins each answer anew: {model!r} cannot go on with one. Ask for another answer."
+        raise BadRequest(message, code="unsupported_parameter", param="continue")
+    assert own.messages is not None
+    history = (*own.messages[:-1], *prepared.messages)
+    generate = replace(own, model=model, messages=history, continue_final_message=continues)
+    return replace(asked, generate=generate), prepared.turn
+
+
+async def turn_in(stream: Stream, turn: Turn | None, conversations: Conversations | None) -> Turn | None:
+    """Return the turn that a stream has added: `turn`, unless its Idempotency-Key has started the stream before."""
+    if conversations is None or stream.admission.turn is turn:
+        return turn
+    return await conversations.turn_of(stream.id)
+
+
+def ids_of(turn: Turn | None) -> dict[str, str]:
+    """Return the ids of a turn's conversation, question and answer, as messages have them."""
+    if turn is None:
+        return {}
+    question = {} if turn.question is None else {"question": turn.question.id}
+    return {"conversation": turn.conversation_id, **question, "message": turn.answer_id}
+
+
+def id_headers(turn: Turn | None) -> dict[str, str]:
+    """Return the same ids as headers."""
+    return {f"X-{name.capitalize()}-Id": row_id for name, row_id in ids_of(turn).items()}
+
+
 def path_of(messages: Sequence[MessageView], leaf: str) -> list[MessageView]:
     """Return the messages from the beginning to `leaf`; [] for an unknown leaf."""
     by_id = {one.id: one for one in messages}
@@ -258,6 +292,20 @@ def path_of(messages: Sequence[MessageView], leaf: str) -> list[MessageView]:
         path.append(by_id[leaf])
         leaf = by_id[leaf].parent
     return path[::-1]
+
+
+def conversations_off() -> NotFound:
+    """Return the error of a site that keeps no conversations."""
+    message = (
+        "This site keeps no conversations: CONVERSATIONS in STREAMSERVE is off. Send the whole history as messages."
+    )
+    return NotFound(message, code="conversations_off", param="conversation")
+
+
+def shares_off() -> NotFound:
+    """Return the error of a site without share links."""
+    message = "This site has no share links: SHARE_LINKS in STREAMSERVE is off, or CONVERSATIONS is."
+    return NotFound(message, code="share_links_off")
 
 
 def no_conversation() -> NotFound:

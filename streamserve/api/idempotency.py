@@ -72,19 +72,19 @@ class StartOnce:
         if lock is None:
             lock = self._locks[once.key] = asyncio.Lock()
         async with lock:
-            earlier = await self._find(once)
+            earlier = await self.find(once)
             if earlier is not None:
                 return earlier
             try:
                 return await self._streams.start(request, admission, places)
             except (KeyTaken, QuotaExceeded, Overloaded):
                 # Another process was faster, and may have the caller's last place.
-                earlier = await self._find(once)
+                earlier = await self.find(once)
                 if earlier is None:
                     raise
                 return earlier
 
-    async def _find(self, once: Once) -> Stream | None:
+    async def find(self, once: Once) -> Stream | None:
         """Return the stream that the key has started. A key whose events are gone is forgotten: None."""
         store = self._streams.store
         for _ in range(round(_BEGIN_SECONDS / _POLL_SECONDS)):

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from streamserve.api.answers import Answers, Found
 from streamserve.api.call import Body, Call, Caller, Reply, json_reply
+from streamserve.api.conversations import Conversations, id_headers, turn_in, with_history
 from streamserve.api.idempotency import once_of
 from streamserve.api.resume import (
     HeadOnly,
@@ -51,12 +52,21 @@ PROMPT_IN_URL = (
 )
 
 
-async def start_stream(call: Call, answers: Answers) -> Reply:
+async def start_stream(call: Call, answers: Answers, conversations: Conversations | None = None) -> Reply:
     """POST /streams: start an answer and stream it."""
     body = await call.json(answers.limits)
+    return await start_body(call, answers, conversations, body, once_of(call, "streams", body))
+
+
+async def start_body(
+    call: Call, answers: Answers, conversations: Conversations | None, body: dict[str, Any], once: Once | None
+) -> Reply:
+    """Start the answer that a body asks for, in a conversation or in none, and stream it."""
     config = answers.config
-    asked = native.parse(body, config.limits, default_model=config.default_model, unseal=config.unseal)
-    return await _start(call, answers, asked, once_of(call, "streams", body))
+    asked = native.parse(
+        body, config.limits, default_model=config.default_model, unseal=config.unseal, in_conversations=True
+    )
+    return await _start(call, answers, asked, once, conversations)
 
 
 async def new_stream(call: Call, answers: Answers) -> Reply:
@@ -71,14 +81,29 @@ async def new_stream(call: Call, answers: Answers) -> Reply:
     return gone_reply(call) if stream is None else resume(call, answers, stream, after, call.query())
 
 
-async def _start(call: Call, answers: Answers, asked: NativeRequest, once: Once | None = None) -> Reply:
+async def _start(
+    call: Call,
+    answers: Answers,
+    asked: NativeRequest,
+    once: Once | None = None,
+    conversations: Conversations | None = None,
+) -> Reply:
     if call.is_head:
         return head_of_new(asked.format)
-    request = answers.with_class(asked.generate, asked, call.caller, "streams")
-    # The other formats cannot show what the answer waits for.
-    begins_unloaded = asked.format == "native"
-    stream = await answers.begin(call, request, asked.on_disconnect, once=once, begins_unloaded=begins_unloaded)
-    return Reply(body=Delivery(answers.streams, stream, encoder_for(asked.format, stream), pace=asked.pace))
+    turn = None
+    # An answer that the key has started before has changed the branch: nothing is prepared for it again.
+    stream = await answers.earlier(once) if once is not None and asked.ask is not None else None
+    if stream is None:
+        asked, turn = await with_history(asked, call.caller, answers, conversations)
+        request = answers.with_class(asked.generate, asked, call.caller, "streams")
+        # The other formats cannot show what the answer waits for.
+        begins_unloaded = asked.format == "native"
+        stream = await answers.begin(
+            call, request, asked.on_disconnect, once=once, begins_unloaded=begins_unloaded, turn=turn
+        )
+    turn = await turn_in(stream, turn, conversations)
+    delivery = Delivery(answers.streams, stream, encoder_for(asked.format, stream), pace=asked.pace)
+    return Reply(body=delivery, headers=id_headers(turn))
 
 
 async def stream_state(call: Call, answers: Answers) -> Reply:

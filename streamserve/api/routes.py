@@ -15,8 +15,10 @@ from functools import cache, partial
 from typing import Any
 
 from streamserve.api import anthropic, jobs, native, ops, pipelines
+from streamserve.api import conversation_routes as talk
 from streamserve.api.batch import batches, files
 from streamserve.api.call import Call, Reply, json_reply
+from streamserve.api.conversations import conversations_off, shares_off
 from streamserve.api.openai import chats, completions, models, plain_tokens
 from streamserve.dialects import native as native_dialect
 from streamserve.dialects.anthropic import message as anthropic_message
@@ -50,6 +52,8 @@ CONVERTERS = {
     "pipeline_name": "[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
     "file_id": "[A-Za-z0-9_-]{1,64}",  # of a file or a batch
 }
+# The errors of routes whose service the site's settings leave out.
+_OFF: Mapping[str, Callable[[], StreamserveError]] = {"conversations": conversations_off, "shares": shares_off}
 _PART = re.compile(r"<(\w+):(\w+)>")
 _UNNAMED = "other"  # in `/metrics`: addresses where nothing is
 
@@ -116,6 +120,8 @@ class Route:
 
     async def reply(self, call: Call, services: Mapping[str, Any]) -> Reply:
         """Return what the endpoint of the call's method replies, and count it for `/metrics`."""
+        for name in self.needs - services.keys():
+            raise _OFF[name]()
         endpoint = self.endpoints[call.method]
         reply = await endpoint(call, **{name: services[name] for name in _services_of(endpoint) if name in services})
         self._count(reply.status)
@@ -226,6 +232,8 @@ _FILE, _BATCH = "v1/files/<file_id:file_id>", "<file_id:batch_id>"
 _CHATS, _MESSAGE_BATCHES = "v1/chat/completions", "v1/messages/batches"
 _CHATCMPL = f"{_CHATS}/chatcmpl-{_ID}"
 
+_TALK = "conversations/<stream_id:conversation_id>"
+
 ROUTES = (
     _native("streams", "streams", _CHAT, post=native.start_stream),
     _native("new_stream", "streams/new", _CHAT, native.new_stream),
@@ -243,6 +251,14 @@ ROUTES = (
     _native("job_events", f"{_JOB}/events", _CHAT, jobs.job_events),
     _native("cancel_job", f"{_JOB}/cancel", _CHAT, post=jobs.cancel_job),
     unknown_route("jobs/<rest:path>"),
+    _native("conversations", "conversations", _KNOWN, talk.list_conversations, post=talk.create),
+    _native("conversation", _TALK, _KNOWN, talk.conversation, post=talk.change, delete=talk.delete),
+    _native("conversation_messages", f"{_TALK}/messages", _KNOWN, talk.list_messages, post=talk.ask),
+    _native("conversation_message", f"{_TALK}/messages/<stream_id:message_id>", _KNOWN, post=talk.rate),
+    _native("export_conversation", f"{_TALK}/export", _KNOWN, talk.export),
+    _native("conversation_shares", f"{_TALK}/shares", _KNOWN, talk.list_shares, post=talk.share),
+    _native("conversation_share", f"{_TALK}/shares/<stream_id:share_id>", _KNOWN, delete=talk.revoke_share),
+    unknown_route("conversations/<rest:path>"),
     _openai("chat_completions", _CHATS, _CHAT, chats.list_chats, post=chats.create_chat),
     _openai("chat_completion", _CHATCMPL, _CHAT, chats.chat, post=chats.annotate_chat, delete=chats.delete_chat),
     _openai("chat_completion_messages", f"{_CHATCMPL}/messages", _CHAT, chats.chat_messages),

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 from streamserve.dialects.asked import ASKED, Asked, asked_of
+from streamserve.dialects.conversation import CONVERSATION, Ask, take_ask
 from streamserve.dialects.fields import Reader, Table, boolean, conflict, integer, one_of, read, required, text
 from streamserve.dialects.fold import TRIMMED, Answer
 from streamserve.dialects.generate import build, request_fields, sampling_fields, scoring_fields
@@ -48,21 +49,32 @@ _OWN_FIELDS: Table = {"format": one_of(*FORMATS), **ASKED}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeRequest(Asked):
-    """A checked body: what to generate, and how to show it. An answer without a reader is parked by default."""
+    """A checked body: what to generate, and how to show it. An answer without a reader is parked by default.
+
+    With an `ask` the last of its messages stands for the conversation's, and a `model` "" for the conversation's model.
+    """
 
     generate: GenerateRequest
+    ask: Ask | None = None
     format: str = "native"
     on_disconnect: str = "park"
 
 
 def parse(
-    body: Mapping[str, Any], limits: Limits, *, default_model: str, unseal: Callable[[str], str] | None = None
+    body: Mapping[str, Any],
+    limits: Limits,
+    *,
+    default_model: str,
+    unseal: Callable[[str], str] | None = None,
+    in_conversations: bool = False,
 ) -> NativeRequest:
     """Check every field of a `POST /streams` body; raise `BadRequest` naming the first wrong field.
 
-    `unseal` opens `sealed_system`, the system prompt of a chat element's page. Without it that field is unknown.
+    `unseal` opens `sealed_system`, the system prompt of a chat element's page. Without it that field is unknown; so are
+    the fields of conversations, unless `in_conversations`.
     """
-    values = read(body, _fields(limits, has_page=unseal is not None))
+    values = read(body, _fields(limits, has_page=unseal is not None, in_conversations=in_conversations))
+    ask = take_ask(body, values) if in_conversations else None
     format = values.get("format", "native")
     if format != "native" and values.get("n", 1) > 1:
         raise conflict(f"format {format} shows one choice; use native for n above 1.", "n")
@@ -72,21 +84,22 @@ def parse(
     refuse_silent(values, format)
     if "prompt_logprobs" in values and "prompt" not in values:
         raise conflict("prompt_logprobs are of a bare prompt; send prompt, or leave it out.", "prompt_logprobs")
-    generate = build(values, limits, default_model=default_model)
+    generate = build(values, limits, default_model=default_model if ask is None else "")
     if "tools" in values or "tool_choice" in values:
         generate = with_tools(generate, values)
     if unseal is not None and "sealed_system" in values:
         generate = _with_page_system(generate, unseal(values["sealed_system"]))
     return NativeRequest(
         generate=generate,
+        ask=ask,
         format=format,
         **asked_of(values),
     )
 
 
 @lru_cache(maxsize=8)  # built once, as the tables that it is made of
-def _fields(limits: Limits, *, has_page: bool) -> Mapping[str, Reader]:
-    """Return the readers of a body; the pages of chat elements have a field of their own."""
+def _fields(limits: Limits, *, has_page: bool, in_conversations: bool) -> Mapping[str, Reader]:
+    """Return the readers of a body; pages of chat elements, and conversations, have fields of their own."""
     fields = {
         **sampling_fields(limits),
         **scoring_fields(limits),
@@ -96,6 +109,8 @@ def _fields(limits: Limits, *, has_page: bool) -> Mapping[str, Reader]:
     }
     if has_page:
         fields["sealed_system"] = text(1, _MAX_SEALED_CHARS)
+    if in_conversations:
+        fields |= CONVERSATION
     return fields
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from streamserve.dialects import native
@@ -119,9 +120,14 @@ def about(values: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, value in named.items() if isinstance(value, str) and len(value) <= _SHORT}
 
 
-def started(stream: NamedStream, message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer to a start, or to an input, whose `id` is the stream that is continued."""
-    out = {"type": "started", "id": stream.id, "log_id": stream.log_id, "ref": message.get("ref")}
+def started(
+    stream: NamedStream, message: Mapping[str, Any], ids: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Return the answer to a start, or to an input, whose `id` is the stream that is continued.
+
+    `ids`: of what the start has added to a conversation.
+    """
+    out = {"type": "started", "id": stream.id, "log_id": stream.log_id, "ref": message.get("ref"), **ids}
     return {**out, "continues": message["id"]} if "id" in message else out
 
 

@@ -36,6 +36,8 @@ _ALL = (
         too_many_containers="The JSON has more than 20,000 arrays and objects, or the arguments of a conversation's "
         "tool calls have as many. Text in strings does not count, however many brackets it has.",
         invalid_type="A field is of the wrong type: true is not 1, 1.0 is not 1.",
+        nothing_to_share="The conversation has no message yet that a share link could show.",
+        too_many_shares="The conversation has 100 share links that work, as many as it may.",
         invalid_value="A field is out of range, not one of the allowed words, or empty.",
         missing_field="A field that is needed is absent.",
         unknown_field="The body has a field that is not known here. The message names the nearest known field.",
@@ -77,6 +79,7 @@ _ALL = (
         400,
         SOCKET,
         unknown_type="The message has a `type` that is not known.",
+        in_conversation="`input` to a stream of a conversation that the server keeps. Send `start` with its id.",
         no_conversation="`input` to a stream that began with a bare prompt, which cannot be continued.",
     ),
     *_codes(
@@ -110,6 +113,8 @@ _ALL = (
         batch_not_found="No batch of the caller has this id.",
         results_not_found="The batch failed before any request was run. Create it again.",
         completion_not_found="No chat completion of that id is stored (docs/openai.md#stored-completions).",
+        conversations_off="The site keeps no conversations (`CONVERSATIONS`).",
+        share_links_off="The site has no share links (`SHARE_LINKS`).",
         conversation_not_found="No conversation of the caller has this id.",
         message_not_found="The conversation, or the stored chat completion, has no message with this id.",
         share_not_found="The share link does not exist, was revoked, or has expired.",

@@ -33,10 +33,13 @@ SAFE_METHODS = ("GET", "HEAD")
 METRICS_PERMISSION = "streamserve.view_live"
 CHAT = Access(callers=CHAT_CALLERS)
 # What a page of another origin may read and send, with a key (Fetch Standard, 3.2.3).
-_EXPOSED = "X-Stream-Id, Streamserve-From, Streamserve-Reader, X-Request-Id, Request-Id, Retry-After"
+_EXPOSED = (
+    "X-Stream-Id, X-Conversation-Id, X-Question-Id, X-Message-Id, Streamserve-From, Streamserve-Reader, X-Request-Id, "
+    "Request-Id, Retry-After, ETag"
+)
 _ALLOWED = (
-    "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Api-Key, X-Request-Id, X-Request-Start, "
-    "Anthropic-Version, Anthropic-Beta, Anthropic-Dangerous-Direct-Browser-Access"
+    "Authorization, Content-Type, Idempotency-Key, If-None-Match, Last-Event-ID, X-Api-Key, X-Request-Id, "
+    "X-Request-Start, Anthropic-Version, Anthropic-Beta, Anthropic-Dangerous-Direct-Browser-Access"
 )
 _PREFLIGHT_SECONDS = 600
 

@@ -17,6 +17,7 @@ from typing import Any
 from django.conf import settings as django_settings
 
 from streamserve.api.answers import AnswerConfig, Answers, Defaults
+from streamserve.api.conversations import Conversations
 from streamserve.api.ops import Ops
 from streamserve.clients.base import EngineClient
 from streamserve.clients.pipeline.client import PipelineClient
@@ -27,6 +28,7 @@ from streamserve.rows import orm
 from streamserve.rows.completions import CompletionRows
 from streamserve.rows.health import DatabaseHealth
 from streamserve.rows.reaper import Reaper, row_ages
+from streamserve.rows.shares import ShareRows
 from streamserve.rows.store import RowStore
 from streamserve.streams.registry import Streams
 from streamserve.web import resources
@@ -88,6 +90,8 @@ class DjangoSite:
             patience={name: one.queue_seconds for name, one in settings.classes.items()},
         )
         self._closing.push_async_callback(self.streams.aclose)
+        self.conversations: Conversations | None = None  # its rows come with their service
+        self.shares = ShareRows() if settings.conversations and settings.share_links else None
         self.watches = WatchAudit(self.streams)
         self.permissions = PermissionChecks(self.streams, self.watches)
         config = answer_config(settings, self.clients)
@@ -117,6 +121,7 @@ class DjangoSite:
     @property
     def services(self) -> Mapping[str, object]:
         """What routes are given, by the names of their endpoints' parameters."""
+        kept = {"conversations": self.conversations, "shares": self.shares}
         return {
             "answers": self.answers,
             "chats": self.chats,
@@ -125,6 +130,7 @@ class DjangoSite:
             "jobs": self.work.jobs,
             "files": self.work.files,
             "batches": self.work.batches,
+            **{name: service for name, service in kept.items() if service is not None},
         }
 
     async def aclose(self) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from streamserve.api.answers import Answers
 from streamserve.api.call import admitted
+from streamserve.api.conversations import Conversations, ids_of, with_history
 from streamserve.api.logs import get_logger
 from streamserve.api.resume import gone, not_there
 from streamserve.conf import SiteConfig
@@ -38,6 +39,7 @@ from streamserve.dialects.websocket import (
 )
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, Gone, StreamserveError
 from streamserve.protocol.json_body import decode_json
+from streamserve.protocol.requests import Turn
 from streamserve.streams.store import answer_turn
 from streamserve.streams.stream import Stream
 from streamserve.web.auth import KnownCaller
@@ -46,6 +48,7 @@ from streamserve.web.subscriptions import SocketGone, Subscriptions
 
 log = get_logger(__name__)
 
+_IN_CONVERSATION = "That stream is in a conversation: send start with 'conversation' and the new question."
 _WITHOUT_PERMISSION = ("ack", "ping", "pong")  # they start and read nothing
 _MAY_WAIT = ("start", "input", "stop")
 # Such messages, beside the starts that wait for a place: then the socket is not read until one ends.
@@ -116,8 +119,16 @@ class SocketSession:
     the engine while the next message could be read.
     """
 
-    def __init__(self, socket: Socket, caller: KnownCaller, answers: Answers, settings: SiteConfig) -> None:
+    def __init__(
+        self,
+        socket: Socket,
+        caller: KnownCaller,
+        answers: Answers,
+        settings: SiteConfig,
+        conversations: Conversations | None = None,
+    ) -> None:
         self._socket, self._caller, self._answers = socket, caller, answers
+        self._conversations = conversations
         self._limits = settings.limits
         self._shown = Subscriptions(socket.send, self._leave)
         self._tasks: list[asyncio.Task[None]] = []  # of leaving
@@ -236,10 +247,13 @@ class SocketSession:
         config = self._answers.config
         with self._place():
             body = required(message, "request")
-            asked = native.parse(body, config.limits, default_model=config.default_model, unseal=config.unseal)
+            asked = native.parse(
+                body, config.limits, default_model=config.default_model, unseal=config.unseal, in_conversations=True
+            )
             check_pace(asked.pace)
+            asked, turn = await with_history(asked, self._caller, self._answers, self._conversations)
             request = self._answers.with_class(asked.generate, asked, self._caller, "websocket")
-            await self._begin(replace(asked, generate=request), message)
+            await self._begin(replace(asked, generate=request), message, turn)
 
     async def _on_resume(self, message: Mapping[str, Any]) -> None:
         stream_id = required(message, "id")
@@ -266,6 +280,8 @@ class SocketSession:
         turn = NextTurn(message, self._limits)
         with self._place(beside=stream_id):
             stream, pace = await self._own_stream(stream_id), self._shown.pace_of(stream_id)
+            if self._conversations is not None and await self._conversations.turn_of(stream.id) is not None:
+                raise BadRequest(_IN_CONVERSATION, code="in_conversation", param="id")
             turn.after(stream.request, "", stream.on_disconnect)
             await stream.stop(message.get("seen_seq"))
             if stream.terminal is None:
@@ -282,15 +298,16 @@ class SocketSession:
 
     # Streams
 
-    async def _begin(self, asked: native.NativeRequest, message: Mapping[str, Any]) -> None:
+    async def _begin(self, asked: native.NativeRequest, message: Mapping[str, Any], turn: Turn | None = None) -> None:
         stream = await self._answers.start(
             self._caller,
             asked.generate,
             asked.on_disconnect,
             received_at=message["arrival"],
             begins_unloaded=True,
+            turn=turn,
         )
-        await self._socket.send(started(stream, message))
+        await self._socket.send(started(stream, message, ids_of(turn)))
         self._show(stream, 0, message, asked.pace)
 
     def _show(self, stream: Stream, after: int, message: Mapping[str, Any], pace: Pace) -> None:

@@ -56,7 +56,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             return
         await self.send({"type": "websocket.accept", "headers": cookie_headers(caller)})
         self._site = site
-        self._session = SocketSession(Socket(self.send), caller, site.answers, site.settings)
+        self._session = SocketSession(Socket(self.send), caller, site.answers, site.settings, site.conversations)
         site.permissions.hold(self._session, caller, SocketSession.lose_permission)
         self._join_drain(self._session)
 

@@ -19,6 +19,7 @@ from django.http import HttpRequest, HttpResponseBase
 from django.urls import reverse
 
 from streamserve.api.call import Caller, Reply
+from streamserve.api.conversations import with_history
 from streamserve.api.idempotency import once_for
 from streamserve.api.jobs import JobView, job_request
 from streamserve.api.resume import encoder_for
@@ -53,6 +54,7 @@ class Completion:
     model: str
     stream_id: str
     usage: Usage
+    message_id: str = ""  # in its conversation
 
     def __str__(self) -> str:
         return self.text
@@ -62,8 +64,8 @@ def complete(question: str | Messages = "", **options: Any) -> Completion:
     """Return the whole answer, from synchronous code: views, tasks, commands, the shell. Blocks until it is there.
 
     `question` is a text or a list of messages. Options: `request` or `user`, whose answer it is, or `tenant`, a name;
-    `system`, a text before the question; and every field of POST /streams (`model`, `max_tokens`, `prompt`, …). Raises
-    StreamserveError.
+    `system`, a text before the question; and every field of POST /streams (`model`, `max_tokens`, `prompt`,
+    `conversation`, …). Raises StreamserveError.
     """
     return stream(question, **options).whole()
 
@@ -189,10 +191,11 @@ class LazyAnswer:
             return self._stream
         answers = get_site().answers
         for body in self.bodies:
-            asked = native.parse(body, answers.limits, default_model=answers.default_model)
+            asked = native.parse(body, answers.limits, default_model=answers.default_model, in_conversations=True)
             self._pace = asked.pace
+            asked, turn = await with_history(asked, caller, answers, get_site().conversations)
             try:
-                self._stream = await answers.start(caller, asked.generate, on_disconnect)
+                self._stream = await answers.start(caller, asked.generate, on_disconnect, turn=turn)
                 return self._stream
             except NoChatTemplate:
                 if body is self.bodies[-1]:
@@ -269,6 +272,7 @@ def _completion(started: Stream, events: list[LoggedEvent]) -> Completion:
         model=started.model,
         stream_id=started.id,
         usage=done.usage,
+        message_id="" if started.admission.turn is None else started.admission.turn.answer_id,
     )
 
 
