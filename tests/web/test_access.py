@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -26,18 +27,19 @@ from tests.conftest import Caller, body_of, until_ready
 from tests.support.checks.stream_checks import check_native
 from tests.web.conftest import PROMPT, communicator, make_caller
 
-_NOWHERE = {f"{head}/<rest:path>" for head in ("streams", "pipelines", "jobs", "v1")}
+_NOWHERE = {f"{head}/<rest:path>" for head in ("streams", "pipelines", "jobs", "conversations", "v1")}
 _NOWHERE |= {"v1", "livez/", "health/", "readyz/", "metrics/", "ws/streams"}
 OPEN_TO_ALL = {"livez", "health", "readyz", *_NOWHERE}
 UNKNOWN_ID = "0" * 32
+KEPT_BY_SETTING = {"conversations", "shares"}  # tests/web/test_conversations.py has them
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def patterns() -> list[URLPattern]:
-    """Return the patterns of the table's routes: but for the ready chat page's and the doctor's."""
+    """Return the patterns of the table's routes: but for the pages' and the doctor's."""
     patterns = (pattern for pattern in urls.urlpatterns if isinstance(pattern, URLPattern))
-    return [pattern for pattern in patterns if pattern.name not in ("chat", "doctor")]
+    return [pattern for pattern in patterns if pattern.name not in ("chat", "doctor", "shared")]
 
 
 def route_of(pattern: URLPattern) -> Route:
@@ -45,7 +47,7 @@ def route_of(pattern: URLPattern) -> Route:
 
 
 def address(pattern: URLPattern) -> str:
-    path = str(pattern.pattern).replace("<stream_id:stream_id>", UNKNOWN_ID).replace("<stream_id:job_id>", UNKNOWN_ID)
+    path = re.sub("<stream_id:[a-z_]+>", UNKNOWN_ID, str(pattern.pattern))
     path = path.replace("<rest:path>", "nothing").replace("<path:model>", "nothing")
     path = path.replace("<file_id:file_id>", "file-none").replace("<file_id:batch_id>", "batch_none")
     return "/" + path.replace("<pipeline_name:name>", "nothing")
@@ -82,7 +84,7 @@ def test_a_route_of_a_service_that_nobody_makes_fails_the_import() -> None:
 
 async def test_the_site_has_every_service(engine: None) -> None:
     """What an endpoint may take, the site gives it."""
-    assert set(site.get_site().services) == set(SERVICES)
+    assert set(site.get_site().services) == set(SERVICES) - KEPT_BY_SETTING
     assert {name for route in ROUTES for name in route.services} == set(SERVICES)
 
 
