@@ -83,6 +83,7 @@ class Call:
     address: str = ""  # of the client, from the server
     received_at: float = field(default_factory=time.monotonic)  # when the server had the request's head
     started: list[Stream] = field(default_factory=list)  # the answers that it has begun
+    named: list[str] = field(default_factory=list)  # the model or pipeline that its body names
 
     def query(self) -> dict[str, str]:
         """Return the query parameters. Raises BadRequest for a parameter that is given twice."""
@@ -109,7 +110,14 @@ class Call:
             return {}
         if self.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise UnsupportedMedia("Send JSON, with 'Content-Type: application/json'.", param="Content-Type")
-        return decode_json(bytes(body), limits)
+        values = decode_json(bytes(body), limits)
+        self.named.extend(name for key in ("model", "pipeline") if isinstance(name := values.get(key), str))
+        return values
+
+    @property
+    def model(self) -> str:
+        """The model or pipeline that it asks, as far as it is known: "" before its body is read, or for the default."""
+        return self.params.get("name") or next(iter(self.named), "")
 
 
 class Named(Protocol):

@@ -60,6 +60,23 @@ _UNNAMED = "other"  # in `/metrics`: addresses where nothing is
 # Answered while the server drains, and when it has as many connections as it takes: a supervisor asks them.
 PROBES = ("livez", "health", "readyz", "metrics")
 
+# The endpoints that start answers.
+ASKING: frozenset[Endpoint] = frozenset(
+    (
+        native.start_stream,
+        native.new_stream,
+        pipelines.get_run,
+        pipelines.post_run,
+        jobs.enqueue,
+        chats.create_chat,
+        completions.completions,
+        plain_tokens.get_tokens,
+        plain_tokens.post_tokens,
+        anthropic.messages,
+        talk.ask,
+    )
+)
+
 _OF_A_STREAM = ("", "events", "stop", "watch")  # what follows a stream's id in its addresses
 
 _ANY = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -117,6 +134,10 @@ class Route:
     def methods(self) -> tuple[str, ...]:
         """The methods that it takes."""
         return tuple(self.endpoints)
+
+    def asks(self, method: str) -> bool:
+        """Return whether a request with this method asks for an answer."""
+        return self.endpoints.get(method) in ASKING
 
     async def reply(self, call: Call, services: Mapping[str, Any]) -> Reply:
         """Return what the endpoint of the call's method replies, and count it for `/metrics`."""

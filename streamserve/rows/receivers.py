@@ -14,6 +14,7 @@ Relies on, in Django 5.2 and 6.1: `Signal._live_receivers`, the sync and the asy
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from asgiref.sync import async_to_sync
@@ -22,6 +23,7 @@ from django.core.exceptions import ValidationError
 from django.db import models, router, transaction
 from django.dispatch import Signal
 
+from streamserve.api.call import ANONYMOUS, Caller
 from streamserve.api.logs import get_logger
 from streamserve.models import Job, Message
 from streamserve.models import Stream as StreamRow
@@ -34,6 +36,8 @@ from streamserve.signals import answer_finished, answer_refused, answer_started,
 log = get_logger(__name__)
 
 T = TypeVar("T")
+
+MAX_MODEL_CHARS = 200  # of a name that a client has sent
 
 
 async def written(
@@ -215,20 +219,34 @@ def _tell_job(job_id: str) -> None:
 # Refusals
 
 
-def note_refusal(error: StreamserveError, *, owner: str, tenant: str, model: str, transport: str) -> None:
-    """Tell of a request for an answer that was refused. Returns at once; a failure of the server is no refusal."""
+def note_refusal(error: StreamserveError, caller: Caller | None, transport: str, model: str = "") -> None:
+    """Tell of a request for an answer that was refused. Returns at once; a failure of the server is no refusal.
+
+    `caller` is None, or ANONYMOUS, where it is not known.
+    """
     if error.http_status == 500 or not answer_refused.has_listeners(None):
         return
+    owner, tenant = ("", "") if caller is None or caller is ANONYMOUS else (caller.owner, caller.tenant)
     values = {
         "code": error.code,
         "param": error.param,
         "status": error.http_status,
         "message": error.message,
-        "model": model,
+        "model": model[:MAX_MODEL_CHARS],
         **whose(owner, tenant),
         "transport": transport,
     }
     orm.tell(lambda: _tell_refusal(values))
+
+
+@contextmanager
+def telling_refusals(caller: Caller | None, transport: str, model: str) -> Iterator[None]:
+    """Do what `note_refusal` does with an error of the block."""
+    try:
+        yield
+    except StreamserveError as error:
+        note_refusal(error, caller, transport, model)
+        raise
 
 
 def _tell_refusal(values: dict[str, Any]) -> None:

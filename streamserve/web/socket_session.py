@@ -40,6 +40,7 @@ from streamserve.dialects.websocket import (
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, Gone, StreamserveError
 from streamserve.protocol.json_body import decode_json
 from streamserve.protocol.requests import Turn
+from streamserve.rows.receivers import note_refusal, telling_refusals
 from streamserve.streams.store import answer_turn
 from streamserve.streams.stream import Stream
 from streamserve.web.auth import KnownCaller
@@ -51,9 +52,17 @@ log = get_logger(__name__)
 _IN_CONVERSATION = "That stream is in a conversation: send start with 'conversation' and the new question."
 _WITHOUT_PERMISSION = ("ack", "ping", "pong")  # they start and read nothing
 _MAY_WAIT = ("start", "input", "stop")
+_ASKING = ("start", "input")
 # Such messages, beside the starts that wait for a place: then the socket is not read until one ends.
 _MAX_WAITING = 64
 _LAST_STOPS_SECONDS = 2.0  # how long a stop may take that its client does not wait for
+
+
+def _model_of(message: Mapping[str, Any]) -> str:
+    """Return the model that a message's request names; "" for none."""
+    request = message.get("request")
+    model = request.get("model") if isinstance(request, Mapping) else None
+    return model if isinstance(model, str) else ""
 
 
 class Socket:
@@ -217,13 +226,22 @@ class SocketSession:
         message, received_at = read(values, FIELDS[kind]), time.monotonic()
         # A socket may outlive its caller's key, account or login.
         if kind not in _WITHOUT_PERMISSION and await has_lost_permission(self._caller):
+            if kind in _ASKING:
+                note_refusal(permission_lost(), self._caller, "websocket", _model_of(values))
             raise permission_lost()
         if kind in _MAY_WAIT:
             message["arrival"] = admitted(received_at, {"x-request-start": str(message.get("sent_at", ""))})
         work = getattr(self, f"_on_{kind}")(message)
+        if kind in _ASKING:
+            work = self._asked(work, _model_of(values))
         if kind in _MAY_WAIT:
             await self._handle_beside(work, kind, dict(subject))
         else:
+            await work
+
+    async def _asked(self, work: Awaitable[None], model: str) -> None:
+        """Start an answer; a refusal is told to the site's receivers."""
+        with telling_refusals(self._caller, "websocket", model):
             await work
 
     async def _handle_beside(self, work: Coroutine[Any, Any, None], kind: str, subject: Mapping[str, Any]) -> None:

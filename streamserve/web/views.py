@@ -25,6 +25,7 @@ from streamserve.asgi.handover import HEADER, offer
 from streamserve.asgi.types import is_http1
 from streamserve.protocol.errors import DatabaseUnavailable, Refused, StreamserveError
 from streamserve.protocol.ids import request_id_of
+from streamserve.rows.receivers import note_refusal
 from streamserve.streams.reader.delivery import Delivery, JoinedDelivery
 from streamserve.web.access import admit, cors_headers
 from streamserve.web.auth import give_cookie
@@ -58,7 +59,7 @@ def view_of(route: Route) -> View:
 
     async def view(request: HttpRequest, **params: str) -> HttpResponseBase:
         request_id = request_id_of(request.headers.get("X-Request-Id", ""))
-        caller: Caller = ANONYMOUS
+        caller, call = ANONYMOUS, None
         headers = {name.lower(): value for name, value in request.headers.items()}
         cors = cors_headers(route, headers, is_preflight=request.method == "OPTIONS") if "origin" in headers else {}
         if cors and request.method == "OPTIONS":
@@ -69,8 +70,11 @@ def view_of(route: Route) -> View:
             if request.method not in route.methods:
                 raise route.wrong_method(request.method or "")
             caller = await admit(route.access, request, headers)
-            reply = await _reply(route, _call(request, headers, caller, request_id, params))
+            call = _call(request, headers, caller, request_id, params)
+            reply = await _reply(route, call)
         except StreamserveError as error:
+            if route.asks(request.method or "") and not (call and call.started):
+                note_refusal(error, caller, "http", call.model if call else params.get("name", ""))
             reply = route.error_reply(error, request_id, headers)
         except RequestAborted:
             raise

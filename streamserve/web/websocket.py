@@ -16,6 +16,7 @@ from django.urls import NoReverseMatch, get_script_prefix, reverse
 from streamserve.api.routes import CHAT_CALLERS, Access
 from streamserve.asgi.types import App, Receive, Scope, Send
 from streamserve.protocol.errors import NotFound, Refused, StreamserveError
+from streamserve.rows.receivers import note_refusal
 from streamserve.web.access import check_access, check_handshake, headers_of
 from streamserve.web.auth import authenticate, cookie_headers
 from streamserve.web.site import DjangoSite, begin_to_drain, get_site
@@ -49,9 +50,11 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             known = await authenticate(headers, user, session, address=address, wrong_keys=site.wrong_keys)
             caller = check_access(self.access, known)
         except Refused as refused:  # not now, as while the database is away
+            note_refusal(refused, None, "websocket")
             await _deny(self.scope, self.send, refused)
             return
-        except StreamserveError:
+        except StreamserveError as error:
+            note_refusal(error, None, "websocket")
             await self.send({"type": "websocket.close"})  # before accept: HTTP 403
             return
         await self.send({"type": "websocket.accept", "headers": cookie_headers(caller)})

@@ -9,7 +9,7 @@ key. The async forms run on the caller's event loop, the synchronous forms on th
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -33,6 +33,7 @@ from streamserve.protocol.errors import (
     Unauthorized,
 )
 from streamserve.protocol.events import TEXT, LoggedEvent, Usage
+from streamserve.rows.receivers import telling_refusals
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect, follow
 from streamserve.streams.stream import Stream
@@ -161,13 +162,22 @@ class LazyAnswer:
     def caller(self, instead: str) -> Caller:
         """Return the owner. In this thread, whose transaction may hold the user's row."""
         background.refuse_on_loop(instead)
-        return async_to_sync(self.acaller)() if self._request is not None else self._named_caller()
+        if self._request is not None:
+            return async_to_sync(self.acaller)()
+        with self._telling():
+            return self._named_caller()
 
     async def acaller(self) -> Caller:
         """Return the owner of the answer."""
-        if self._request is None:
-            return self._named_caller()
-        request, headers = self._request, {name.lower(): value for name, value in self._request.headers.items()}
+        with self._telling():
+            return self._named_caller() if self._request is None else await self._caller_of(self._request)
+
+    def _telling(self, caller: Caller | None = None) -> AbstractContextManager[None]:
+        model = self.bodies[0].get("model")
+        return telling_refusals(caller, "python", model if isinstance(model, str) else "")
+
+    async def _caller_of(self, request: HttpRequest) -> Caller:
+        headers = {name.lower(): value for name, value in request.headers.items()}
         user = await request.auser() if hasattr(request, "auser") else getattr(request, "user", None)
         address = request.META.get("REMOTE_ADDR") or ""
         caller = await authenticate(headers, user, getattr(request, "session", None), address=address)
@@ -186,6 +196,11 @@ class LazyAnswer:
     # On the loop
 
     async def _start(self, caller: Caller, on_disconnect: str) -> Stream:
+        """Begin the answer; a refusal is told to the site's receivers."""
+        with self._telling(caller):
+            return await self._started(caller, on_disconnect)
+
+    async def _started(self, caller: Caller, on_disconnect: str) -> Stream:
         """Begin the answer. A model without a chat template continues the question instead."""
         if self._stream is not None:
             return self._stream
@@ -365,6 +380,10 @@ class _Job:
         self._body = {**self.answer.bodies[0], "pipeline": name}
 
     async def enqueue(self, caller: Any) -> JobView:
+        with telling_refusals(caller, "python", self._body["pipeline"]):
+            return await self._enqueue(caller)
+
+    async def _enqueue(self, caller: Any) -> JobView:
         site = get_site()
         once = once_for(caller, self._key, "jobs", self._body) if self._key else None
         request = job_request(self._body, caller, site.answers)
