@@ -31,6 +31,7 @@ from streamserve.engine import config as engine_config
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
 from streamserve.engine.text.formats.markup import NAMES as FORMAT_NAMES
 from streamserve.protocol.limits import Limits
+from streamserve.protocol.permissions import ANYONE, PERMISSION_HINT, STAFF, Permission, problem_of
 from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES
 from streamserve.streams.config import BatchConfig, JobConfig, StreamConfig
 
@@ -73,6 +74,11 @@ class ServedModel:
     """
     default_class: str = ""
     """Class of requests to this model that name none; `""`: `chat`."""
+    permission: Permission = ANYONE
+    """Who may use the model: `"anyone"` who may ask at all, `"authenticated"` (users and API keys), `"staff"`, a Django
+    permission as `"shop.view_invoice"`, or a function (or its dotted path) that takes the user, or `None`, and the
+    caller. For anyone else the model does not exist (docs/access.md#who-may-use-a-model).
+    """
     remote: RemoteConfig | None = None
     filters: tuple[str, ...] = ()
     """Dotted paths of functions (or classes) without arguments, each of which makes an output filter
@@ -142,6 +148,11 @@ class SiteConfig:
     `streamserve_visitor`, which takes no row in the database. A visitor has `MAX_STREAMS_PER_VISITOR` places, all
     requests without a cookie from one client address together no more, all visitors of an address
     `MAX_STREAMS_PER_ADDRESS`, and all visitors `MAX_STREAMS_ANONYMOUS` (docs/access.md#who-is-counted-as-one).
+    """
+    tenant: str = ""
+    """Dotted path of a function that takes the user or `None`, and the API key's row or `None`, and returns the name of
+    a team, or `""`. Callers of a team share one prefix cache, one share of the engine and one caller's limits; what
+    they make stays their own (docs/access.md#teams).
     """
     chat_page: str = "off"
     """Who may open the ready page at `chat/`. `"debug"`: visitors from this machine, through no proxy, while `DEBUG` is
@@ -290,6 +301,7 @@ class _SiteReader(SettingsReader):
             jobs=self._options(JobConfig, given, "JOBS"),
             webhooks=self._webhooks(given.get("WEBHOOKS", {})),
             anonymous=self.boolean(given, "ANONYMOUS"),
+            tenant=self._dotted_path(given.get("TENANT", ""), "TENANT"),
             chat_page=self._chat_page(given, testing=testing),
             store=self.boolean(given, "STORE"),
             conversations=self.boolean(given, "CONVERSATIONS"),
@@ -354,6 +366,7 @@ class _SiteReader(SettingsReader):
             self.wrong(f'{where}["SYSTEM"] is {type(system).__name__}.', "It takes the text of a system prompt.")
             system = ""
         filters = self.dotted_paths(options.pop("FILTERS", ()), f'{where}["FILTERS"]')
+        permission = self._permission(options.pop("PERMISSION", ANYONE), f'{where}["PERMISSION"]')
         default_class = options.pop("LATENCY_CLASS", "")
         self.one_of(default_class, ("", *classes), f'{where}["LATENCY_CLASS"]')
         if "URL" in options:
@@ -364,6 +377,7 @@ class _SiteReader(SettingsReader):
                 engine=EngineConfig(),
                 system=system,
                 default_class=str(default_class),
+                permission=permission,
                 remote=remote,
                 filters=filters,
             )
@@ -387,7 +401,29 @@ class _SiteReader(SettingsReader):
         if model.format is not None and "." not in str(model.format):
             self.one_of(model.format, FORMAT_NAMES, f'{where}["FORMAT"]')
         engine, _ = self._engine(own_engine, f'{where}["ENGINE"]', classes, shared)
-        return ServedModel(model=model, engine=engine, system=system, default_class=str(default_class), filters=filters)
+        return ServedModel(
+            model=model,
+            engine=engine,
+            system=system,
+            default_class=str(default_class),
+            permission=permission,
+            filters=filters,
+        )
+
+    def _permission(self, raw: object, where: str) -> Permission:
+        """Return who may use a model. A wrong value hides the model from all but the staff."""
+        problem = problem_of(raw)
+        if problem is None:
+            assert isinstance(raw, str) or callable(raw)
+            return raw
+        self.wrong(f"{where} {problem}", PERMISSION_HINT)
+        return STAFF
+
+    def _dotted_path(self, raw: object, key: str) -> str:
+        if raw == "" or (isinstance(raw, str) and "." in raw.strip(".")):
+            return raw
+        self.wrong(f'STREAMSERVE["{key}"] is {raw!r}.', "It takes a function's dotted path, as shop.teams.team_of.")
+        return ""
 
     def _remote(self, alias: str, options: Mapping[str, Any], where: str, *, has_engine: bool) -> RemoteConfig:
         """Return the config of a model with a URL."""

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 SETTINGS: Mapping[str, Any] = {"TESTING": True}
 
+_KEPT = ("PERMISSION",)  # of a model whose answers are scripted
+
 START_SECONDS = 120.0
 END_SECONDS = 10.0
 _EVENT = re.compile(r"^event: (\w+)\n(?:id: [^\n]*\n)?data: ([^\n]*)$", re.MULTILINE)
@@ -79,8 +81,9 @@ class scripted:
         from django.test.utils import override_settings
 
         given = getattr(settings, "STREAMSERVE", {})
-        model = {"PATH": "echo", "ANSWERS": self._answers}
-        models = dict.fromkeys(given.get("MODELS") or ["echo"], model)
+        own = given.get("MODELS") or {"echo": {}}
+        kept = {alias: {key: one[key] for key in _KEPT if key in one} for alias, one in own.items()}
+        models = {alias: {"PATH": "echo", "ANSWERS": self._answers, **kept[alias]} for alias in own}
         return override_settings(STREAMSERVE={**given, "TESTING": True, "MODELS": models})
 
 

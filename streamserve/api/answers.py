@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from streamserve.api.call import Call, Caller
+from streamserve.api.caller_rules import CallerRules, NoRules
 from streamserve.api.idempotency import StartOnce
 from streamserve.clients.base import EngineClient
 from streamserve.clients.pipeline.client import PipelineClient
@@ -31,6 +33,8 @@ from streamserve.streams.quota import Places
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Record
 from streamserve.streams.stream import Stream
+
+TEAM = "team:"  # begins what a team's callers are counted as
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +109,9 @@ class Answers:
     """Starts answers for callers, within their limits, and finds those that a caller may read.
 
     Holds the streams and the config; changes nothing but streams. Another tenant's stream
-    is not found, like an id that no stream has. `salt_of(tenant)` is the tenant's prefix-cache salt: a secret, so that
-    blocks of two tenants never match. `on_start` is called with each answer that has started.
+    is not found, like an id that no stream has; a model that `rules` hide from a caller is not found either, here and
+    nowhere else. `salt_of(tenant)` is the prefix-cache salt of a tenant or a team: a secret, so that blocks of two
+    tenants never match. `on_start` is called with each answer that has started.
     """
 
     def __init__(
@@ -115,9 +120,10 @@ class Answers:
         config: AnswerConfig,
         *,
         salt_of: Callable[[str], str],
+        rules: CallerRules | None = None,
         on_start: Callable[[Stream, Caller], None] = _ignore,
     ) -> None:
-        self.streams, self.config = streams, config
+        self.streams, self.config, self.rules = streams, config, rules or NoRules()
         self._salt_of, self._on_start = salt_of, on_start
         self._start_once = StartOnce(streams)
 
@@ -127,25 +133,50 @@ class Answers:
         return self.config.limits
 
     @property
-    def default_model(self) -> str:
-        """The model of a request that names none."""
-        return self.config.default_model
-
-    @property
     def clients(self) -> Mapping[str, EngineClient]:
-        """The models and pipelines, by alias."""
+        """All models and pipelines, by alias, whoever may use them."""
         return self.streams.clients
 
-    @property
-    def pipelines(self) -> Mapping[str, PipelineClient]:
-        """The pipelines among the clients."""
-        return {name: client for name, client in self.clients.items() if isinstance(client, PipelineClient)}
+    async def clients_of(self, caller: Caller) -> Mapping[str, EngineClient]:
+        """Return the models and pipelines that the caller may use, by alias."""
+        hidden = await self.rules.hidden_from(caller)
+        if not hidden:
+            return self.clients
+        return {alias: client for alias, client in self.clients.items() if alias not in hidden}
 
-    def client(self, alias: str) -> EngineClient:
-        """Return the client of a model. Raises NotFound."""
-        if alias not in self.clients:
-            raise no_model(alias, self.clients)
-        return self.clients[alias]
+    async def pipelines_of(self, caller: Caller) -> Mapping[str, PipelineClient]:
+        """Return the pipelines among them."""
+        clients = await self.clients_of(caller)
+        return {name: client for name, client in clients.items() if isinstance(client, PipelineClient)}
+
+    async def client(self, caller: Caller, alias: str) -> EngineClient:
+        """Return the client of a model. Raises NotFound for a model that the caller may not use as for none."""
+        clients = await self.clients_of(caller)
+        if alias not in clients:
+            raise no_model(alias, clients)
+        return clients[alias]
+
+    async def default_model(self, caller: Caller) -> str:
+        """Return the model of a request that names none: the site's default, else the first that the caller may use."""
+        default = self.config.default_model
+        clients = await self.clients_of(caller)
+        models = (alias for alias, client in clients.items() if not isinstance(client, PipelineClient))
+        return default if default in clients else next(models, "")
+
+    async def admission(self, caller: Caller, **decided: Any) -> Admission:
+        """Return what is decided about a request of the caller's: whose it is, and what it is counted and cached with.
+
+        `decided` are the other fields.
+        """
+        team = await self.rules.team_of(caller)
+        shared = f"{TEAM}{team}" if team else ""
+        return Admission(
+            owner=caller.owner,
+            tenant=caller.tenant,
+            counted_as=shared or caller.counted_as,
+            salt=self._salt_of(shared or caller.tenant),
+            **decided,
+        )
 
     def with_class(
         self, request: GenerateRequest, asked: Asked, caller: Caller, route: str, default: str = ""
@@ -183,19 +214,16 @@ class Answers:
         `places`: of several answers that begin together. `turn` is added to its conversation with the start. Raises
         StreamserveError.
         """
-        admission = Admission(
-            owner=caller.owner,
-            tenant=caller.tenant,
-            counted_as=caller.counted_as,
-            salt=self._salt_of(caller.tenant),
+        client = await self.client(caller, request.model)
+        admission = await self.admission(
+            caller,
             on_disconnect=self.config.only_on_disconnect or on_disconnect,
             received_at=received_at,
             once=once,
             begins_unloaded=begins_unloaded,
             turn=turn,
         )
-        if request.model in self.clients:
-            self.clients[request.model].start()
+        client.start()
         start = self.streams.start if once is None else self._start_once
         stream = await start(self.with_own_system(request), admission, places)
         self._on_start(stream, caller)
@@ -234,21 +262,29 @@ class Answers:
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
         """Return the stream of that id or log id, with one query at most.
 
-        Raises NotFound for another tenant's stream as for an unknown id; LogUnavailable.
+        Raises NotFound for another tenant's stream, and for a model's that the caller may not use, as for an unknown
+        id; LogUnavailable.
         """
         store = self.streams.store
         if not store.has_records:
-            return self._find_here(caller, stream_id, log_id)
+            return await self._find_here(caller, stream_id, log_id)
         record = await store.find(stream_id=stream_id, log_id=log_id)
         if record is None or record.admission.tenant != caller.tenant:
             raise no_stream()
+        await self._check_stream(caller, record.model)
         return Found(stream=await self.streams.reach(record.id, record), record=record)
 
-    def _find_here(self, caller: Caller, stream_id: str, log_id: str) -> Found:
+    async def _find_here(self, caller: Caller, stream_id: str, log_id: str) -> Found:
         """Return a stream of this process, which alone knows it."""
         stream = self.streams.find(stream_id) if stream_id else self.streams.find_log(log_id)
         if stream is None and self.streams.is_expired(stream_id or log_id):
             return Found(stream=None)
         if stream is None or stream.tenant != caller.tenant:
             raise no_stream()
+        await self._check_stream(caller, stream.model)
         return Found(stream=stream)
+
+    async def _check_stream(self, caller: Caller, model: str) -> None:
+        """Raise NotFound for a stream of a model that is hidden from the caller."""
+        if model in await self.rules.hidden_from(caller):
+            raise no_stream()

@@ -29,7 +29,7 @@ def id_header(request_id: str) -> dict[str, str]:
 async def messages(call: Call, answers: Answers) -> Reply:
     """POST /v1/messages, streamed or whole."""
     fields = await call.json(answers.limits)
-    asked = request.parse(fields, answers.limits, default_model=answers.default_model)
+    asked = request.parse(fields, answers.limits, default_model=await answers.default_model(call.caller))
     stream = await _start(call, answers, asked, once_of(call, "messages", fields))
     if asked.stream:
         encoder = message.encoder_for(stream, shows_thinking=asked.shows_thinking)
@@ -44,8 +44,8 @@ async def messages(call: Call, answers: Answers) -> Reply:
 async def count_tokens(call: Call, answers: Answers) -> Reply:
     """POST /v1/messages/count_tokens: the length of the prompt that a message would have. Generates nothing."""
     fields = await call.json(answers.limits)
-    asked = request.parse_count(fields, answers.limits, default_model=answers.default_model)
-    asked, client = answers.with_own_system(asked), answers.client(asked.model)
+    asked = request.parse_count(fields, answers.limits, default_model=await answers.default_model(call.caller))
+    asked, client = answers.with_own_system(asked), await answers.client(call.caller, asked.model)
     await call.wait(until_loaded(client, answers.streams.settings.engine_wait_seconds))
     try:
         token_ids = await call.wait(client.tokenize(asked))

@@ -95,7 +95,7 @@ async def create(call: Call, conversations: Conversations, answers: Answers) -> 
     """POST /conversations {model?, title?, source?}: a new conversation, 201."""
     values = read(await call.json(answers.limits, optional=True), _NEW)
     if "model" in values:
-        answers.client(values["model"])
+        await answers.client(call.caller, values["model"])
     made = await conversations.create(call.caller, **values)
     return json_reply(made.as_json(), status=201)
 

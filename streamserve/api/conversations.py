@@ -254,8 +254,8 @@ async def with_history(
         raise Unauthorized("Conversations are kept for users and API keys. Sign in, or send an API key.")
     prepared = await conversations.prepare(caller, asked.ask.conversation_id, asked.ask)
     own, continues = asked.generate, bool(asked.ask.answer_id)
-    model = own.model or prepared.model or answers.default_model
-    if continues and model in answers.pipelines:
+    model = own.model or prepared.model or await answers.default_model(caller)
+    if continues and model in await answers.pipelines_of(caller):
         message = f"A pipeline begins each answer anew: {model!r} cannot go on with one. Ask for another answer."
         raise BadRequest(message, code="unsupported_parameter", param="continue")
     assert own.messages is not None

@@ -110,7 +110,7 @@ def job_request(body: dict[str, Any], caller: Caller, answers: Answers) -> Gener
             message = f"A job has no {field!r}: it runs to its end, and its events are at /jobs/<job_id>/events."
             raise BadRequest(message, code="unknown_field", param=field)
     rest = {key: value for key, value in body.items() if key not in ("pipeline", "webhook")}
-    asked = native.parse({**rest, "model": name}, answers.limits, default_model=answers.default_model)
+    asked = native.parse({**rest, "model": name}, answers.limits, default_model="")
     return answers.with_class(asked.generate, asked, caller, "jobs", default=_CLASS)
 
 

@@ -63,9 +63,8 @@ async def start_body(
 ) -> Reply:
     """Start the answer that a body asks for, in a conversation or in none, and stream it."""
     config = answers.config
-    asked = native.parse(
-        body, config.limits, default_model=config.default_model, unseal=config.unseal, in_conversations=True
-    )
+    model = await answers.default_model(call.caller)
+    asked = native.parse(body, config.limits, default_model=model, unseal=config.unseal, in_conversations=True)
     return await _start(call, answers, asked, once, conversations)
 
 
@@ -75,7 +74,8 @@ async def new_stream(call: Call, answers: Answers) -> Reply:
     if not event_id:
         if not answers.config.takes_prompt_in_url:
             raise Forbidden(PROMPT_IN_URL, code="prompt_in_url_off")
-        asked = native.parse_query(call.query(), answers.limits, default_model=answers.default_model)
+        model = await answers.default_model(call.caller)
+        asked = native.parse_query(call.query(), answers.limits, default_model=model)
         return await _start(call, answers, asked)
     stream, after = await stream_of_event(call, answers, event_id)
     return gone_reply(call) if stream is None else resume(call, answers, stream, after, call.query())

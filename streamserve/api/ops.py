@@ -6,14 +6,15 @@ The metrics of `/metrics` and the live page are collected here. Names: protocol/
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from streamserve.api.answers import Answers
 from streamserve.api.call import ANONYMOUS, Call, Reply, json_reply
 from streamserve.clients.base import EngineClient
 from streamserve.protocol.engine import ABSENT, EngineStats, ModelDescription
-from streamserve.protocol.errors import NotFound
+from streamserve.protocol.errors import NotFound, Refused
 from streamserve.protocol.frames import UNKNOWN_COUNT
 from streamserve.protocol.measures import RESPONSES
 from streamserve.protocol.metrics import CONTENT_TYPE, Sample, render_prometheus
@@ -70,24 +71,26 @@ async def livez(call: Call) -> Reply:
     return json_reply({"live": True})
 
 
-async def readyz(call: Call, ops: Ops) -> Reply:
+async def readyz(call: Call, ops: Ops, answers: Answers) -> Reply:
     """GET /readyz: 200 while every model is ready and the database can be written, else 503 with the reason.
 
-    Callers that may chat, and every caller with DEBUG, get the models with their progress, and start loading; other
-    callers get neither: a probe loads nothing that the server has not begun to load.
+    Callers that may chat, and every caller with DEBUG, get the models that they may use with their progress, and start
+    loading; other callers get neither: a probe loads nothing that the server has not begun to load.
     """
     is_debug = ops.is_debug()
     is_known = is_debug or call.caller is not ANONYMOUS
+    shown = await _shown(call, answers) if is_known else ()
     reasons = ["this process is going down"] if ops.is_draining else []
     models = []
-    for client in ops.clients.values():
-        if is_known:
+    for alias, client in ops.clients.items():
+        if alias in shown:
             client.start()
         model = client.describe()
         if model.state != "ready":
             state = "has no engine" if model.stage == ABSENT else f"is {model.state}"
-            reasons.append(f"{model.alias if is_known else 'a model'} {state}")
-        models.append(_model_json(model, shows_message=is_debug or model.stage == ABSENT))
+            reasons.append(f"{alias if alias in shown else 'a model'} {state}")
+        if alias in shown:
+            models.append(_model_json(model, shows_message=is_debug or model.stage == ABSENT))
     health = await ops.health()
     if health.get("database", "ok") != "ok":
         way_out = " (manage.py migrate makes its tables)" if health["database"] == "unusable" else ""
@@ -96,6 +99,14 @@ async def readyz(call: Call, ops: Ops) -> Reply:
     if is_known:
         body["models"] = models
     return json_reply({**body, **health}, status=503 if reasons else 200)
+
+
+async def _shown(call: Call, answers: Answers) -> Collection[str]:
+    """Return the models that the caller may use; none where the site cannot say: a probe has an answer all the same."""
+    try:
+        return await answers.clients_of(call.caller)
+    except Refused:
+        return ()
 
 
 def _model_json(model: ModelDescription, *, shows_message: bool) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from streamserve.api.call import Call, Reply, json_reply
 from streamserve.api.idempotency import once_of
 from streamserve.api.native import PROMPT_IN_URL
 from streamserve.api.resume import encoder_for, gone_reply, head_of_new, resume, stream_of_event
+from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects import native
 from streamserve.dialects.fold import Answer
 from streamserve.dialects.pace import PACE
@@ -27,8 +28,12 @@ _EVENT_STREAM = "text/event-stream"
 
 
 async def pipelines(call: Call, answers: Answers) -> Reply:
-    """GET /pipelines: names, descriptions and models."""
-    return json_reply({"pipelines": [client.as_json() for client in answers.pipelines.values()]})
+    """GET /pipelines: names, descriptions and models of those that the caller may use."""
+    seen = await answers.clients_of(call.caller)
+    shown = [client.as_json() for client in seen.values() if isinstance(client, PipelineClient)]
+    for one in shown:
+        one["model"] = one["model"] if one["model"] in seen else None
+    return json_reply({"pipelines": shown})
 
 
 async def post_run(call: Call, answers: Answers) -> Reply:
@@ -36,7 +41,7 @@ async def post_run(call: Call, answers: Answers) -> Reply:
 
     The answer is JSON; with `"stream": true` or `Accept: text/event-stream` it is a stream.
     """
-    name = _known(call, answers)
+    name = await _known(call, answers)
     body = await call.json(answers.limits)
     once = once_of(call, f"pipelines/{name}", body)
     wants_stream = native.read_flag(body, "stream", default=_EVENT_STREAM in call.headers.get("accept", ""))
@@ -50,7 +55,7 @@ async def get_run(call: Call, answers: Answers) -> Reply:
     The fields of a reader's pace (dialects/pace.py) are no input.
     With a Last-Event-ID it resumes, and never starts another run.
     """
-    name = _known(call, answers)
+    name = await _known(call, answers)
     query, event_id = call.query(), call.headers.get("last-event-id")
     pace = {name: query.pop(name) for name in PACE if name in query}
     if event_id:
@@ -66,7 +71,7 @@ async def get_run(call: Call, answers: Answers) -> Reply:
 async def _start(
     call: Call, answers: Answers, body: Mapping[str, Any], once: Once | None, *, wants_stream: bool
 ) -> Reply:
-    asked = native.parse(body, answers.limits, default_model=answers.default_model)
+    asked = native.parse(body, answers.limits, default_model=await answers.default_model(call.caller))
     if call.is_head:
         return head_of_new(asked.format) if wants_stream else json_reply({})
     on_disconnect = asked.on_disconnect if wants_stream or "on_disconnect" in body else "abort"
@@ -79,15 +84,15 @@ async def _start(
     return json_reply(whole, headers={"X-Stream-Id": stream.id})
 
 
-def _known(call: Call, answers: Answers) -> str:
+async def _known(call: Call, answers: Answers) -> str:
     """Return the pipeline's name. Raises NotFound."""
-    name = call.params["name"]
-    if name not in answers.pipelines:
-        raise no_pipeline(name, answers.pipelines, "name")
+    name, pipelines = call.params["name"], await answers.pipelines_of(call.caller)
+    if name not in pipelines:
+        raise no_pipeline(name, pipelines, "name")
     return name
 
 
 def no_pipeline(name: str, pipelines: Collection[str], param: str) -> NotFound:
-    """Return the error for a name that no pipeline of `pipelines` has."""
-    known = f"Known: {', '.join(pipelines)}." if pipelines else "The site has none: see docs/pipelines.md."
+    """Return the error for a name that no pipeline of `pipelines` has, those that the caller may use."""
+    known = f"Known: {', '.join(pipelines)}." if pipelines else "There is none that you may use: see docs/pipelines.md."
     return NotFound(f"There is no pipeline {name[:64]!r} here. {known}", code="pipeline_not_found", param=param)

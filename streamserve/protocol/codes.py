@@ -177,6 +177,8 @@ _ALL = (
         engine_draining="The engine finishes its open answers before it is stopped or replaced.",
         grammar_queue_full="Too many grammars wait to be compiled, or those of open answers take all the memory.",
         unmet_needs="During a rolling restart: a newer process began this answer, which needs what this one lacks.",
+        rule_failed="A function of the site that decides about callers (`PERMISSION`, `TENANT`) failed; the site's log "
+        "has the cause.",
         stop_pending="The stop is recorded, and its end could not be written for 9 s. It takes effect by itself.",
         database_unavailable="The site's database is locked, or cannot be reached: within five seconds of the query. A "
         "write may have been done all the same where the database went away under it: send an `Idempotency-Key`.",

@@ -23,6 +23,7 @@
         ├── Overloaded 503
         ├── DiskFull 507           the server's disk has no room for an upload
         ├── DatabaseUnavailable 503  the site's database is locked, or cannot be reached
+        ├── RuleFailed 503         a function of the site, PERMISSION or TENANT, failed
         ├── UnmetNeeds 503         the request needs what this release lacks; a newer process has it
         ├── EngineUnavailable 503  the engine is loading, failed or gone
         └── CannotContinue 503     an answer that was cut off here has to be asked for again
@@ -213,6 +214,12 @@ class DatabaseUnavailable(Refused):
         super().__init__(message, retry_after=retry_after)
 
 
+class RuleFailed(Refused):
+    """A function of the site that decides about callers failed; nothing is served by a guess."""
+
+    code = "rule_failed"
+
+
 class UnmetNeeds(Refused):
     """The request names a need that this release does not know: a newer process made it."""
 
@@ -263,8 +270,10 @@ def no_stream() -> NotFound:
 
 
 def no_model(alias: str, known: Iterable[str]) -> NotFound:
-    """Return the error for a model that is not served. Who may ask may see which are."""
-    message = f"There is no model {alias[:_MAX_SHOWN_CHARS]!r} here. It serves: {', '.join(known)}."
+    """Return the error for a model that is not served; `known` are those that the caller may use."""
+    names = ", ".join(known)
+    serves = f"It serves: {names}." if names else "There is none that you may use."
+    message = f"There is no model {alias[:_MAX_SHOWN_CHARS]!r} here. {serves}"
     return NotFound(message, code="model_not_found", param="model")
 
 

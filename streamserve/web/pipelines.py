@@ -6,6 +6,7 @@ And the output filters of its models, by the dotted paths of FILTERS.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from channels.db import database_sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -17,6 +18,7 @@ from streamserve.clients.pipeline.client import PIPELINES, PipelineClient
 from streamserve.clients.pipeline.journal import Memo
 from streamserve.conf import ServedModel, SiteConfig
 from streamserve.rows import orm
+from streamserve.web.caller_rules import active_user
 
 
 def find_pipelines() -> None:
@@ -42,6 +44,7 @@ def pipeline_clients(
             limits=settings.limits,
             call=_call_elsewhere,
             memo_of=memo_of,
+            user_of=partial(orm.read, active_user),
             window_seconds=settings.streams.resume_window_seconds,
         )
     return clients

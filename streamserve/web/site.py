@@ -34,6 +34,7 @@ from streamserve.streams.registry import Streams
 from streamserve.web import resources
 from streamserve.web.audit import WatchAudit
 from streamserve.web.auth import WrongKeys
+from streamserve.web.caller_rules import SiteRules
 from streamserve.web.live.metrics import LiveMetrics
 from streamserve.web.permissions import PermissionChecks
 from streamserve.web.pipelines import filtered, pipeline_clients
@@ -95,7 +96,13 @@ class DjangoSite:
         self.watches = WatchAudit(self.streams)
         self.permissions = PermissionChecks(self.streams, self.watches)
         config = answer_config(settings, self.clients)
-        self.answers = Answers(self.streams, config, salt_of=salt_of, on_start=self.permissions.note_start)
+        self.answers = Answers(
+            self.streams,
+            config,
+            salt_of=salt_of,
+            rules=SiteRules(settings),
+            on_start=self.permissions.note_start,
+        )
         self.work = SiteWork(settings, self.answers, liveness, memos=memos, watch=self.permissions.ensure_running)
         if liveness is not None:
             reaper = Reaper(self.streams, liveness, row_ages(settings), self.work.files.purge)

@@ -265,9 +265,8 @@ class SocketSession:
         config = self._answers.config
         with self._place():
             body = required(message, "request")
-            asked = native.parse(
-                body, config.limits, default_model=config.default_model, unseal=config.unseal, in_conversations=True
-            )
+            model = await self._answers.default_model(self._caller)
+            asked = native.parse(body, config.limits, default_model=model, unseal=config.unseal, in_conversations=True)
             check_pace(asked.pace)
             asked, turn = await with_history(asked, self._caller, self._answers, self._conversations)
             request = self._answers.with_class(asked.generate, asked, self._caller, "websocket")

@@ -16,18 +16,20 @@ import json
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
+from streamserve.api.answers import Answers
+from streamserve.api.call import Caller
+from streamserve.api.pipelines import no_pipeline
 from streamserve.clients.pipeline.journal import Key, Memo
 from streamserve.dialects.fold import Answer
 from streamserve.dialects.native import run_json
 from streamserve.models import ApiKey, Job, JobStep
-from streamserve.protocol.errors import StreamserveError
+from streamserve.protocol.errors import Refused, StreamserveError
 from streamserve.protocol.events import Error, Event, Meta, Status, is_success
 from streamserve.rows import orm
 from streamserve.rows.receivers import end_job, finish_stream
 from streamserve.streams.config import JobConfig
 from streamserve.streams.log.base import LogUnavailable
 from streamserve.streams.reader.follow import collect
-from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 from streamserve.work.queue import JOBS, Claim, Failed, Kind, LeaseLost, RetryPolicy
 
@@ -95,9 +97,10 @@ class JobRuns:
     """
 
     def __init__(
-        self, streams: Streams, memos: MutableMapping[str, Memo], watch: Callable[[], None], *, max_attempts: int
+        self, answers: Answers, memos: MutableMapping[str, Memo], watch: Callable[[], None], *, max_attempts: int
     ) -> None:
-        self._streams, self._memos, self._watch, self._max_attempts = streams, memos, watch, max_attempts
+        self._answers, self._streams = answers, answers.streams
+        self._memos, self._watch, self._max_attempts = memos, watch, max_attempts
 
     async def run(self, claim: Claim[Job]) -> None:
         """Make the run, or continue it, to its end."""
@@ -108,6 +111,7 @@ class JobRuns:
         if stream.terminal is None and lost:
             await stream.stop()
         if stream.terminal is None:
+            await self._check_pipeline(claim.row)
             self._watch()  # it stops the stream when its owner loses the permission
             self._memos[stream.id] = JobMemo(claim, stream, is_last=claim.attempt >= self._max_attempts)
             try:
@@ -129,6 +133,16 @@ class JobRuns:
         if stream.terminal is None:
             await stream.bury(Error(code=failure.code, message=failure.message))
         await self._settle(claim, stream)
+
+    async def _check_pipeline(self, job: Job) -> None:
+        """Raise Failed where the job's owner may no longer use its pipeline: for this owner there is none."""
+        try:
+            pipelines = await self._answers.pipelines_of(Caller(job.owner, job.tenant))
+        except Refused as error:
+            raise Failed(error.message, code=error.code) from error
+        if job.pipeline not in pipelines:
+            unknown = no_pipeline(job.pipeline, pipelines, "pipeline")
+            raise Failed(unknown.message, code=unknown.code, is_retryable=False)
 
     async def _reach(self, claim: Claim[Job]) -> Stream | None:
         try:
@@ -160,10 +174,10 @@ class JobRuns:
 
 
 def job_kind(
-    streams: Streams, memos: MutableMapping[str, Memo], watch: Callable[[], None], config: JobConfig
+    answers: Answers, memos: MutableMapping[str, Memo], watch: Callable[[], None], config: JobConfig
 ) -> Kind[Job]:
     """Return jobs as a kind of work."""
-    runs = JobRuns(streams, memos, watch, max_attempts=config.max_attempts)
+    runs = JobRuns(answers, memos, watch, max_attempts=config.max_attempts)
     retry = RetryPolicy(
         max_attempts=config.max_attempts, first_seconds=config.retry_seconds, max_seconds=config.max_retry_seconds
     )

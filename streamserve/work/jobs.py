@@ -16,13 +16,12 @@ from functools import partial
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
+from streamserve.api.answers import Answers
 from streamserve.api.call import Caller
 from streamserve.api.jobs import JobView, no_job
 from streamserve.api.pipelines import no_pipeline
-from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.conf import SiteConfig
 from streamserve.dialects.batches import Page
-from streamserve.keys import salt_of
 from streamserve.models import Job, Worker
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import BadRequest, Overloaded, QuotaExceeded
@@ -36,7 +35,6 @@ from streamserve.rows.store import row_of
 from streamserve.signals import answer_started
 from streamserve.streams.config import JOB
 from streamserve.streams.log.base import append, new_log_id
-from streamserve.streams.registry import Streams
 from streamserve.streams.store import ANONYMOUS, Record
 from streamserve.work.queue import JOBS
 
@@ -46,8 +44,9 @@ _RETRY_AFTER = 30
 class Jobs:
     """See `Jobs` in api/jobs.py. `wake` is called when there is work."""
 
-    def __init__(self, streams: Streams, settings: SiteConfig, wake: Callable[[], None]) -> None:
-        self._streams, self._settings, self._wake = streams, settings, wake
+    def __init__(self, answers: Answers, settings: SiteConfig, wake: Callable[[], None]) -> None:
+        self._answers, self._streams = answers, answers.streams
+        self._settings, self._wake = settings, wake
 
     async def enqueue(
         self, caller: Caller, request: GenerateRequest, *, webhook: str = "", once: Once | None = None
@@ -58,10 +57,13 @@ class Jobs:
         """
 
         async def make() -> JobView:
-            self._check(request, webhook)
-            record = self._record(caller, request)
+            await self._check(caller, request, webhook)
+            admission = await self._answers.admission(
+                caller, on_disconnect=JOB, stream_id=secrets.token_hex(16), arrived_at=time.monotonic()
+            )
+            record = self._record(admission, request)
             job = _row_of(record, webhook, once)
-            await self._queue(caller, job, record)
+            await self._queue(job, record)
             if not self._streams.store.is_shared:
                 await self._streams.adopt(record)
             self._wake()
@@ -69,15 +71,16 @@ class Jobs:
 
         return await made_once(lambda: self._earlier(once), make)
 
-    async def _queue(self, caller: Caller, job: Job, record: Record) -> None:
+    async def _queue(self, job: Job, record: Record) -> None:
         """Write the first event of the job's stream, and insert both."""
-        await orm.read(self._check_room, caller)  # before anything is written; and again at the insert, under a lock
+        # Before anything is written; and again at the insert, under a lock.
+        await orm.read(self._check_room, record.admission)
         self._streams.writer.refuse_if_down()
         meta = Meta(model=record.model, stream_id=record.id, created=int(record.created))
         await append(self._streams.log, record.log_id, record.fence, [meta])
         try:
             row = row_of(record)
-            insert = partial(self._insert, caller, job, row)
+            insert = partial(self._insert, record.admission, job, row)
             await written(answer_started, StreamRow, insert, partial(tell_started, row), alone=orm.call)
         except (IntegrityError, Overloaded, QuotaExceeded):
             await self._streams.log.drop(record.log_id)
@@ -138,10 +141,10 @@ class Jobs:
         job = None if once is None else await orm.read(sent_before, Job.objects.all(), once)
         return None if job is None else await self._view(job)
 
-    def _check(self, request: GenerateRequest, webhook: str) -> None:
-        names = [name for name, client in self._streams.clients.items() if isinstance(client, PipelineClient)]
-        if request.model not in names:
-            raise no_pipeline(request.model, names, "pipeline")
+    async def _check(self, caller: Caller, request: GenerateRequest, webhook: str) -> None:
+        pipelines = await self._answers.pipelines_of(caller)
+        if request.model not in pipelines:
+            raise no_pipeline(request.model, pipelines, "pipeline")
         if webhook and webhook not in self._settings.webhooks:
             known = ", ".join(self._settings.webhooks) or "none"
             message = f"There is no webhook {webhook[:64]!r} here; the site's settings have: {known}."
@@ -151,15 +154,15 @@ class Jobs:
         check_needs(request.needs)
         check_sampling(request.sampling)
 
-    def _insert(self, caller: Caller, job: Job, row: StreamRow) -> bool:
+    def _insert(self, caller: Admission, job: Job, row: StreamRow) -> bool:
         with transaction.atomic(using=Job.objects.db):
-            hold_limit(Job.objects.all(), ANONYMOUS.name if caller.owner in ANONYMOUS else caller.owner)
+            hold_limit(Job.objects.all(), ANONYMOUS.name if caller.owner in ANONYMOUS else caller.place_of)
             self._check_room(caller)
             row.save(force_insert=True)
             job.save(force_insert=True)
         return True
 
-    def _check_room(self, caller: Caller) -> None:
+    def _check_room(self, caller: Admission) -> None:
         """Raise where the caller has as many unfinished jobs as it may; visitors without a login share a bound, too."""
         is_visitor, limits = caller.owner in ANONYMOUS, self._settings.limits
         most = limits.max_jobs_per_visitor if is_visitor else limits.max_jobs_per_principal
@@ -178,7 +181,7 @@ class Jobs:
             message = "Visitors without a login have as many jobs as they may. Sign in, or try again later."
             raise Overloaded(message, code="anonymous_places_taken", retry_after=_RETRY_AFTER)
 
-    def _record(self, caller: Caller, request: GenerateRequest) -> Record:
+    def _record(self, admission: Admission, request: GenerateRequest) -> Record:
         """Return the record of the job's stream: no process produces it yet."""
         sampling, config = request.sampling, self._settings.jobs
         if sampling.seed is None:  # every attempt draws the same tokens
@@ -187,15 +190,6 @@ class Jobs:
             request,
             sampling=sampling,
             timeout_seconds=request.timeout_seconds or config.timeout_seconds,
-        )
-        admission = Admission(
-            owner=caller.owner,
-            tenant=caller.tenant,
-            counted_as=caller.counted_as,
-            salt=salt_of(caller.tenant),
-            on_disconnect=JOB,
-            stream_id=secrets.token_hex(16),
-            arrived_at=time.monotonic(),
         )
         return Record(
             admission=admission, log_id=new_log_id(), model=request.model, created=time.time(), request=request

@@ -17,7 +17,6 @@ from streamserve.models import Batch, Job, WebhookDelivery
 from streamserve.protocol.errors import DatabaseUnavailable
 from streamserve.rows import orm
 from streamserve.rows.leases import Work
-from streamserve.streams.registry import Streams
 from streamserve.work.batch_runs import batch_kind
 from streamserve.work.files import Files
 from streamserve.work.job_runs import job_kind
@@ -33,7 +32,7 @@ MODELS: Mapping[str, type[Work]] = MappingProxyType({JOBS: Job, WEBHOOKS: Webhoo
 def kinds_of(
     settings: SiteConfig,
     *,
-    streams: Streams,
+    answers: Answers,
     memos: MutableMapping[str, Memo],
     watch: Callable[[], None],
     files: Files,
@@ -43,11 +42,11 @@ def kinds_of(
 ) -> list[Kind[Any]]:
     """Return the kinds of these names, or all, in the order of `MODELS`. `concurrency`: of each, if not its own.
 
-    `streams` and `memos` are what jobs run on, and `watch` begins to check the permissions of their owners; `files` and
+    `answers` and `memos` are what jobs run on, and `watch` begins to check the permissions of their owners; `files` and
     `rows`, which answers rows as requests, are what batches run on.
     """
     kinds: list[Kind[Any]] = [
-        job_kind(streams, memos, watch, settings.jobs),
+        job_kind(answers, memos, watch, settings.jobs),
         webhook_kind(settings.webhooks),
         batch_kind(files, rows, at_once=settings.batches.concurrency),
     ]

@@ -44,13 +44,15 @@ class SiteWork:
         watch: Callable[[], None],
     ) -> None:
         self.liveness = liveness
-        self.jobs = Jobs(answers.streams, settings, self.wake)
+        self.jobs = Jobs(answers, settings, self.wake)
         self.batches = Batches(settings, self.wake)
         self.files = Files(settings)
-        self.rows = Answers(_streams_of_rows(settings, answers), rows_config(answers.config), salt_of=salt_of)
+        self.rows = Answers(
+            _streams_of_rows(settings, answers), rows_config(answers.config), salt_of=salt_of, rules=answers.rules
+        )
         self.embedded: Worker | None = None
         self._running: asyncio.Task[None] | None = None
-        self._settings, self._streams, self._memos, self._watch = settings, answers.streams, memos, watch
+        self._settings, self._answers, self._memos, self._watch = settings, answers, memos, watch
 
     def new_worker(
         self, names: Collection[str] = (), *, concurrency: int | None = None, grace_seconds: float = 30.0
@@ -58,7 +60,7 @@ class SiteWork:
         """Return a worker that serves the kinds of work of these names, or all. `concurrency`: of each kind."""
         kinds = kinds_of(
             self._settings,
-            streams=self._streams,
+            answers=self._answers,
             memos=self._memos,
             watch=self._watch,
             files=self.files,

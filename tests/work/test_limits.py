@@ -5,6 +5,7 @@ On SQLite and, by tests/web/sites/test_postgres.py, on PostgreSQL, where transac
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -15,12 +16,11 @@ import pytest
 from django.db import connections
 from django.utils import timezone
 
-from streamserve.api.call import Caller
 from streamserve.conf import get_settings
 from streamserve.models import Batch, Job, StoredFile
 from streamserve.protocol.errors import NotFound, Overloaded, QuotaExceeded, StorageFull
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest, Message
+from streamserve.protocol.requests import Admission, GenerateRequest, Message
 from streamserve.rows.store import row_of
 from streamserve.work.batches import Batches
 from streamserve.work.files import Files
@@ -126,11 +126,12 @@ def test_files() -> None:
     ],
 )
 def test_jobs(owner: str, counted_as: str, most: int, code: str) -> None:
-    jobs: Any = Jobs(None, SETTINGS, lambda: None)  # type: ignore[arg-type]
+    jobs: Any = Jobs(SimpleNamespace(streams=None), SETTINGS, lambda: None)  # type: ignore[arg-type]
     request = GenerateRequest(model="p", messages=(Message(role="user", content="hi"),))
 
     def insert(number: int) -> None:
-        caller = Caller(owner.format(number), "t", counted_as=counted_as)
+        stream_id = secrets.token_hex(16)
+        caller = Admission(owner=owner.format(number), tenant="t", counted_as=counted_as, stream_id=stream_id)
         record = jobs._record(caller, request)
         jobs._insert(caller, _row_of(record, "", None), row_of(record))
 

@@ -77,7 +77,7 @@ async def create(call: Call, batches: Batches, answers: Answers) -> Reply:
     """POST /v1/batches: create a batch."""
     body = await call.json(answers.limits)
     asked, once = parse(body, answers.limits), once_of(call, "batches", body)
-    check_endpoint(asked.endpoint, answers)
+    await check_endpoint(asked.endpoint, answers, call.caller)
     return json_reply(batch_json(await batches.create(call.caller, asked, once=once)))
 
 

@@ -67,9 +67,9 @@ class TryLater(Exception):
         self.seconds = error.retry_after
 
 
-def check_endpoint(url: str, answers: Answers) -> None:
-    """Raise BadRequest unless rows may ask `url` here."""
-    known = [*ENDPOINTS, *(f"/pipelines/{name}" for name in answers.pipelines)]
+async def check_endpoint(url: str, answers: Answers, caller: Caller) -> None:
+    """Raise BadRequest unless rows of the caller's may ask `url` here."""
+    known = [*ENDPOINTS, *(f"/pipelines/{name}" for name in await answers.pipelines_of(caller))]
     if url not in known:
         message = f"{url[:128]!r} takes no batches here. Known: {', '.join(known)}."
         raise BadRequest(message, code="invalid_endpoint", param="endpoint")

@@ -60,7 +60,7 @@ async def list_chats(call: Call, answers: Answers, chats: StoredChats | None = N
 async def create_chat(call: Call, answers: Answers, chats: StoredChats | None = None) -> Reply:
     """POST /v1/chat/completions, streamed or whole."""
     body = await call.json(answers.limits)
-    asked = openai_request.parse(body, answers.limits, default_model=answers.default_model)
+    asked = openai_request.parse(body, answers.limits, default_model=await answers.default_model(call.caller))
     once = once_of(call, "chat/completions", body)
     on_disconnect = asked.on_disconnect or ("abort" if once is None else "park")
     request = answers.with_class(asked.generate, asked, call.caller, "chat_completions")

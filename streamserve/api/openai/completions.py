@@ -32,7 +32,7 @@ _IDS = "return_token_ids"
 async def completions(call: Call, answers: Answers) -> Reply:
     """POST /v1/completions, streamed or whole."""
     body = await call.json(answers.limits)
-    asked = openai_completions.parse(body, answers.limits, default_model=answers.default_model)
+    asked = openai_completions.parse(body, answers.limits, default_model=await answers.default_model(call.caller))
     streams = await _start_all(call, answers, asked, once_of(call, "completions", body))
     prompt_ids = await _prompts_ids(call, answers, streams, asked) if asked.return_token_ids else None
     if asked.stream:

@@ -19,8 +19,8 @@ async def stream_events(call: Call, answers: Answers) -> Reply:
 
 
 async def models(call: Call, answers: Answers) -> Reply:
-    """GET /v1/models: the served models, in the shape of the API whose headers are sent."""
-    models = [client.describe() for client in answers.clients.values()]
+    """GET /v1/models: what the caller may use, in the shape of the API whose headers are sent."""
+    models = [client.describe() for client in (await answers.clients_of(call.caller)).values()]
     if anthropic_message.VERSION_HEADER in call.headers:
         return json_reply(anthropic_message.models_json(models, call.query()), headers=id_header(call.request_id))
     return json_reply(shapes.models_json(models))
@@ -28,7 +28,7 @@ async def models(call: Call, answers: Answers) -> Reply:
 
 async def model(call: Call, answers: Answers) -> Reply:
     """GET /v1/models/{id}: a served model."""
-    described = answers.client(call.params["model"]).describe()
+    described = (await answers.client(call.caller, call.params["model"])).describe()
     if anthropic_message.VERSION_HEADER in call.headers:
         return json_reply(anthropic_message.model_json(described), headers=id_header(call.request_id))
     return json_reply(shapes.model_json(described))

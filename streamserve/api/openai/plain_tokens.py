@@ -25,7 +25,7 @@ _PROMPT_IN_URL = (
 async def post_tokens(call: Call, answers: Answers) -> Reply:
     """POST /v1/completions/stream: plain tokens."""
     body = await call.json(answers.limits)
-    asked = plain_tokens.parse(body, answers.limits, default_model=answers.default_model)
+    asked = plain_tokens.parse(body, answers.limits, default_model=await answers.default_model(call.caller))
     return await _start_plain(call, answers, asked, once_of(call, "completions/stream", body))
 
 
@@ -46,9 +46,9 @@ async def _get_plain(call: Call, answers: Answers) -> Reply:
     if not event_id:
         if not answers.config.takes_prompt_in_url:
             raise Forbidden(_PROMPT_IN_URL, code="prompt_in_url_off")
-        return await _start_plain(
-            call, answers, plain_tokens.parse_query(query, answers.limits, default_model=answers.default_model)
-        )
+        model = await answers.default_model(call.caller)
+        asked = plain_tokens.parse_query(query, answers.limits, default_model=model)
+        return await _start_plain(call, answers, asked)
     stream, after = await stream_of_event(call, answers, event_id)
     if stream is None or not 0 <= after <= stream.last_seq:
         return gone_reply(call)

@@ -35,7 +35,9 @@ from streamserve.clients.pipeline.static import IS_IN_RUN
 from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, ProducerLost, StreamserveError, no_model
 from streamserve.protocol.events import Error, Event
+from streamserve.protocol.identity import Identity
 from streamserve.protocol.limits import Limits
+from streamserve.protocol.permissions import ANYONE, PERMISSION_HINT, Permission, problem_of
 from streamserve.protocol.requests import (
     LATENCY_CLASSES,
     NO_CALLER,
@@ -60,6 +62,7 @@ class Pipeline:
     model: str = ""
     filters: Sequence[Callable[[], OutputFilter]] = ()
     latency_class: str = ""
+    permission: Permission = ANYONE
     description: str = field(default="", compare=False)
 
 
@@ -73,11 +76,13 @@ def pipeline(
     model: str = "",
     filters: Sequence[Callable[[], OutputFilter]] = (),
     latency_class: str = "",
+    permission: Permission = ANYONE,
 ) -> Any:
     """Register an async function that takes a `Run`, and return it unchanged.
 
-    `name`: the function's, unless given. Its text goes through `filters` before a reader sees any of it. Raises
-    ValueError for a name that is no name or is taken, TypeError for a function that is not async.
+    `name`: the function's, unless given. Its text goes through `filters` before a reader sees any of it. `permission`:
+    who may use it, as PERMISSION of a model; the models that a run asks are the pipeline's own. Raises ValueError for a
+    name that is no name or is taken, and for a permission that is none, TypeError for a function that is not async.
     """
 
     def register(function: Function) -> Function:
@@ -88,6 +93,9 @@ def pipeline(
             raise TypeError(f"the pipeline {own} must be an async function: async def {own}(run): ...")
         if latency_class and latency_class not in LATENCY_CLASSES:
             raise ValueError(f"latency_class of the pipeline {own} is one of {', '.join(LATENCY_CLASSES)}")
+        problem = problem_of(permission)
+        if problem is not None:
+            raise ValueError(f"permission of the pipeline {own} {problem} {PERMISSION_HINT}")
         known = _pipelines.get(own)
         if known is not None and _source(known.function) != _source(function):
             raise ValueError(f"there are two pipelines {own}: {_source(known.function)} and {_source(function)}")
@@ -97,6 +105,7 @@ def pipeline(
             model=model,
             filters=tuple(filters),
             latency_class=latency_class,
+            permission=permission,
             description=inspect.cleandoc(function.__doc__ or ""),
         )
         return function
@@ -116,11 +125,16 @@ def forget(name: str) -> None:
 logger = logging.getLogger("streamserve.pipelines")
 
 
+async def _no_user(caller: Identity) -> None:
+    """Return no user: of an application without users."""
+
+
 class PipelineClient:
     """See `EngineClient` in clients/base.py. `clients` are the site's, `call` runs a synchronous function elsewhere.
 
     `memo_of` is given the id of a run's stream, and returns what is kept of the run; without a memo no other process
-    continues it. An answer that has begun waits for an engine that refuses to continue it for `window_seconds`.
+    continues it. `user_of` returns the site's user who asks. An answer that has begun waits for an engine that refuses
+    to continue it for `window_seconds`.
     """
 
     def __init__(
@@ -132,12 +146,14 @@ class PipelineClient:
         limits: Limits | None = None,
         call: Callable[..., Awaitable[Any]] = asyncio.to_thread,
         memo_of: Callable[[str], Memo | None] = lambda stream_id: None,
+        user_of: Callable[[Identity], Awaitable[Any]] = _no_user,
         window_seconds: float = math.inf,
     ) -> None:
         self.alias = pipeline.name
         self._pipeline, self._clients = pipeline, clients
         self._model = pipeline.model or default_model
         self._limits, self._call, self._memo_of = limits or Limits(), call, memo_of
+        self._user_of = user_of
         self._window_seconds = window_seconds
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -181,6 +197,7 @@ class PipelineClient:
             limits=self._limits,
             call=self._call,
             journal=journal,
+            user_of=self._user_of,
             window_seconds=self._window_seconds,
         )
         task = asyncio.get_running_loop().create_task(
@@ -223,7 +240,7 @@ class PipelineClient:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def as_json(self) -> dict[str, str]:
+    def as_json(self) -> dict[str, str | None]:
         """Return what lists show of it."""
         return {"name": self.alias, "model": self._model, "description": self._pipeline.description}
 
@@ -236,7 +253,7 @@ class PipelineClient:
     def _client(self) -> EngineClient:
         client = self._clients.get(self._model)
         if client is None:
-            raise no_model(self._model, self._clients)
+            raise no_model(self._model, ())
         return client
 
     def _refuse_without_model(self) -> None:

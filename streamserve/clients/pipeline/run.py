@@ -33,8 +33,9 @@ from streamserve.clients.pipeline.static import num_static
 from streamserve.clients.pipeline.tools import FunctionTool, ToolCall, WrongCall, function_tool, result_text
 from streamserve.dialects.fields import read
 from streamserve.dialects.generate import build, request_fields, sampling_fields
-from streamserve.protocol.errors import BadRequest, Refused, StreamserveError, no_model
+from streamserve.protocol.errors import BadRequest, NotFound, Refused, StreamserveError
 from streamserve.protocol.events import Citation, Event, Status, Token, Usage
+from streamserve.protocol.identity import Identity
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import Admission, GenerateRequest, Message
 
@@ -58,7 +59,10 @@ class Answer:
 
 
 class Run:
-    """One run of a pipeline. `input` is what the caller sent as such, `messages` the conversation, if any."""
+    """One run of a pipeline. `input` is what the caller sent as such, `messages` the conversation, if any.
+
+    `caller` is who asks, also in a run that another process continues.
+    """
 
     def __init__(
         self,
@@ -71,16 +75,18 @@ class Run:
         limits: Limits,
         call: Callable[..., Awaitable[Any]],
         journal: Journal | None = None,
+        user_of: Callable[[Identity], Awaitable[Any]],
         window_seconds: float = math.inf,
     ) -> None:
         self.input: Mapping[str, Any] = request.input
         self.messages: tuple[Message, ...] = request.messages or ()
         self.stream_id, self.tenant, self.model = admission.stream_id, admission.tenant, model
+        self.caller = Identity.of(admission.owner, admission.tenant)
         self.deadline = None if request.timeout_seconds is None else time.monotonic() + request.timeout_seconds
         self._request, self._admission = request, admission
         self._speech, self._clients = speech, clients
         self._limits, self._call, self._journal = limits, call, journal
-        self._window_seconds = window_seconds
+        self._user_of, self._window_seconds = user_of, window_seconds
         self.phases = RunPhases()
         self._num_steps = self._num_citations = 0
         self._warming: set[asyncio.Task[None]] = set()
@@ -90,6 +96,12 @@ class Run:
         """The text of the last message of the user, or the prompt."""
         asked = [message.content for message in self.messages if message.role == "user"]
         return asked[-1] if asked else self._request.prompt or ""
+
+    async def auser(self) -> Any:
+        """Return the user who asks, of a session or of an API key; None for anybody else, and for a user who may no
+        longer sign in. A query at each call.
+        """
+        return await self._user_of(self.caller)
 
     async def step(
         self,
@@ -319,7 +331,9 @@ class Run:
         """Return the model's client, a checked request with the caller's class and time left, and its admission."""
         client = self._clients.get(model or self.model)
         if client is None or client.alias == self._request.model:
-            raise no_model(model or self.model, self._clients)
+            logger.error("a run asks for the model %r; the site serves: %s", model or self.model, [*self._clients])
+            message = f"There is no model {(model or self.model)[:100]!r} here that the pipeline could ask."
+            raise NotFound(message, code="model_not_found", param="model")
         body: dict[str, Any] = dict(fields)
         if isinstance(messages, str):
             body["messages"] = [{"role": "user", "content": messages}]

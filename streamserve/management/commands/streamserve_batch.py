@@ -117,7 +117,7 @@ class Command(BaseCommand):
 async def _run(batch: BatchFile, caller: Caller, concurrency: int, bar: _Bar) -> None:
     try:
         rows = site.get_site().work.rows
-        check_endpoint(batch.endpoint, rows)
+        await check_endpoint(batch.endpoint, rows, caller)
         await batch.run(rows, caller, concurrency=concurrency, show=bar.show)
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from None

@@ -205,8 +205,9 @@ class LazyAnswer:
         if self._stream is not None:
             return self._stream
         answers = get_site().answers
+        model = await answers.default_model(caller)
         for body in self.bodies:
-            asked = native.parse(body, answers.limits, default_model=answers.default_model, in_conversations=True)
+            asked = native.parse(body, answers.limits, default_model=model, in_conversations=True)
             self._pace = asked.pace
             asked, turn = await with_history(asked, caller, answers, get_site().conversations)
             try:
