@@ -11,8 +11,7 @@ import re
 from typing import Any
 
 from django.db import connections
-from django.db.models import Exists, OuterRef, Q
-from django.db.models.expressions import RawSQL
+from django.db.models import BooleanField, Exists, F, Func, OuterRef, Q, Value
 
 from streamserve.api.conversations import ConversationView, Listed, no_conversation
 from streamserve.rows.conversation_views import conversation_view
@@ -50,7 +49,7 @@ def _after(tenant: str, conversation_id: str) -> Q:
 
 def _found(tenant: str, search: str) -> Q:
     """Return what has every word of `search` in its title, or in one of its messages."""
-    words = search.replace("\0", " ").split()[:_MAX_WORDS]
+    words = search.replace("\0", "\N{REPLACEMENT CHARACTER}").split()[:_MAX_WORDS]
     in_title = Q()
     for word in words:
         in_title &= Q(title__icontains=word)
@@ -65,15 +64,19 @@ def _with_words(tenant: str, words: list[str]) -> MessageQuerySet:
             messages = messages.filter(text__icontains=word)
         return messages
     asked = tsquery(" ".join(words))
-    return messages.filter(RawSQL(_MATCHES, [asked])) if asked else messages.none()
+    return messages.filter(_Matches(F("text"), Value(asked))) if asked else messages.none()
 
 
 def _ids(tenant: str) -> ConversationQuerySet:
     return Conversation.objects.of(tenant).values("pk")  # type: ignore[return-value]
 
 
-TSVECTOR = f'to_tsvector(\'simple\'::regconfig, left("streamserve_message"."text", {SEARCHED_CHARS}))'
-_MATCHES = f"{TSVECTOR} @@ to_tsquery('simple'::regconfig, %s)"
+class _Matches(Func):
+    """Whether a text matches a query of PostgreSQL's, by the expression that is indexed."""
+
+    template = "to_tsvector('simple'::regconfig, left(%(expressions)s)"
+    arg_joiner = f", {SEARCHED_CHARS})) @@ to_tsquery('simple'::regconfig, "
+    output_field = BooleanField()
 
 
 def tsquery(search: str) -> str:

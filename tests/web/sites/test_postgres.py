@@ -16,6 +16,7 @@ FILES = [
     "tests/rows/test_store.py",
     "tests/rows/test_rows.py",
     "tests/rows/test_receivers.py",
+    "tests/rows/test_conversation_lists.py",
     "tests/web/test_auth.py",
     "tests/e2e/test_site_wire.py",
     "tests/test_keys.py",
