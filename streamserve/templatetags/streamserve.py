@@ -30,6 +30,7 @@ def streamserve_chat(
     intro: str = "",
     first_token_budget: float = 0,
     total_budget: float = 0,
+    address: bool = False,
 ) -> dict[str, Any]:
     """Render the chat for this visitor.
 
@@ -37,7 +38,8 @@ def streamserve_chat(
     between the questions; `name` keeps its conversation apart from other widgets' conversations; `figures` shows tokens
     and times under "How this answer was made", and the budgets, in seconds, beside what was measured. `models` are the
     models to choose from, as aliases, or as a dict of their titles by alias; `intro` is a line below the title.
-    `math` typesets LaTeX. `form` is "fill" (the element around it), or "corner": a button opens it there.
+    `math` typesets LaTeX. `form` is "fill" (the element around it), or "corner": a button opens it there. `address`
+    puts the open conversation into the page's address, for users whose conversations the server keeps.
     """
     request = context.get("request")
     if request is None:
@@ -57,5 +59,6 @@ def streamserve_chat(
         models=models,
         intro=intro,
         budgets={"first_token": first_token_budget, "total": total_budget},
+        address=address,
     )
     return {"streamserve": config, "csrf_token": get_token(request)}

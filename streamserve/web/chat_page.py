@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -33,6 +34,7 @@ from streamserve.web.websocket import socket_path
 
 FORMS = ("fill", "corner")  # fill the element around it, or float in the page's corner
 _STORAGE = "streamserve.chat"  # begins every key of the browser's storage that is ours
+_SOURCE = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")  # what a conversation may say it was begun by
 
 
 def widget_config(
@@ -50,13 +52,15 @@ def widget_config(
     models: str | Iterable[str] | Mapping[str, str] = (),
     intro: str = "",
     budgets: Mapping[str, float] | None = None,
+    address: bool = False,
 ) -> dict[str, Any]:
     """Return the variable `streamserve` of chat.html. `user` is the visitor, or None.
 
     `name` keeps the conversations of different widgets apart; without a name, another model or title does.
     `models` are the models a visitor may choose from, or their titles by alias; the first is chosen at first. `intro`
     is a line below the title. `budgets` has `first_token` and `total`, in seconds, shown beside what was measured.
-    `math` typesets LaTeX. `form` is one of `FORMS`.
+    `math` typesets LaTeX. `form` is one of `FORMS`. `address`: the open conversation is in the page's address, where
+    the server keeps conversations (CONVERSATIONS, for users).
     """
     if form not in FORMS:
         raise ImproperlyConfigured(f"A chat has the form {form!r}. The forms are {', '.join(FORMS)}.")
@@ -67,6 +71,7 @@ def widget_config(
         _check_model(alias, settings)
     budgets = budgets or {}
     username = user.get_username() if user is not None and user.is_authenticated else ""
+    own_name = name or _default_name(model, title)
     return {
         "streams_url": reverse("streamserve:streams"),
         "ready_url": reverse("streamserve:readyz"),
@@ -85,7 +90,10 @@ def widget_config(
         "form": form,
         "words": json.dumps(translations(), ensure_ascii=False),
         "signed_in_as": username,
-        "storage_key": f"{_STORAGE}/{quote(username, safe='')}/{quote(name or _default_name(model, title), safe='')}",
+        "storage_key": f"{_STORAGE}/{quote(username, safe='')}/{quote(own_name, safe='')}",
+        "conversations_url": reverse("streamserve:conversations") if username and settings.conversations else "",
+        "source": own_name if _SOURCE.fullmatch(own_name) else _digest(own_name),
+        "address": address,
         "needs_sign_in": not (username or settings.anonymous),
         "login_url": _login_url(request),
         "keepalive_seconds": settings.streams.keepalive_seconds,
@@ -107,9 +115,11 @@ def _listed(given: str | Iterable[str]) -> list[str]:
 
 
 def _default_name(model: str, title: str) -> str:
-    if not (model or title):
-        return "chat"
-    return hashlib.sha256(json.dumps([model, title]).encode()).hexdigest()[:8]
+    return _digest(json.dumps([model, title])) if model or title else "chat"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _login_url(request: HttpRequest) -> str:
@@ -155,7 +165,7 @@ async def render_chat(request: HttpRequest, template_name: str, *, is_open: bool
 async def chat_context(request: HttpRequest) -> dict[str, Any]:
     """Return the template context of the chat."""
     user = await request.auser() if hasattr(request, "auser") else None
-    return {"streamserve": widget_config(request, user)}
+    return {"streamserve": widget_config(request, user, address=True)}
 
 
 # The texts of the page's scripts, for translation. A test compares them with the scripts (static/streamserve/*.js),
@@ -170,15 +180,23 @@ WORDS = (
     gettext_noop("Ended at the length limit"),
     gettext_noop("Ended by a filter"),
     gettext_noop("Ended, because it had no reader"),
-    gettext_noop("From the question's arrival at the server to the end"),
+    gettext_noop("Found"),
     gettext_noop("From sending the question to the first words on this screen, and as the server measured it"),
+    gettext_noop("From the question's arrival at the server to the end"),
     gettext_noop("Generating"),
     gettext_noop("Image: {text}"),
     gettext_noop("In the queue"),
     gettext_noop("In the queue, place {place}"),
+    gettext_noop("Last 30 days"),
+    gettext_noop("Last 7 days"),
+    gettext_noop("New chat"),
     gettext_noop("New chat. The last one can be brought back."),
+    gettext_noop("Nothing has “{query}” in it."),
     gettext_noop("Of {count} prompt tokens, taken from the prefix cache"),
     gettext_noop("Open the chat"),
+    gettext_noop("Options of “{title}”"),
+    gettext_noop("Pin"),
+    gettext_noop("Pinned"),
     gettext_noop("Press Ctrl+C"),
     gettext_noop("Reading"),
     gettext_noop("Reading, {percent} %"),
@@ -202,26 +220,35 @@ WORDS = (
     gettext_noop("The page was left before this answer began."),
     gettext_noop("The rest of this answer is no longer kept."),
     gettext_noop("The server answered {status}."),
+    gettext_noop("The server could not be reached."),
     gettext_noop("The server could not be reached. Your question is still here."),
     gettext_noop("The server does not answer. Trying again…"),
     gettext_noop("The server is back."),
     gettext_noop("Thinking…"),
     gettext_noop("This answer is no longer kept."),
+    gettext_noop("This conversation could not be loaded."),
     gettext_noop("This conversation has grown too long for the model. Start a new chat to go on."),
+    gettext_noop("This conversation is not there any more."),
     gettext_noop("This question is too long for the model. Shorten it and ask again."),
     gettext_noop("Thought"),
     gettext_noop("Thought for {seconds} s"),
+    gettext_noop("Title"),
+    gettext_noop("Today"),
     gettext_noop("Tokens of this answer"),
     gettext_noop("Tool call"),
     gettext_noop("Tool result"),
     gettext_noop("Trying again in {seconds} s"),
+    gettext_noop("Unpin"),
     gettext_noop("Waiting for the model"),
+    gettext_noop("Yesterday"),
     gettext_noop("You are offline."),
     gettext_noop("You have reached the limit of answers at a time."),
+    gettext_noop("Your conversations will be here."),
     gettext_noop("Your session has ended, or you may not ask this model. Reload the page and try again."),
     gettext_noop("Your session has ended. Reload the page and sign in again."),
     gettext_noop("code"),
     gettext_noop("first token {times}"),
+    gettext_noop("is being answered"),
     gettext_noop("{count} cached"),
     gettext_noop("{count} token"),
     gettext_noop("{count} tokens"),
@@ -230,6 +257,7 @@ WORDS = (
     gettext_noop("{time} here"),
     gettext_noop("{time} in all"),
     gettext_noop("{time} server"),
+    gettext_noop("“{title}” is deleted."),
 )
 
 

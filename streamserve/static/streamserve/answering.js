@@ -177,7 +177,7 @@ export class Answering {
         this.save();
         this.sentAt = performance.now();
         this.view.showStatus("");
-        request ??= this.chat.requestFor(this.turn);
+        request ??= await this.chat.requestFor(this.turn);
         await this.stream.start(request, key);
         return;
       } catch (error) {
@@ -424,7 +424,7 @@ function describe(error, turn, isMostly) {
 }
 
 /** `isMostly`: the question is the larger part of what was sent. */
-function messageFor(code, turn, isMostly) {
+export function messageFor(code, turn, isMostly) {
   const expired = words("The rest of this answer is no longer kept.");
   if (TOO_LONG.includes(code)) {
     return isMostly

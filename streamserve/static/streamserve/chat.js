@@ -6,6 +6,7 @@ import { hasContent } from "./blocks.js";
 import { Corner } from "./corner.js";
 import { Conversation, forgetOtherUsers, isLive } from "./conversation.js";
 import { Heartbeat } from "./heartbeat.js";
+import { Library } from "./library.js";
 import { loadingWords } from "./loading.js";
 import { makeLocks } from "./locks.js";
 import { Readiness } from "./readiness.js";
@@ -25,7 +26,9 @@ class Chat {
     this.parts = Object.fromEntries(PARTS.map((name) => [name, root.querySelector(`[data-ss="${name}"]`)]));
     this.config = config;
     this.locks = locks;
-    this.conversation = new Conversation(config.storageKey);
+    /** @type {Library | null} */
+    this.library = config.conversationsUrl === "" ? null : new Library(this);
+    this.conversation = this.library?.conversation ?? new Conversation(config.storageKey);
     this.views = new Map();
     this.answers = new Map(); // turn → its Answering, while that runs
     this.isPinned = true;
@@ -63,6 +66,7 @@ class Chat {
     if (this.parts.form.hidden) return; // the visitor has to sign in first
     this.resize(); // for what was typed before this script had loaded
     void this.readiness.wait();
+    this.library?.begin();
     this.openCorner();
     if (isFirst && this.root.closest(".ss-page") !== null) this.focus(); // in another page the focus is that page's
   }
@@ -132,9 +136,10 @@ class Chat {
 
   ask(question) {
     const text = question.trim();
-    if (text === "") return;
+    if (text === "" || this.library?.isOpening) return;
     this.merge();
     if (this.isAnswering) return;
+    this.library?.asked(text);
     const { left } = this.conversation;
     if (left !== null && this.conversation.turns.length === 0) void this.forget(this.conversation.nameFor(left));
     this.parts.input.value = "";
@@ -188,12 +193,14 @@ class Chat {
     });
   }
 
-  requestFor(turn) {
-    return { ...this.config.request, model: this.model, ...this.conversation.fieldsFor(turn) };
+  async requestFor(turn) {
+    const { model } = this;
+    return { ...this.config.request, model, ...(await this.conversation.fieldsFor(turn, model)) };
   }
 
   /** Begin another conversation. The old one is forgotten with the first question of the new one, unless a tab shows it. */
   newChat() {
+    if (this.library !== null) return this.library.open(null);
     for (const answering of this.answers.values()) {
       if (answering.isOurs) answering.giveUp();
       else answering.detach();
@@ -204,7 +211,29 @@ class Chat {
     this.showAnswering();
     this.announce(words("New chat. The last one can be brought back."));
     this.focus();
+    return void this.share();
+  }
+
+  /** Show the conversation that was opened. Answers that run in the old one go on without this page. */
+  show() {
+    for (const answering of this.answers.values()) answering.detach();
+    this.answers.clear();
+    this.drawAll();
+    this.showAnswering();
+    this.link({ isLost: false });
+    this.focus();
     void this.share();
+  }
+
+  /** Put a text that was not sent yet into the composer. */
+  draft(text) {
+    this.parts.input.value = text;
+    this.resize();
+  }
+
+  useModel(model) {
+    const { model: select } = this.parts;
+    if (select != null && [...select.options].some(({ value }) => value === model)) select.value = model;
   }
 
   /** Undo "New chat". */
@@ -224,6 +253,7 @@ class Chat {
   changed(answering) {
     if (this.answers.get(answering.turn) !== answering) return;
     this.showAnswering();
+    this.library?.changed({ isAccepted: answering.turn.streamId !== null });
     if (answering.isLive) return;
     this.announceEnd(answering.turn);
     this.corner?.ended();
@@ -311,7 +341,7 @@ class Chat {
 
   showEmpty() {
     const isEmpty = this.conversation.turns.length === 0;
-    this.parts.empty.hidden = !isEmpty;
+    this.parts.empty.hidden = !isEmpty || (this.library?.isOpening ?? false);
     this.parts.log.hidden = isEmpty;
     this.parts.new.hidden = isEmpty;
     this.parts.back.hidden = !isEmpty || this.conversation.left === null;
@@ -473,6 +503,7 @@ function watchServer(chats) {
 
 function readConfig(root) {
   const { streamsUrl, readyUrl, liveUrl, model, storageKey, keepaliveSeconds, request, csrfCookie } = root.dataset;
+  const { conversationsUrl = "", source = "", address } = root.dataset;
   const { figures, firstTokenBudget, totalBudget, math } = root.dataset;
   const token = () => cookie(csrfCookie) ?? root.querySelector("input[name=csrfmiddlewaretoken]")?.value ?? "";
   return {
@@ -482,6 +513,9 @@ function readConfig(root) {
     model,
     storageKey: storageKey || "streamserve.chat",
     keepaliveSeconds: Number(keepaliveSeconds) || 15,
+    conversationsUrl,
+    source,
+    hasAddress: address === "true",
     request: JSON.parse(request || "{}"),
     headers: () => ({ "X-CSRFToken": token() }),
     showsFigures: figures === "true",

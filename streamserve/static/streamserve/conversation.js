@@ -1,9 +1,5 @@
 // The conversation in the browser's storage, shared by the tabs of one browser. No DOM, no network.
 //
-// It is a tree: a turn is a question with its answer, and `parent` is the id of the turn before it, "" at the beginning.
-// Turns with one parent are siblings: another answer has the same question, a changed question another. `path` is the
-// branch shown, `turns` are all. Nothing of the tree is changed by going to another branch.
-//
 //   KEY                 the id of the conversation that a new tab opens
 //   KEY/left            of one tab: the id of the conversation that "New chat" has left
 //   KEY/ID/TURN         one turn; TURN sorts by time
@@ -25,6 +21,10 @@
 // Invariant: `text`, `blocks`, `citations` and `lastId` of a turn are written together, so that a resume after `lastId` adds
 // exactly what they lack.
 
+import { TurnTree, isLive, newTurn } from "./turn_tree.js";
+
+export { isLive, newTurn };
+
 const VERSION = 3;
 const LINEAR_VERSION = 2; // each turn follows the turn before it in time
 const MAX_TURNS = 200;
@@ -32,48 +32,20 @@ const MAX_STORED_CHARS = 2_000_000;
 const OLD_MS = 24 * 3600 * 1000; // a conversation that no tab shows is kept for a day: a reload may be under way
 const TURN_ID = /^[0-9a-z]{9,}-[0-9a-z]+$/;
 
-// waiting (not sent, or not accepted yet), then streaming, then one of done, stopped, failed
-export function newTurn(question, parent = "") {
-  return {
-    id: "",
-    parent,
-    revision: 0,
-    question,
-    text: "",
-    blocks: [], // of an answer that has more than text (blocks.js)
-    citations: [],
-    notes: [],
-    steps: [], // of a pipeline, in words
-    state: "waiting",
-    isSent: false,
-    streamId: null,
-    lastId: "",
-    finishReason: null,
-    figures: null,
-    error: null,
-  };
-}
-
-export function isLive(turn) {
-  return turn.state === "waiting" || turn.state === "streaming";
-}
-
-export class Conversation {
+export class Conversation extends TurnTree {
   /** `storage` is common to all tabs, `own` is this tab's. */
   constructor(key, storage = storageOf("localStorage"), own = storageOf("sessionStorage")) {
+    super();
     this.key = key;
     this.storage = storage;
     this.own = own;
-    this.turns = []; // oldest first
-    this.chosen = new Map(); // id of a turn → id of the turn that was shown after it
     this.isStored = new WeakSet(); // turns that have a record
     this.use(this.pointed() ?? newId());
   }
 
   use(id) {
     this.id = id;
-    this.turns = [];
-    this.chosen = new Map();
+    this.clear();
     const name = `${this.name}/leaf`;
     this.leaf = this.get(this.own, name) ?? this.get(this.storage, name) ?? "";
   }
@@ -117,39 +89,10 @@ export class Conversation {
 
   // --- branches ------------------------------------------------------------------------------------------------------
 
-  /** The turns of the branch shown, from its first to its last. */
-  get path() {
-    const end = this.turns.find(({ id }) => id === this.leaf) ?? this.turns.at(-1);
-    return end === undefined ? [] : this.pathTo(end);
-  }
-
-  pathTo(end) {
-    const path = [end];
-    for (let turn = end; turn !== undefined; ) {
-      const { parent } = turn;
-      turn = this.turns.find(({ id }) => id === parent);
-      if (turn !== undefined) path.unshift(turn);
-    }
-    return path;
-  }
-
-  /** The turns that stand at the place of `turn`, itself too, oldest first. */
-  siblings({ parent }) {
-    return this.turns.filter((other) => other.parent === parent);
-  }
-
-  /** Show the branch through `turn`, to the end where it was left, else to its newest end. */
+  /** Show the branch through `turn`, in new tabs too. */
   show(turn) {
-    let end = turn;
-    for (let next = turn; next !== undefined; next = this.next(end)) end = next;
-    this.leaf = end.id;
-    for (const one of this.path) this.chosen.set(one.parent, one.id);
+    super.show(turn);
     for (const storage of [this.own, this.storage]) this.set(storage, `${this.name}/leaf`, this.leaf);
-  }
-
-  next({ id }) {
-    const after = this.turns.filter(({ parent }) => parent === id);
-    return after.find((turn) => turn.id === this.chosen.get(id)) ?? after.at(-1);
   }
 
   /** Add a question after the turn `parent`, the last of the branch shown if none is named, and show it. */

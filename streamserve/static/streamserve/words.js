@@ -10,6 +10,11 @@ export function useWords(translations, languageCode) {
   language = languageCode || undefined;
 }
 
+/** The page's language, for dates; undefined for the browser's. */
+export function pageLanguage() {
+  return language;
+}
+
 /** Return the text in the page's language, with each `{name}` replaced by its value. */
 export function words(text, values = {}) {
   return (catalogue[text] ?? text).replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
