@@ -12,6 +12,7 @@ from typing import Any
 
 from streamserve.api.call import Call, Caller
 from streamserve.api.caller_rules import CallerRules, NoRules
+from streamserve.api.fitting import fit
 from streamserve.api.idempotency import StartOnce
 from streamserve.clients.base import EngineClient
 from streamserve.clients.pipeline.client import PipelineClient
@@ -225,9 +226,18 @@ class Answers:
         )
         client.start()
         start = self.streams.start if once is None else self._start_once
-        stream = await start(self.with_own_system(request), admission, places)
+        request, admission = await self._fitted(self.with_own_system(request), admission)
+        stream = await start(request, admission, places)
         self._on_start(stream, caller)
         return stream
+
+    async def _fitted(self, request: GenerateRequest, admission: Admission) -> tuple[GenerateRequest, Admission]:
+        """Return them with what fits into the model of the files that a new question brings."""
+        is_asked = admission.turn is not None and admission.turn.question is not None
+        if not is_asked or request.model not in self.clients:
+            return request, admission
+        seconds = self.streams.settings.engine_wait_seconds
+        return await fit(self.clients[request.model], request, admission, loading_seconds=seconds)
 
     async def begin(
         self,

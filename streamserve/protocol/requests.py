@@ -24,7 +24,7 @@ import msgspec
 
 from streamserve.protocol.engine import Accepted
 from streamserve.protocol.errors import BadRequest, UnmetNeeds
-from streamserve.protocol.events import BlockText
+from streamserve.protocol.events import BlockText, Status
 
 # What a request may need of the release that serves it, beside its fields.
 KNOWN_NEEDS = frozenset({"blocks", "filters"})
@@ -171,17 +171,36 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    """A file of text in a message: its text is in the message's content, from `start` to `end` (attached.py)."""
+
+    name: str
+    type: str
+    start: int
+    end: int
+    is_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One turn of a conversation. `content` is text; the chat template gets `extra` too (tool calls, name).
 
     `extra["tool_calls"]` are calls in OpenAI's shape; their arguments are JSON text, or text that is none. `param` is
-    the turn's place in the caller's body, for errors; "" for a turn of the server's own.
+    the turn's place in the caller's body, for errors; "" for a turn of the server's own. `attached` are the files whose
+    text is at the beginning of `content`; what follows it, from `words_start`, is what the caller wrote.
     """
 
     role: str
     content: str
     extra: Mapping[str, Any] = field(default_factory=dict)
     param: str = field(default="", compare=False)
+    attached: tuple[Attached, ...] = ()
+    words_start: int = 0
+
+    @property
+    def words(self) -> str:
+        """The content without the files before it."""
+        return self.content[self.words_start :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +333,7 @@ class Admission:
     where the server itself made the whole prompt). `on_disconnect` is what becomes of the answer without a reader
     (`ON_DISCONNECT` in streams/stream.py). With `once` there is one stream of that key. `begins_unloaded`: while its
     model loads the answer begins and shows `status: loading`; else its start waits. `turn` is inserted with the
-    stream's record.
+    stream's record. `trimmed` is shown first of all: what of its files the prompt leaves out.
 
     Times are of `time.monotonic()`, which is one clock for all processes of a machine. Times of the answer count from
     `received_at` (None: from its start). `arrived_at`: its place in the engine's queue, which begins when its caller
@@ -330,6 +349,7 @@ class Admission:
     once: Once | None = None
     begins_unloaded: bool = False
     turn: Turn | None = None
+    trimmed: Status | None = None
     stream_id: str = ""
     received_at: float | None = None
     arrived_at: float | None = None
@@ -467,6 +487,9 @@ def encode_request(request: GenerateRequest, admission: Admission) -> dict[str, 
     asked: dict[str, Any] = msgspec.to_builtins(request, enc_hook=dict)
     for message in asked["messages"] or ():
         del message["param"]  # of the body, which was accepted
+        for name in ("attached", "words_start"):
+            if not message[name]:
+                del message[name]
     asked["sampling"] = {name: one for name, one in asked["sampling"].items() if one != _PLAIN_SAMPLING[name]}
     asked = {name: one for name, one in asked.items() if one != _PLAIN[name]}
     return {"request": asked, "salt": admission.salt, "arrived_at": admission.arrived_at}

@@ -508,7 +508,9 @@ class Stream:
             has_token_ids=self.has_token_ids,
         )
         is_loading = self.engine.parking.unloaded_at is not None
-        self.outbox.put([meta, *([Status(status="loading", message=LOADING)] if is_loading else [])])
+        trimmed = self.admission.trimmed
+        self.outbox.put([meta, *([] if trimmed is None else [trimmed])])
+        self.outbox.put([Status(status="loading", message=LOADING)] if is_loading else [])
         self._writer.mark(self)
         while self.last_seq == 0:
             await self.follower.wait()

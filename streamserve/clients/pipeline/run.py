@@ -33,6 +33,7 @@ from streamserve.clients.pipeline.static import num_static
 from streamserve.clients.pipeline.tools import FunctionTool, ToolCall, WrongCall, function_tool, result_text
 from streamserve.dialects.fields import read
 from streamserve.dialects.generate import build, request_fields, sampling_fields
+from streamserve.protocol.attached import TextFile, files_of
 from streamserve.protocol.errors import BadRequest, NotFound, Refused, StreamserveError
 from streamserve.protocol.events import Citation, Event, Status, Token, Usage
 from streamserve.protocol.identity import Identity
@@ -93,8 +94,8 @@ class Run:
 
     @property
     def question(self) -> str:
-        """The text of the last message of the user, or the prompt."""
-        asked = [message.content for message in self.messages if message.role == "user"]
+        """What the user has written last, without the files that came with it; or the prompt."""
+        asked = [message.words for message in self.messages if message.role == "user"]
         return asked[-1] if asked else self._request.prompt or ""
 
     async def auser(self) -> Any:
@@ -102,6 +103,11 @@ class Run:
         longer sign in. A query at each call.
         """
         return await self._user_of(self.caller)
+
+    @property
+    def attachments(self) -> list[TextFile]:
+        """The files that the user has attached, of the whole conversation, the oldest first: `name`, `type`, `text`."""
+        return [file for message in self.messages for file in files_of(message)]
 
     async def step(
         self,

@@ -1,0 +1,92 @@
+"""`fit`: keep of a question's files what its model has room for, as `run.trim` does: whole pieces from the front.
+
+What is kept is decided when the question is asked, and written into it: later turns have the same words. asyncio.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from streamserve.clients.base import EngineClient, until_loaded
+from streamserve.clients.pipeline.client import PipelineClient
+from streamserve.clients.pipeline.run import estimate
+from streamserve.protocol.attached import cut, files_of, kept_of, piece_ends
+from streamserve.protocol.errors import BadRequest, Refused
+from streamserve.protocol.events import Status
+from streamserve.protocol.requests import Admission, GenerateRequest, Message
+
+# Of a model's context: left for the answer, where the request does not say how much; and for what a pipeline adds.
+_FOR_THE_ANSWER, _FOR_THE_PIPELINE = 4, 2
+
+
+async def fit(
+    client: EngineClient, request: GenerateRequest, admission: Admission, *, loading_seconds: float
+) -> tuple[GenerateRequest, Admission]:
+    """Return the request with what fits of its last message's files, and the admission that says what was left out."""
+    last = request.messages[-1] if request.messages else None
+    if last is None or not last.attached:
+        return request, admission
+    await until_loaded(client, loading_seconds)
+    room = _room(client, request)
+    if not room:
+        return request, admission  # its server alone knows how long its prompts may be
+
+    async def num_tokens(message: Message) -> int:
+        return await _num_tokens(client, _with_last(request, message), admission)
+
+    whole = await num_tokens(last)
+    if whole <= room:
+        return request, admission
+    ends = [piece_ends(file.text) for file in files_of(last)]
+    num_pieces = num_kept = sum(map(len, ends))
+    without = await num_tokens(cut(last, kept_of(ends, 0)))
+    num = whole
+    while num_kept and num > room:
+        # As many as fit if all are alike, but one less at least.
+        share = max(0, room - without) / max(1, num - without)
+        num_kept = min(num_kept - 1, int(num_kept * share))
+        num = await num_tokens(cut(last, kept_of(ends, num_kept)))
+    kept = kept_of(ends, num_kept)
+    num_chars, of_chars = sum(kept), sum(len(file.text) for file in files_of(last))
+    message = f"The attached text was cut to {num_chars:,} of {of_chars:,} characters ({room:,} tokens in all)."
+    trimmed = Status(status="trimmed", step=num_kept, of=num_pieces, message=message)
+    turn = admission.turn
+    if turn is not None and turn.question is not None:
+        question = replace(turn.question, content=with_kept(turn.question.content, kept))
+        turn = replace(turn, question=question)
+    return _with_last(request, cut(last, kept)), replace(admission, turn=turn, trimmed=trimmed)
+
+
+def with_kept(content: str, kept: Sequence[int]) -> str:
+    """Return the JSON of a question that says how much of each of its `attachments` its prompt has."""
+    value = json.loads(content)
+    value["attachments"] = [
+        {**one, "kept": num_chars} for one, num_chars in zip(value["attachments"], kept, strict=True)
+    ]
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _with_last(request: GenerateRequest, message: Message) -> GenerateRequest:
+    return replace(request, messages=(*(request.messages or ())[:-1], message))
+
+
+def _room(client: EngineClient, request: GenerateRequest) -> int:
+    """Return how many tokens the prompt may have, 0 where that is not known."""
+    length, most = client.describe().max_model_len, request.sampling.max_tokens
+    if isinstance(client, PipelineClient):
+        return length // _FOR_THE_PIPELINE
+    return length - (length // _FOR_THE_ANSWER if most is None else min(most, length - 1))
+
+
+async def _num_tokens(client: EngineClient, request: GenerateRequest, admission: Admission) -> int:
+    """Return how many tokens the prompt has; an estimate where its server does not count, or has no place now."""
+    try:
+        return len(await client.tokenize(request, admission))
+    except Refused:
+        pass
+    except BadRequest as error:
+        if error.code != "unsupported_parameter":
+            raise
+    return sum(estimate(message.content) for message in request.messages or ())
