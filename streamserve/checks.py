@@ -162,23 +162,27 @@ async def _complaints(conf: SiteConfig) -> list[str]:
 
 
 def _check_storage(conf: SiteConfig) -> Iterator[CheckMessage]:
-    """E011: the storage of batches' files is no alias. W013: it is in the folder that sites serve at MEDIA_URL."""
-    alias = conf.batches.storage
-    if not alias:
-        return
-    try:
-        location = getattr(storages[alias], "location", None)
-    except (InvalidStorageError, ImportError) as error:
-        hint = f"It takes an alias of STORAGES: {', '.join(settings.STORAGES)}."
-        yield Error(f'STREAMSERVE["BATCHES"]["STORAGE"] is {alias!r}: {error}', hint=hint, id="streamserve.E011")
-        return
-    media = settings.MEDIA_ROOT and Path(settings.MEDIA_ROOT).resolve()
-    if media and location and Path(location).resolve().is_relative_to(media):
-        yield Warning(
-            f"The files of batches are in MEDIA_ROOT, by STORAGES[{alias!r}]: they are private, and sites serve it.",
-            hint='Give them a storage of their own, or leave BATCHES["STORAGE"] out.',
-            id="streamserve.W013",
-        )
+    """E011: the storage of private files is no alias. W013: it is in the folder that sites serve at MEDIA_URL."""
+    of = {
+        "BATCHES": ("files of batches", conf.batches.storage),
+        "ATTACHMENTS": ("attachments", conf.attachments.storage),
+    }
+    for key, (files, alias) in of.items():
+        if not alias:
+            continue
+        try:
+            location = getattr(storages[alias], "location", None)
+        except (InvalidStorageError, ImportError) as error:
+            hint = f"It takes an alias of STORAGES: {', '.join(settings.STORAGES)}."
+            yield Error(f'STREAMSERVE["{key}"]["STORAGE"] is {alias!r}: {error}', hint=hint, id="streamserve.E011")
+            continue
+        media = settings.MEDIA_ROOT and Path(settings.MEDIA_ROOT).resolve()
+        if media and location and Path(location).resolve().is_relative_to(media):
+            yield Warning(
+                f"The {files} are in MEDIA_ROOT, by STORAGES[{alias!r}]: they are private, and sites serve it.",
+                hint=f'Give them a storage of their own, or leave {key}["STORAGE"] out.',
+                id="streamserve.W013",
+            )
 
 
 def _check_models(conf: SiteConfig) -> Iterator[CheckMessage]:

@@ -33,7 +33,7 @@ from streamserve.engine.text.formats.markup import NAMES as FORMAT_NAMES
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.permissions import ANYONE, PERMISSION_HINT, STAFF, Permission, problem_of
 from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES
-from streamserve.streams.config import BatchConfig, JobConfig, StreamConfig
+from streamserve.streams.config import AttachmentConfig, BatchConfig, JobConfig, StreamConfig
 
 T = TypeVar("T")
 
@@ -172,6 +172,8 @@ class SiteConfig:
     """What a conversation is called until its owner renames it: `"model"`: a title that its model makes of the first
     question and answer, in the class `batch`; `"words"`: the first words of the question.
     """
+    attachments: AttachmentConfig = field(default_factory=AttachmentConfig)
+    """Files that questions bring (docs/conversations.md#attachments)."""
     share_links: bool = False
     """Let owners make links by which anyone reads a branch of a conversation (docs/conversations.md#share-links)."""
     prompt_in_url: bool = False
@@ -306,6 +308,7 @@ class _SiteReader(SettingsReader):
             store=self.boolean(given, "STORE"),
             conversations=self.boolean(given, "CONVERSATIONS"),
             titles=self._one_of(given, "TITLES", TITLES, in_tests=None, testing=testing),
+            attachments=self._options(AttachmentConfig, given, "ATTACHMENTS"),
             share_links=self.boolean(given, "SHARE_LINKS"),
             prompt_in_url=self.boolean(given, "PROMPT_IN_URL"),
             reasoning_field=self._one_of(given, "REASONING_FIELD", REASONING_FIELDS, in_tests=None, testing=testing),

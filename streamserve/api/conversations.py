@@ -55,16 +55,27 @@ class ConversationView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachmentView:
-    """A file that a question brings."""
+    """A file that a question brings. `num_kept`: how many characters of its text the question's prompt has."""
 
     id: str
     name: str
     content_type: str
     num_bytes: int
+    num_chars: int
+    created_at: datetime
+    num_kept: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return its JSON."""
-        return {"id": self.id, "name": self.name, "type": self.content_type, "bytes": self.num_bytes}
+        """Return its JSON. Times are Unix seconds."""
+        out = {
+            "id": self.id,
+            "name": self.name,
+            "type": self.content_type,
+            "bytes": self.num_bytes,
+            "characters": self.num_chars,
+            "created": _seconds(self.created_at),
+        }
+        return out if self.num_kept is None else {**out, "kept": self.num_kept}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

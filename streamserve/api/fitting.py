@@ -15,7 +15,7 @@ from streamserve.clients.pipeline.run import estimate
 from streamserve.protocol.attached import cut, files_of, kept_of, piece_ends
 from streamserve.protocol.errors import BadRequest, Refused
 from streamserve.protocol.events import Status
-from streamserve.protocol.requests import Admission, GenerateRequest, Message
+from streamserve.protocol.requests import Admission, GenerateRequest, Message, Question
 
 # Of a model's context: left for the answer, where the request does not say how much; and for what a pipeline adds.
 _FOR_THE_ANSWER, _FOR_THE_PIPELINE = 4, 2
@@ -54,18 +54,15 @@ async def fit(
     trimmed = Status(status="trimmed", step=num_kept, of=num_pieces, message=message)
     turn = admission.turn
     if turn is not None and turn.question is not None:
-        question = replace(turn.question, content=with_kept(turn.question.content, kept))
+        question = replace(turn.question, content=_with_kept(turn.question, kept))
         turn = replace(turn, question=question)
     return _with_last(request, cut(last, kept)), replace(admission, turn=turn, trimmed=trimmed)
 
 
-def with_kept(content: str, kept: Sequence[int]) -> str:
-    """Return the JSON of a question that says how much of each of its `attachments` its prompt has."""
-    value = json.loads(content)
-    value["attachments"] = [
-        {**one, "kept": num_chars} for one, num_chars in zip(value["attachments"], kept, strict=True)
-    ]
-    return json.dumps(value, ensure_ascii=False)
+def _with_kept(question: Question, kept: Sequence[int]) -> str:
+    """Return the JSON of a question with how many characters of each of its files its prompt has."""
+    by_id = dict(zip(question.attachment_ids, kept, strict=True))
+    return json.dumps({**json.loads(question.content), "kept": by_id}, ensure_ascii=False)
 
 
 def _with_last(request: GenerateRequest, message: Message) -> GenerateRequest:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
-from streamserve.api import anthropic, jobs, native, ops, pipelines
+from streamserve.api import anthropic, attachments, jobs, native, ops, pipelines
 from streamserve.api import conversation_routes as talk
 from streamserve.api.batch import batches, files
 from streamserve.api.call import Call, Reply, json_reply
@@ -41,7 +41,7 @@ OPS_CALLERS = ("session", "key")
 ANYONE = ("anyone",)
 
 # What an endpoint may take beside its call, by the names of its parameters. A service with a default may be missing.
-SERVICES = ("answers", "chats", "watches", "ops", "jobs", "files", "batches", "conversations", "shares")
+SERVICES = ("answers", "chats", "watches", "ops", "jobs", "files", "batches", "attachments", "conversations", "shares")
 Endpoint = Callable[..., Awaitable[Reply]]
 
 # The variable parts of a path, in the syntax of Django's urlconf.
@@ -53,7 +53,11 @@ CONVERTERS = {
     "file_id": "[A-Za-z0-9_-]{1,64}",  # of a file or a batch
 }
 # The errors of routes whose service the site's settings leave out.
-_OFF: Mapping[str, Callable[[], StreamserveError]] = {"conversations": conversations_off, "shares": shares_off}
+_OFF: Mapping[str, Callable[[], StreamserveError]] = {
+    "conversations": conversations_off,
+    "attachments": conversations_off,
+    "shares": shares_off,
+}
 _PART = re.compile(r"<(\w+):(\w+)>")
 _UNNAMED = "other"  # in `/metrics`: addresses where nothing is
 
@@ -249,6 +253,7 @@ def unknown_route(path: str, **rest: Any) -> Route:
 
 _SOCKET = "ws/streams"
 _ID, _JOB = "<stream_id:stream_id>", "jobs/<stream_id:job_id>"
+_ATTACHMENT = "attachments/<stream_id:attachment_id>"
 _FILE, _BATCH = "v1/files/<file_id:file_id>", "<file_id:batch_id>"
 _CHATS, _MESSAGE_BATCHES = "v1/chat/completions", "v1/messages/batches"
 _CHATCMPL = f"{_CHATS}/chatcmpl-{_ID}"
@@ -280,6 +285,17 @@ ROUTES = (
     _native("conversation_shares", f"{_TALK}/shares", _KNOWN, talk.list_shares, post=talk.share),
     _native("conversation_share", f"{_TALK}/shares/<stream_id:share_id>", _KNOWN, delete=talk.revoke_share),
     unknown_route("conversations/<rest:path>"),
+    _native(
+        "attachments",
+        "attachments",
+        _KNOWN,
+        attachments.list_attachments,
+        post=attachments.upload,
+        takes_file=True,
+    ),
+    _native("attachment", _ATTACHMENT, _KNOWN, attachments.attachment, delete=attachments.delete),
+    _native("attachment_content", f"{_ATTACHMENT}/content", _KNOWN, attachments.content),
+    unknown_route("attachments/<rest:path>"),
     _openai("chat_completions", _CHATS, _CHAT, chats.list_chats, post=chats.create_chat),
     _openai("chat_completion", _CHATCMPL, _CHAT, chats.chat, post=chats.annotate_chat, delete=chats.delete_chat),
     _openai("chat_completion_messages", f"{_CHATCMPL}/messages", _CHAT, chats.chat_messages),

@@ -84,9 +84,12 @@ class Migration(migrations.Migration):
                 ('content_type', models.CharField(editable=False, max_length=100, verbose_name='type')),
                 ('num_bytes', models.PositiveBigIntegerField(editable=False, verbose_name='bytes')),
                 ('stored_as', models.CharField(editable=False, help_text='Its name in the storage.', max_length=255)),
+                ('num_chars', models.PositiveIntegerField(default=0, editable=False, verbose_name='characters')),
                 ('text', models.TextField(blank=True, editable=False)),
+                ('is_ready', models.BooleanField(default=False, editable=False, help_text='Its content is stored.')),
+                ('is_sent', models.BooleanField(default=False, editable=False, help_text='A question has brought it.', verbose_name='sent')),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False, verbose_name='created')),
-                ('user', models.ForeignKey(editable=False, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='streamserve_attachments', to=settings.AUTH_USER_MODEL, verbose_name='user')),
+                ('user', models.ForeignKey(editable=False, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='streamserve_attachments', to=settings.AUTH_USER_MODEL, verbose_name='user')),
                 ('messages', models.ManyToManyField(editable=False, related_name='attachments', to='streamserve.message')),
             ],
             options={

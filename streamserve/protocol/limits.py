@@ -79,6 +79,18 @@ class Limits:
     """Bytes of all bodies with a file together, as they are announced (2 GiB): 503 beyond. The disk of `TMPDIR` needs
     twice as much.
     """
+    max_attachment_bytes: int = 20 * 1024 * 1024
+    """Bytes of a file that is attached to a question (20 MiB): 413 beyond."""
+    max_attachment_chars: int = 200_000
+    """Characters of its text: 413 beyond."""
+    max_pdf_pages: int = 500
+    """Pages of a PDF: 413 beyond."""
+    max_attachments: int = 8
+    """Files of a question."""
+    max_tenant_attachments: int = 1_000
+    """Attached files that a tenant keeps: 507 beyond."""
+    max_tenant_attachment_bytes: int = 512 * 1024 * 1024
+    """Bytes of them (512 MiB): 507 beyond."""
     max_batch_lines: int = 50_000
     """Requests of a batch; its file may have four times as many lines, blank lines included."""
     max_batches: int = 16

@@ -46,7 +46,7 @@ def message_view(row: Message, attachments: Iterable[Attachment] = ()) -> Messag
         blocks=content.get("blocks", ()),
         citations=content.get("citations", ()),
         steps=content.get("steps", ()),
-        attachments=[attachment_view(one) for one in attachments],
+        attachments=[attachment_view(one, content.get("kept", {}).get(one.pk)) for one in attachments],
         text=row.text,
         stream_id=row.stream_id or "",
         model=row.model,
@@ -62,6 +62,14 @@ def message_view(row: Message, attachments: Iterable[Attachment] = ()) -> Messag
     )
 
 
-def attachment_view(row: Attachment) -> AttachmentView:
+def attachment_view(row: Attachment, num_kept: int | None = None) -> AttachmentView:
     """Return a file as its owner sees it."""
-    return AttachmentView(id=row.pk, name=row.name, content_type=row.content_type, num_bytes=row.num_bytes)
+    return AttachmentView(
+        id=row.pk,
+        name=row.name,
+        content_type=row.content_type,
+        num_bytes=row.num_bytes,
+        num_chars=row.num_chars,
+        created_at=row.created_at,
+        num_kept=num_kept,
+    )

@@ -15,15 +15,18 @@ hex. Deletes go through the querysets here, not through Django's collector: a br
 from __future__ import annotations
 
 import secrets
-from datetime import datetime
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db import models
+from django.db import models, transaction
+from django.db.models import Count, F, Q, Sum
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 MAX_TITLE_CHARS = 200
+UNSENT = timedelta(days=1)  # an attachment that no question has brought by then is dropped
 
 
 def new_row_id() -> str:
@@ -162,8 +165,49 @@ class Message(models.Model):
         return self.id
 
 
+class AttachmentQuerySet(models.QuerySet["Attachment"]):
+    """Attachments. A row is there before its content and until after it, so that no content is ever without a row."""
+
+    def of(self, tenant: str) -> AttachmentQuerySet:
+        """Return the attachments of a tenant whose content is stored."""
+        return self.filter(tenant=tenant, is_ready=True)
+
+    def room_of(self, tenant: str) -> tuple[int, int]:
+        """Return how many attachments a tenant has, and their bytes, those that are being stored included."""
+        found = self.filter(tenant=tenant).aggregate(num=Count("pk"), num_bytes=Sum("num_bytes"))
+        return found["num"], found["num_bytes"] or 0
+
+    def attach(self, message_id: str, attachment_ids: Sequence[str], tenant: str) -> None:
+        """Add them to a message that is being inserted, in its transaction. Raises DoesNotExist if one is gone."""
+        wanted = list(dict.fromkeys(attachment_ids))
+        if self.of(tenant).filter(pk__in=wanted).update(is_sent=True) != len(wanted):
+            raise self.model.DoesNotExist("an attachment was deleted meanwhile")
+        through = self.model.messages.through
+        through.objects.using(self.db).bulk_create(through(attachment_id=one, message_id=message_id) for one in wanted)
+
+    def unused(self) -> AttachmentQuerySet:
+        """Return the attachments to drop: of no message any more, never sent, never stored whole, of a deleted user."""
+        is_over = Q(is_sent=True) | Q(created_at__lt=timezone.now() - UNSENT)
+        return self.filter(Q(is_over, messages=None) | Q(user=None, tenant__startswith="user:"))
+
+    def take_away(self, pk: str, *, if_unused: bool = False) -> bool:
+        """Show it no more, unless a message has it; `if_unused`: or it may still be sent. One transaction."""
+        with transaction.atomic(using=self.db):
+            self.filter(pk=pk).update(created_at=F("created_at"))  # locks the row: `attach` waits, or is over
+            row = self.filter(pk=pk).first()
+            if row is None or (if_unused and not self.unused().filter(pk=pk).exists()):
+                return False
+            if not if_unused and row.messages.exists():
+                return False
+            # From now on it is unused, and has no text: its content may be dropped at any time.
+            return bool(self.filter(pk=pk).update(is_ready=False, is_sent=True, text=""))
+
+
 class Attachment(models.Model):
-    """A file of text that a question brings, in Django's storage, with the text that was read from it."""
+    """A file of text that a question brings, in Django's storage, with the text that was read from it.
+
+    A deleted user's are left for the purge, which drops their contents too (work/attachments.py).
+    """
 
     id = models.CharField(primary_key=True, max_length=32, default=new_row_id, editable=False)
     owner = models.CharField(_("owner"), max_length=64, editable=False)
@@ -171,7 +215,7 @@ class Attachment(models.Model):
     user = models.ForeignKey(
         settings.AUTH_USER_MODEL,
         verbose_name=_("user"),
-        on_delete=models.CASCADE,
+        on_delete=models.SET_NULL,
         null=True,
         editable=False,
         related_name="streamserve_attachments",
@@ -181,8 +225,13 @@ class Attachment(models.Model):
     content_type = models.CharField(_("type"), max_length=100, editable=False)
     num_bytes = models.PositiveBigIntegerField(_("bytes"), editable=False)
     stored_as = models.CharField(max_length=255, editable=False, help_text=_("Its name in the storage."))
+    num_chars = models.PositiveIntegerField(_("characters"), default=0, editable=False)
     text = models.TextField(blank=True, editable=False)
+    is_ready = models.BooleanField(default=False, editable=False, help_text=_("Its content is stored."))
+    is_sent = models.BooleanField(_("sent"), default=False, editable=False, help_text=_("A question has brought it."))
     created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
+
+    objects = AttachmentQuerySet.as_manager()
 
     class Meta:
         verbose_name = _("attachment")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -94,9 +94,9 @@ class Reaper:
         streams: Streams,
         liveness: Liveness,
         ages: RowAges = RowAges(),
-        purge_files: Callable[[], Awaitable[object]] | None = None,
+        purges: Sequence[Callable[[], Awaitable[object]]] = (),
     ) -> None:
-        self._ages, self._purge_files = ages, purge_files
+        self._ages, self._purges = ages, purges
         self._streams, self._liveness = streams, liveness
         self._window = timedelta(seconds=streams.settings.resume_window_seconds)
         self._every_seconds = min(EVERY_SECONDS, max(1.0, streams.settings.resume_window_seconds / 4))
@@ -187,5 +187,5 @@ class Reaper:
         dropped = await orm.bulk(self._ages.drop_old, streams.settings, timezone.now())
         if any(dropped):
             log.info("rows_dropped", streams=dropped[0], watches=dropped[1], jobs=dropped[2])
-        if self._purge_files is not None:
-            await self._purge_files()
+        for purge in self._purges:  # of files
+            await purge()

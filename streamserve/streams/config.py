@@ -80,6 +80,14 @@ class JobConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttachmentConfig:
+    """Where the files are that questions of conversations bring."""
+
+    storage: str = ""
+    """Alias of Django's `STORAGES` for files, which must be private; `""`: the folder `attachments/` in `STATE_DIR`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchConfig:
     """Where the files of batches are, and how their rows run."""
 

@@ -39,6 +39,7 @@ from streamserve.web.live.metrics import LiveMetrics
 from streamserve.web.permissions import PermissionChecks
 from streamserve.web.pipelines import filtered, pipeline_clients
 from streamserve.web.sealed import unseal
+from streamserve.work.attachments import Attachments
 from streamserve.work.kinds import work_counts
 from streamserve.work.site_work import SiteWork
 
@@ -104,8 +105,10 @@ class DjangoSite:
             on_start=self.permissions.note_start,
         )
         self.work = SiteWork(settings, self.answers, liveness, memos=memos, watch=self.permissions.ensure_running)
+        self.attachments = Attachments(settings)
         if liveness is not None:
-            reaper = Reaper(self.streams, liveness, row_ages(settings), self.work.files.purge)
+            purges = (self.work.files.purge, self.attachments.purge)
+            reaper = Reaper(self.streams, liveness, row_ages(settings), purges)
             reaper.start()
             self._closing.push_async_callback(reaper.aclose)
         self._closing.push_async_callback(self.watches.aclose)
@@ -128,7 +131,8 @@ class DjangoSite:
     @property
     def services(self) -> Mapping[str, object]:
         """What routes are given, by the names of their endpoints' parameters."""
-        kept = {"conversations": self.conversations, "shares": self.shares}
+        attachments = self.attachments if self.settings.conversations else None
+        kept = {"conversations": self.conversations, "shares": self.shares, "attachments": attachments}
         return {
             "answers": self.answers,
             "chats": self.chats,

@@ -74,7 +74,7 @@ class Files:
         if call.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
             raise UnsupportedMedia("Send the file as multipart/form-data.", param="Content-Type")
         async with self.body(call) as body:
-            form = await asyncio.to_thread(_parse, call.headers, body, self._limits.max_file_bytes)
+            form = await asyncio.to_thread(parse_form, call.headers, body, self._limits.max_file_bytes)
             body.close()  # the file of the form is another
             try:
                 yield form
@@ -266,7 +266,7 @@ class _FormHandler(TemporaryFileUploadHandler):
         super().receive_data_chunk(raw_data, start)
 
 
-def _parse(headers: Mapping[str, str], body: IO[bytes], max_bytes: int) -> Form:
+def parse_form(headers: Mapping[str, str], body: IO[bytes], max_bytes: int) -> Form:
     """Return the form in `body`. Blocks."""
     handler = _FormHandler(max_bytes)
     meta = {
@@ -312,9 +312,9 @@ def storage_for(settings: SiteConfig) -> Storage:
     """Return the storage that BATCHES["STORAGE"] names; "" is the folder of STATE_DIR, which no web server serves."""
     if settings.batches.storage:
         return storages[settings.batches.storage]
-    return _private(str(Path(settings.state_dir) / _PRIVATE_FOLDER))
+    return private_storage(str(Path(settings.state_dir) / _PRIVATE_FOLDER))
 
 
 @lru_cache(maxsize=8)
-def _private(folder: str) -> Storage:
+def private_storage(folder: str) -> Storage:
     return FileSystemStorage(location=folder, file_permissions_mode=0o600, directory_permissions_mode=0o700)

@@ -17,8 +17,8 @@ PAGES = "\n\n".join(f"Page {number}: " + "word " * 8 for number in range(40))
 
 def asked(*texts: str, max_tokens: int | None = None) -> tuple[GenerateRequest, Admission]:
     files = [TextFile(name=f"{number}.txt", type="text/plain", text=text) for number, text in enumerate(texts)]
-    content = json.dumps({"blocks": [], "attachments": [{"id": file.name} for file in files]})
-    question = Question(id="q", content=content, text="Which page?")
+    names = tuple(file.name for file in files)
+    question = Question(id="q", content='{"blocks": []}', text="Which page?", attachment_ids=names)
     admission = replace(NO_CALLER, turn=Turn(conversation_id="c", answer_id="a", question=question))
     sampling = SamplingParams(max_tokens=max_tokens)
     return GenerateRequest(model="echo", messages=(message_of("Which page?", files),), sampling=sampling), admission
@@ -52,8 +52,7 @@ async def test_whole_pages_from_the_front_are_kept(texts: tuple[str, ...]) -> No
     assert said.trimmed.status == "trimmed"
     assert said.turn is not None
     assert said.turn.question is not None
-    stored = json.loads(said.turn.question.content)["attachments"]
-    assert [one["kept"] for one in stored] == [len(file.text) for file in kept]
+    assert json.loads(said.turn.question.content)["kept"] == {file.name: len(file.text) for file in kept}
     assert fitted.messages[-1].words == "Which page?"
 
 

@@ -15,11 +15,12 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
 from streamserve.conf import get_settings
-from streamserve.models import Stream
+from streamserve.models import Attachment, Stream
 from streamserve.rows import orm
 from streamserve.rows.reaper import keep_job_logs, purge_before, row_ages
 from streamserve.streams.log.base import LogUnavailable
 from streamserve.web.resources import log_for
+from streamserve.work.attachments import Attachments
 from streamserve.work.files import Files
 
 
@@ -37,22 +38,25 @@ class Command(BaseCommand):
             raise CommandError('Logs are in the memory of web processes (LOG is "memory"): they go by themselves.')
         before = purge_before(settings.streams, time.time())
         until = datetime.fromtimestamp(before, UTC)
-        ages, files = row_ages(settings), Files(settings)
+        ages, files, attachments = row_ages(settings), Files(settings), Attachments(settings)
         try:
             if dry_run:
                 num_logs = async_to_sync(_count)(before)
                 rows = tuple(old.count() for old in ages.old(settings.streams, timezone.now()))
                 num_files, num_batches = (old.count() for old in files.old())
+                num_attachments = Attachment.objects.unused().count()
             else:
                 num_logs = async_to_sync(_purge)(before)
                 rows = ages.drop_old(settings.streams, timezone.now())
                 num_files, num_batches = async_to_sync(files.purge)()
+                num_attachments = async_to_sync(attachments.purge)()
         except LogUnavailable as error:
             raise CommandError(error.message) from error
         done = "Would delete" if dry_run else "Deleted"
         self.stdout.write(f"{done} {num_logs} logs that were last written before {until:%Y-%m-%d %H:%M} UTC.")
         self.stdout.write(f"{done} {rows[0]} rows of streams, {rows[1]} of watches and {rows[2]} of jobs.")
         self.stdout.write(f"{done} {num_files} files of batches and {num_batches} batches.")
+        self.stdout.write(f"{done} {num_attachments} attachments that no question has.")
 
 
 async def _purge(before: float) -> int:
