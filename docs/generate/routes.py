@@ -21,7 +21,7 @@ _GROUPS = (
     ("Streams", ("streams",), "[streams](../streams.md), [events](../events.md)"),
     ("Pipelines", ("pipelines",), "[pipelines](../pipelines.md)"),
     ("Jobs", ("jobs",), "[jobs](../jobs.md)"),
-    ("Conversations", ("conversations",), "[conversations](../conversations.md)"),
+    ("Conversations", ("conversations", "attachments"), "[conversations](../conversations.md)"),
     (
         "OpenAI",
         ("v1/chat", "v1/completions", "v1/streams", "v1/models", "v1/files", "v1/batches"),

@@ -15,7 +15,7 @@ from streamserve.conf import ServedModel, SiteConfig, Webhook
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import PREFILL_ONLY
-from streamserve.streams.config import BatchConfig, JobConfig, StreamConfig
+from streamserve.streams.config import AttachmentConfig, BatchConfig, JobConfig, StreamConfig
 
 _INTRO = """
 Every key of the dict `STREAMSERVE`, with its default. [Settings](../settings.md) shows how to set them, and which of
@@ -43,6 +43,7 @@ _SECTIONS: tuple[tuple[str, type, str], ...] = (
     ("JOBS", JobConfig, "How [jobs](../jobs.md) are run. Batches are run by the same workers."),
     ("WEBHOOKS", Webhook, "An entry, by the name that jobs use: [webhooks](../jobs.md#webhooks)."),
     ("BATCHES", BatchConfig, "How [batches](../batches.md) are run."),
+    ("ATTACHMENTS", AttachmentConfig, "Where [attachments](../conversations.md#attachments) are."),
     ("FLOW", FlowConfig, "What [FlowServer](../deploy.md#the-web-server) allows a connection."),
 )
 # Fields that are no keys: the name of an entry, and what is made of other keys or of constants.
