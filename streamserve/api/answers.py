@@ -226,18 +226,13 @@ class Answers:
         )
         client.start()
         start = self.streams.start if once is None else self._start_once
-        request, admission = await self._fitted(self.with_own_system(request), admission)
+        request = self.with_own_system(request)
+        if turn is not None:
+            seconds = self.streams.settings.engine_wait_seconds
+            request, admission = await fit(client, request, admission, loading_seconds=seconds)
         stream = await start(request, admission, places)
         self._on_start(stream, caller)
         return stream
-
-    async def _fitted(self, request: GenerateRequest, admission: Admission) -> tuple[GenerateRequest, Admission]:
-        """Return them with what fits into the model of the files that a new question brings."""
-        is_asked = admission.turn is not None and admission.turn.question is not None
-        if not is_asked or request.model not in self.clients:
-            return request, admission
-        seconds = self.streams.settings.engine_wait_seconds
-        return await fit(self.clients[request.model], request, admission, loading_seconds=seconds)
 
     async def begin(
         self,

@@ -24,9 +24,10 @@ _FOR_THE_ANSWER, _FOR_THE_PIPELINE = 4, 2
 async def fit(
     client: EngineClient, request: GenerateRequest, admission: Admission, *, loading_seconds: float
 ) -> tuple[GenerateRequest, Admission]:
-    """Return the request with what fits of its last message's files, and the admission that says what was left out."""
-    last = request.messages[-1] if request.messages else None
-    if last is None or not last.attached:
+    """Return the request with what fits of a new question's files, and the admission that says what was left out."""
+    last, turn = request.messages[-1] if request.messages else None, admission.turn
+    question = None if turn is None else turn.question
+    if turn is None or question is None or last is None or not last.attached:
         return request, admission
     await until_loaded(client, loading_seconds)
     room = _room(client, request)
@@ -52,10 +53,7 @@ async def fit(
     num_chars, of_chars = sum(kept), sum(len(file.text) for file in files_of(last))
     message = f"The attached text was cut to {num_chars:,} of {of_chars:,} characters ({room:,} tokens in all)."
     trimmed = Status(status="trimmed", step=num_kept, of=num_pieces, message=message)
-    turn = admission.turn
-    if turn is not None and turn.question is not None:
-        question = replace(turn.question, content=_with_kept(turn.question, kept))
-        turn = replace(turn, question=question)
+    turn = replace(turn, question=replace(question, content=_with_kept(question, kept)))
     return _with_last(request, cut(last, kept)), replace(admission, turn=turn, trimmed=trimmed)
 
 

@@ -158,7 +158,7 @@ async def test_forms_that_are_wrong(alices: Attacher, kept: Path) -> None:
 
 async def test_names_are_only_names(alices: Attacher, kept: Path) -> None:
     """No name is a place on the disk, or a header."""
-    for name in ("../../etc/passwd.txt", 'a%0d%0aX-Evil: 1.txt', "ä" * 250 + ".txt", ".txt.txt"):
+    for name in ("../../etc/passwd.txt", "a%0d%0aX-Evil: 1.txt", "ä" * 250 + ".txt", ".txt.txt"):
         response = await alices.attach(name)
         file = response.json()
         assert response.status_code == 201, file
