@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,11 +20,13 @@ from django.shortcuts import resolve_url
 from django.urls import NoReverseMatch, Resolver404, resolve, reverse
 from django.utils.module_loading import import_string
 
+from streamserve.clients.pipeline.client import PIPELINES
 from streamserve.clients.remote.config import read_key
 from streamserve.conf import ECHO_PATH, LOG_SCHEMES, ServedModel, SiteConfig, get_problems, get_settings
 from streamserve.engine.config import EngineConfig
 from streamserve.native.build import find, obstacle
 from streamserve.native.levels import best_level
+from streamserve.protocol.permissions import PERMISSION_HINT, WORDS, is_path
 from streamserve.streams.lease.liveness import host_of, own_host
 
 _GGUF = ".gguf"
@@ -50,6 +53,8 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
         *_check_log(conf),
         *_check_storage(conf),
         *_check_anonymous(conf),
+        *_check_permissions(conf),
+        *_check_tenant(conf),
     ]
 
 
@@ -305,6 +310,44 @@ def _check_anonymous(conf: SiteConfig) -> Iterator[CheckMessage]:
             hint="Turn it off and let people sign in, or put a rate limit in front.",
             id="streamserve.W005",
         )
+
+
+def _check_permissions(conf: SiteConfig) -> Iterator[CheckMessage]:
+    """E012: a PERMISSION names a function that is none, or a permission of an app that is not installed."""
+    given = {f"PERMISSION of the model {alias!r}": entry.permission for alias, entry in conf.models.items()}
+    given |= {f"permission of the pipeline {name!r}": one.permission for name, one in PIPELINES.items()}
+    for what, permission in given.items():
+        if not isinstance(permission, str) or permission in WORDS:
+            continue
+        label = permission.partition(".")[0]
+        if is_path(permission):
+            reason = _not_a_function(permission)
+        else:
+            reason = "" if label in apps.app_configs else f"no app {label!r} is installed"
+        if reason:
+            yield Error(f"The {what} is {permission!r}: {reason}.", hint=PERMISSION_HINT, id="streamserve.E012")
+
+
+def _check_tenant(conf: SiteConfig) -> Iterator[CheckMessage]:
+    """E013: TENANT names no function."""
+    reason = _not_a_function(conf.tenant) if conf.tenant else ""
+    if reason:
+        yield Error(
+            f'STREAMSERVE["TENANT"] is {conf.tenant!r}: {reason}.',
+            hint="It takes the dotted path of a function of user and key that returns a team's name (docs/access.md).",
+            id="streamserve.E013",
+        )
+
+
+def _not_a_function(path: str) -> str:
+    """Return why the path names no plain function; "" if it does."""
+    try:
+        found = import_string(path)
+    except ImportError as error:
+        return f"it cannot be imported ({error})"
+    if not callable(found):
+        return "it is no function"
+    return "it is an async function, and a plain function is called on a thread" if iscoroutinefunction(found) else ""
 
 
 def _check_asgi() -> Iterator[CheckMessage]:

@@ -16,7 +16,9 @@ from django.test import AsyncClient
 from django.test.utils import override_settings
 from hypothesis import HealthCheck, settings
 
+from streamserve import Run, pipeline
 from streamserve.clients import factory
+from streamserve.clients.pipeline.client import forget
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.models import ApiKey
 from streamserve.testing import DaphneServer
@@ -149,6 +151,18 @@ def lonely_key(transactional_db: Any) -> str:
 def ops_key(transactional_db: Any) -> str:
     """A key for operators."""
     return ApiKey.objects.make(name="ops", scopes=["ops"])[1]
+
+
+@pytest.fixture
+def review() -> Iterator[None]:
+    """A pipeline of that name."""
+
+    async def review(run: Run) -> None:
+        """Review an account."""
+
+    pipeline(review)
+    yield
+    forget("review")
 
 
 class Caller:

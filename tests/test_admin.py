@@ -86,6 +86,18 @@ def test_a_key_is_made_and_shown_once(admin: Client, root: Any, alice: Any) -> N
     assert not [entry for entry in LogEntry.objects.all() if key in f"{entry.object_repr} {entry.change_message}"]
 
 
+def test_a_key_is_made_for_some_models(admin: Client, review: None) -> None:
+    """The form offers the site's models and pipelines, and takes no other; the list and the key's page show them."""
+    form = "/admin/streamserve/apikey/add/"
+    asked = {"name": "narrow", "scopes": ["chat"], "allowed_models": ["echo", "review"]}
+    assert b'value="review"' in admin.get(form).content
+    assert b"nemo" in admin.post(form, {**asked, "allowed_models": ["nemo"]}).content
+    assert not ApiKey.objects.exists()
+    assert "echo, review" in admin.post(form, asked).content.decode()
+    assert ApiKey.objects.get().allowed_models == ["echo", "review"]
+    assert "chat: echo, review" in admin.get("/admin/streamserve/apikey/").content.decode()
+
+
 def test_a_key_needs_a_scope_and_a_permission(admin: Client, staff: Any, alice: Any) -> None:
     """Without `add_apikey` there is no form; with it, staff make keys for themselves only."""
     assert admin.post("/admin/streamserve/apikey/add/", {"name": "x"}).status_code == 200  # the form again

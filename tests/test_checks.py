@@ -44,13 +44,24 @@ def test_a_right_site_has_no_findings() -> None:
         ({"TESTING": True, "ANONYMOUS": 1}, "streamserve.E002"),
         ({}, "streamserve.E003"),
         ({"MODELS": {"m": {"PATH": "/no/such/folder"}}}, "streamserve.E005"),
+        ({"TESTING": True, "MODELS": {"m": {"PATH": "echo", "PERMISSION": "everyone"}}}, "streamserve.E002"),
+        ({"TESTING": True, "MODELS": {"m": {"PATH": "echo", "PERMISSION": ids}}}, None),
+        ({"TESTING": True, "MODELS": {"m": {"PATH": "echo", "PERMISSION": "auth.view_user"}}}, None),
+        ({"TESTING": True, "MODELS": {"m": {"PATH": "echo", "PERMISSION": "shop.view_bill"}}}, "streamserve.E012"),
+        ({"TESTING": True, "MODELS": {"m": {"PATH": "echo", "PERMISSION": "tests.settings.no"}}}, "streamserve.E012"),
+        ({"TESTING": True, "TENANT": 7}, "streamserve.E002"),
+        ({"TESTING": True, "TENANT": "tests.settings.DEBUG"}, "streamserve.E013"),
+        ({"TESTING": True, "TENANT": "tests.conftest.until"}, "streamserve.E013"),
+        ({"TESTING": True, "TENANT": "tests.test_checks.ids"}, None),
         ({"TESTING": True, "ANONYMOUS": True}, "streamserve.W005"),
     ],
 )
-def test_wrong_settings_are_found(raw: Any, id_: str) -> None:
-    """E001 unknown key, E002 wrong value, E003 no model, E005 no folder, W005 anonymous outside DEBUG."""
+def test_wrong_settings_are_found(raw: Any, id_: str | None) -> None:
+    """E001 unknown key, E002 wrong value, E003 no model, E005 no folder, E012 and E013 no function (or an async one),
+    W005 anonymous outside DEBUG; None: there is nothing to find.
+    """
     with override_settings(STREAMSERVE=raw):
-        assert id_ in ids()
+        assert id_ in ids() if id_ else ids() == set()
 
 
 @pytest.mark.parametrize("raw", [{"TESTING": True, "ANONYMUS": True}, {"TESTING": True, "ANONYMOUS": 1}, {}])

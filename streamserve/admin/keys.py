@@ -17,6 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from streamserve.admin.records import RecordAdmin, in_short
 from streamserve.keys import new_key
 from streamserve.models import ApiKey, default_scopes
+from streamserve.web.model_names import known_names
 
 
 class KeyForm(forms.ModelForm):  # type: ignore[type-arg]  # generic in its stubs only
@@ -32,10 +33,17 @@ class KeyForm(forms.ModelForm):  # type: ignore[type-arg]  # generic in its stub
         initial=default_scopes,
         widget=forms.CheckboxSelectMultiple,
     )
+    allowed_models = forms.MultipleChoiceField(
+        label=_("Models"),
+        choices=lambda: [(name, name) for name in known_names()],
+        required=False,
+        widget=forms.CheckboxSelectMultiple,
+        help_text=_("The models and pipelines that it may use. None chosen: all that its user may."),
+    )
 
     class Meta:
         model = ApiKey
-        fields = ("name", "user", "scopes", "latency_class", "expires_at")
+        fields = ("name", "user", "scopes", "allowed_models", "latency_class", "expires_at")
 
 
 @admin.register(ApiKey)
@@ -51,8 +59,9 @@ class ApiKeyAdmin(RecordAdmin):
 
     @admin.display(description=_("scopes"))
     def may(self, key: ApiKey) -> str:
-        """Return the scopes, and the class that its answers have."""
-        return ", ".join([*key.scopes, *([key.latency_class] if key.latency_class else [])])
+        """Return the scopes, the class that its answers have, and the models that it may use, if not all."""
+        may = ", ".join([*key.scopes, *([key.latency_class] if key.latency_class else [])])
+        return f"{may}: {', '.join(key.allowed_models)}" if key.allowed_models else may
 
     @admin.display(description=_("last used"), ordering="last_used_at")
     def used(self, key: ApiKey) -> str:

@@ -136,6 +136,20 @@ def denied_by(permissions: Mapping[str, Permission], user: Any, identity: Identi
     return frozenset(name for name, one in permissions.items() if not _may_use(name, one, user, identity))
 
 
+def hidden_on_page(settings: SiteConfig, user: Any) -> frozenset[str]:
+    """Return what a page does not offer its visitor, for templates: where a rule fails, all that is not for anyone.
+
+    Synchronous; `user` is the request's, or None.
+    """
+    permissions = permissions_of(settings)
+    is_user = user is not None and user.is_authenticated and user.is_active
+    owner = f"user:{user.pk}" if is_user else "anon:page"
+    try:
+        return denied_by(permissions, user if is_user else None, Identity.of(owner, owner))
+    except RuleFailed:
+        return frozenset(permissions)
+
+
 def _may_use(name: str, permission: Permission, user: Any, identity: Identity) -> bool:
     if permission == ANYONE:
         return True

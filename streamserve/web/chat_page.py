@@ -27,6 +27,7 @@ from streamserve.clients.pipeline.client import PIPELINES
 from streamserve.conf import SiteConfig, get_settings
 from streamserve.conf_reader import nearest
 from streamserve.web.auth import give_cookie, visitor
+from streamserve.web.caller_rules import hidden_on_page
 from streamserve.web.sealed import seal
 from streamserve.web.site import start_loading
 from streamserve.web.views import non_atomic
@@ -57,10 +58,10 @@ def widget_config(
     """Return the variable `streamserve` of chat.html. `user` is the visitor, or None.
 
     `name` keeps the conversations of different widgets apart; without a name, another model or title does.
-    `models` are the models a visitor may choose from, or their titles by alias; the first is chosen at first. `intro`
-    is a line below the title. `budgets` has `first_token` and `total`, in seconds, shown beside what was measured.
-    `math` typesets LaTeX. `form` is one of `FORMS`. `address`: the open conversation is in the page's address, where
-    the server keeps conversations (CONVERSATIONS, for users).
+    `models` are the models a visitor may choose from, or their titles by alias; the first is chosen at first. Those
+    that this visitor may not use are left out. `intro` is a line below the title. `budgets` has `first_token` and
+    `total`, in seconds, shown beside what was measured. `math` typesets LaTeX. `form` is one of `FORMS`. `address`: the
+    open conversation is in the page's address, where the server keeps conversations (CONVERSATIONS, for users).
     """
     if form not in FORMS:
         raise ImproperlyConfigured(f"A chat has the form {form!r}. The forms are {', '.join(FORMS)}.")
@@ -72,13 +73,16 @@ def widget_config(
     budgets = budgets or {}
     username = user.get_username() if user is not None and user.is_authenticated else ""
     own_name = name or _default_name(model, title)
+    hidden = hidden_on_page(settings, user)
+    shown = [alias for alias in offered or settings.models if alias not in hidden]
+    default = settings.default_model if settings.default_model in shown and not offered else (*shown, "")[0]
     return {
         "streams_url": reverse("streamserve:streams"),
         "ready_url": reverse("streamserve:readyz"),
         "live_url": reverse("streamserve:livez"),
         "websocket_url": get_script_prefix() + socket_path().removeprefix("/"),
-        "models": {alias: titles.get(alias, alias) for alias in offered or settings.models},
-        "default_model": offered[0] if offered else settings.default_model,
+        "models": {alias: titles.get(alias, alias) for alias in shown},
+        "default_model": default,
         "first_token_budget": json.dumps(budgets.get("first_token", 0)),
         "total_budget": json.dumps(budgets.get("total", 0)),
         "request": json.dumps({"sealed_system": seal(system)} if system else {}),
@@ -94,7 +98,7 @@ def widget_config(
         "conversations_url": reverse("streamserve:conversations") if username and settings.conversations else "",
         "source": own_name if _SOURCE.fullmatch(own_name) else _digest(own_name),
         "address": address,
-        "needs_sign_in": not (username or settings.anonymous),
+        "needs_sign_in": not (shown and (username or settings.anonymous)),
         "login_url": _login_url(request),
         "keepalive_seconds": settings.streams.keepalive_seconds,
         "csrf_cookie": django_settings.CSRF_COOKIE_NAME,
@@ -165,7 +169,7 @@ async def render_chat(request: HttpRequest, template_name: str, *, is_open: bool
 async def chat_context(request: HttpRequest) -> dict[str, Any]:
     """Return the template context of the chat."""
     user = await request.auser() if hasattr(request, "auser") else None
-    return {"streamserve": widget_config(request, user, address=True)}
+    return {"streamserve": await sync_to_async(widget_config)(request, user, address=True)}
 
 
 # The texts of the page's scripts, for translation. A test compares them with the scripts (static/streamserve/*.js),

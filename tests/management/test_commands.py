@@ -45,6 +45,16 @@ def test_a_key_is_made_listed_and_revoked(alice: Any) -> None:
     assert "revoked" in run("streamserve_key", "list", "--user", "alice")
 
 
+def test_a_key_is_made_for_some_models(review: None) -> None:
+    """The list shows them; a name that is none is refused with the nearest."""
+    run("streamserve_key", "create", "--name", "narrow", "--models", "echo", "--models", "review")
+    assert ApiKey.objects.get().allowed_models == ["echo", "review"]
+    assert "echo,review" in run("streamserve_key", "list")
+    with pytest.raises(CommandError, match=r"no model or pipeline 'reviw'\. Did you mean 'review'"):
+        run("streamserve_key", "create", "--models", "reviw")
+    assert ApiKey.objects.count() == 1
+
+
 @pytest.mark.parametrize("column", [0, 1])
 def test_a_key_is_revoked_by_what_the_list_shows(column: int) -> None:
     """By its id or its prefix; a number that is no id is refused as any other text."""

@@ -11,6 +11,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from channels.testing import WebsocketCommunicator
 from django.contrib.auth.models import Permission as DjangoPermission
+from django.test import RequestFactory
 from django.test.utils import override_settings
 
 from streamserve import Run, acomplete, aenqueue_job, pipeline, run_pipeline
@@ -21,6 +22,7 @@ from streamserve.protocol.errors import NotFound, RuleFailed
 from streamserve.protocol.identity import Identity
 from streamserve.protocol.requests import BATCH
 from streamserve.web import site
+from streamserve.web.chat_page import widget_config
 from tests.conftest import Caller, body_of, until_ready
 from tests.support.sites.batch_runs import Tenant, jsonl, line, without_worker
 from tests.web.conftest import communicator, make_caller
@@ -288,6 +290,22 @@ async def test_a_change_in_this_process_counts_at_once(ready: None, alice: Any) 
     row.allowed_models = ["open"]
     await row.asave()
     assert await seen_by(Caller(key=key)) == {"open"}
+
+
+def test_a_page_offers_what_its_visitor_may_use(transactional_db: Any, bob: Any, staff: Any) -> None:
+    """Of the models that it names, or of all; where none is left, it asks for another login."""
+    given = {"open": "Open", "staff": "Experts", "bobs": "Bob's"}
+
+    def shown(user: Any, **options: Any) -> dict[str, Any]:
+        return widget_config(RequestFactory().get("/"), user, **options)
+
+    with override_settings(STREAMSERVE=SITE):
+        assert shown(None)["models"] == {"open": "open"}
+        assert shown(staff, models=given)["models"] == {"open": "Open", "staff": "Experts"}
+        page = shown(bob, models="staff|bobs")
+        assert (page["models"], page["default_model"], page["needs_sign_in"]) == ({"bobs": "bobs"}, "bobs", False)
+        page = shown(None, model="staff")
+        assert (page["models"], page["default_model"], page["needs_sign_in"]) == ({}, "", True)
 
 
 async def test_a_rule_that_fails_serves_nothing(transactional_db: Any, alice: Any, caplog: Any) -> None:

@@ -15,6 +15,7 @@ from django.utils import timezone
 from streamserve.keys import is_well_formed
 from streamserve.models import SCOPES, ApiKey
 from streamserve.protocol.requests import LATENCY_CLASSES
+from streamserve.web.model_names import complaint_about
 
 _MAX_DAYS = 36_500  # a century; a date beyond the year 9999 is none
 
@@ -30,6 +31,12 @@ class Command(BaseCommand):
         create.add_argument("--user", help="username of its owner; without an owner the key sees its own streams only")
         create.add_argument("--name", default="", help="what it is for")
         create.add_argument("--scope", action="append", choices=SCOPES, help="may be given twice; default: chat")
+        create.add_argument(
+            "--models",
+            action="append",
+            metavar="NAME",
+            help="a model or pipeline that it may use; may be given again; default: all that its user may",
+        )
         create.add_argument("--class", dest="latency_class", choices=LATENCY_CLASSES, help="of requests that name none")
         create.add_argument("--days", type=int, help="how long it is good for; default: until it is revoked")
         create.add_argument("--key", help="a key of your own: 16 to 128 of A-Z a-z 0-9 _ -")
@@ -47,7 +54,10 @@ class Command(BaseCommand):
             raise CommandError("A key has 16 to 128 characters of A-Z a-z 0-9 _ - . Without --key a key is made.")
         if days is not None and not 1 <= days <= _MAX_DAYS:
             raise CommandError(f"--days is 1 to {_MAX_DAYS}. Leave it away for a key that stays.")
+        if complaint := complaint_about(options["models"] or ()):
+            raise CommandError(complaint)
         fields = {
+            "allowed_models": list(dict.fromkeys(options["models"] or ())),
             "name": name,
             "user": _user(user) if user else None,
             "scopes": sorted(set(scope or ["chat"])),
@@ -68,7 +78,7 @@ class Command(BaseCommand):
         if not rows:
             self.stdout.write("No keys. Make a key: manage.py streamserve_key create --name laptop")
             return
-        table = [("id", "prefix", "state", "user", "scopes", "last used", "name"), *rows]
+        table = [("id", "prefix", "state", "user", "scopes", "models", "last used", "name"), *rows]
         widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
         for row in table:
             line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
@@ -98,4 +108,5 @@ def _user(name: str) -> Any:
 def _columns(row: ApiKey) -> tuple[str, ...]:
     used = row.last_used_at.strftime("%Y-%m-%d %H:%M") if row.last_used_at else "never"
     owner = row.user.get_username() if row.user else "-"
-    return str(row.pk), row.prefix, row.state, owner, ",".join(row.scopes), used, row.name
+    models = ",".join(row.allowed_models) or "all"
+    return str(row.pk), row.prefix, row.state, owner, ",".join(row.scopes), models, used, row.name
