@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 from streamserve.protocol.errors import StreamserveError
+from streamserve.protocol.events import Usage
 from streamserve.protocol.json_body import decode_json
 from streamserve.protocol.limits import Limits
 
@@ -77,14 +78,29 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowAnswer:
+    """The answer that a row began: how it ended, and what it took."""
+
+    stream_id: str
+    model: str
+    usage: Usage
+    finish_reason: str
+    error_code: str
+    seconds: float
+    ttft_seconds: float | None
+    phases: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowResult:
-    """How a row ended: the status and the JSON of its response."""
+    """How a row ended: the status and the JSON of its response; `answer`: None of a row that began none."""
 
     line: int
     custom_id: str
     request_id: str
     status_code: int
     body: str
+    answer: RowAnswer | None = None
 
     @property
     def is_success(self) -> bool:

@@ -13,8 +13,9 @@ Relies on, in Django 5.2 and 6.1: `Signal._live_receivers`, the sync and the asy
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from asgiref.sync import async_to_sync
@@ -25,13 +26,14 @@ from django.dispatch import Signal
 
 from streamserve.api.call import ANONYMOUS, Caller
 from streamserve.api.logs import get_logger
-from streamserve.models import Job, Message
+from streamserve.dialects.batches import RowAnswer
+from streamserve.models import BatchRow, Job, Message
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import Usage
 from streamserve.rows import orm
 from streamserve.rows.trouble import is_passing
-from streamserve.signals import answer_finished, answer_refused, answer_started, job_finished
+from streamserve.signals import answer_finished, answer_refused, answer_started, job_finished, message_rated
 
 log = get_logger(__name__)
 
@@ -98,6 +100,7 @@ _NAMES = {
     answer_finished: "answer_finished",
     answer_refused: "answer_refused",
     job_finished: "job_finished",
+    message_rated: "message_rated",
 }
 
 
@@ -184,6 +187,36 @@ def _of_stream(row: StreamRow) -> dict[str, Any]:
         "message_id": message_id,
         "job_id": Job.objects.filter(stream_id=row.pk).values_list("pk", flat=True).first() if is_job else None,
     }
+
+
+def tell_rows(ended: Sequence[tuple[BatchRow, RowAnswer | None]], owner: str, tenant: str) -> None:
+    """Tell of the answers of a batch's rows, in the transaction that stores them."""
+    for row, answer in ended:
+        if answer is not None:
+            told = {field.name: getattr(answer, field.name) for field in fields(answer)}
+            none = dict.fromkeys(("conversation_id", "message_id", "job_id"))
+            whose_it_is = whose(owner, tenant)
+            send(answer_finished, BatchRow, row=row, batch_id=row.batch_id, **told, **whose_it_is, **none)
+
+
+# Ratings
+
+
+def tell_rated(message_id: str) -> None:
+    """Tell of a rating, in the transaction that writes it."""
+    row = Message.objects.select_related("conversation").get(pk=message_id)
+    send(
+        message_rated,
+        Message,
+        row=row,
+        message_id=row.pk,
+        conversation_id=row.conversation_id,
+        stream_id=row.stream_id,
+        model=row.model,
+        **whose(row.conversation.owner, row.conversation.tenant),
+        rating=row.rating,
+        comment=row.comment,
+    )
 
 
 # Jobs

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from typing import IO, Any
 
 from django.utils import timezone
@@ -29,6 +30,7 @@ from streamserve.dialects.batches import (
     Line,
     LineChecker,
     LineError,
+    RowAnswer,
     RowResult,
     failed_row,
     parse_line,
@@ -37,6 +39,8 @@ from streamserve.dialects.batches import (
 from streamserve.models import ApiKey, Batch, BatchRow
 from streamserve.protocol.errors import NotFound
 from streamserve.rows import orm
+from streamserve.rows.receivers import tell_rows, written
+from streamserve.signals import answer_finished
 from streamserve.work.batch_files import compose
 from streamserve.work.files import Files
 from streamserve.work.queue import BATCHES, Claim, Failed, Kind, LeaseLost, RetryPolicy
@@ -57,7 +61,7 @@ class RowWriter:
 
     def __init__(self, claim: Claim[Batch]) -> None:
         self._claim = claim
-        self._waiting: list[tuple[BatchRow, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[BatchRow, RowAnswer | None, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
 
     async def store(self, result: RowResult) -> None:
@@ -71,7 +75,7 @@ class RowWriter:
             body=result.body.replace("\0", "\N{REPLACEMENT CHARACTER}"),  # PostgreSQL refuses NUL
         )
         stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((row, stored))
+        self._waiting.append((row, result.answer, stored))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._write(), name=f"{self._claim.id} rows")
         await stored
@@ -84,14 +88,18 @@ class RowWriter:
     async def _write(self) -> None:
         while self._waiting:
             taken, self._waiting = self._waiting, []
-            error = await self._write_rows([row for row, _ in taken])
-            for _, stored in taken:
+            error = await self._write_rows([(row, answer) for row, answer, _ in taken])
+            for *_, stored in taken:
                 if not stored.done():
                     stored.set_exception(error) if error is not None else stored.set_result(None)
 
-    async def _write_rows(self, rows: list[BatchRow]) -> Exception | None:
+    async def _write_rows(self, ended: list[tuple[BatchRow, RowAnswer | None]]) -> Exception | None:
+        rows, batch = [row for row, _ in ended], self._claim.row
+        tell = partial(tell_rows, ended, batch.owner, batch.tenant)
         try:
-            await self._claim.write(lambda held: held.store(rows))
+            await self._claim.write(
+                lambda held: held.store(rows), ask=lambda write: written(answer_finished, BatchRow, write, tell)
+            )
         except Exception as error:  # each slot raises it
             return error
         return None

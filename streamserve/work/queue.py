@@ -88,13 +88,19 @@ class Claim(Generic[RowT]):
         held: WorkQuerySet[RowT] = rows.held(self.id, self.row.fence, self.worker_id)
         return held
 
-    async def write(self, change: Callable[[Any], int], *, insists: bool = True) -> None:
+    async def write(
+        self,
+        change: Callable[[Any], int],
+        *,
+        insists: bool = True,
+        ask: Callable[[Callable[[], int]], Awaitable[int]] = orm.write,
+    ) -> None:
         """Make one guarded change: `change` takes the held row's queryset, and returns whether it found it."""
 
         def write() -> int:
             return change(self.held())
 
-        if not await (orm.insist(orm.write, write) if insists else orm.write(write)):
+        if not await (orm.insist(ask, write) if insists else ask(write)):
             raise LeaseLost(f"{self.kind} {self.id}")
 
     async def transact(self, change: Callable[[Any], object]) -> None:

@@ -5,41 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group
 from django.db import OperationalError, connection
-from django.dispatch import Signal
 
-from streamserve.models import ApiKey, Job
+from streamserve.models import ApiKey, Conversation, Job, Message
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import DatabaseUnavailable
 from streamserve.rows import orm
-from streamserve.rows.receivers import end_job, finish_stream, insert_stream, whose
-from streamserve.signals import answer_finished, answer_started, job_finished
+from streamserve.rows.receivers import end_job, finish_stream, insert_stream, tell_rated, whose, written
+from streamserve.signals import answer_finished, answer_started, job_finished, message_rated
 from tests.conftest import until
 from tests.rows.conftest import NUM_TOKENS, asked
+from tests.support.sites.connected import connected
 from tests.support.sites.rows import in_row
 from tests.support.sites.two_workers import Worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ID = "5" * 32
-
-
-@contextmanager
-def connected(signal: Signal, *receivers: Callable[..., Any]) -> Iterator[None]:
-    """Connect receivers while the block runs."""
-    for receiver in receivers:
-        signal.connect(receiver, weak=False)
-    try:
-        yield
-    finally:
-        for receiver in receivers:
-            signal.disconnect(receiver)
 
 
 def bill(**told: Any) -> None:
@@ -263,6 +251,25 @@ async def test_a_job_s_end_is_told_of_once(transactional_db: Any) -> None:
     (end,) = told
     assert (end["job_id"], end["pipeline"], end["state"], end["attempts"]) == (ID, "report", "done", 2)
     assert (end["owner"], end["tenant"], end["user_id"], end["key_id"]) == ("key:3", "user:5", 5, 3)
+
+
+async def test_a_rating_is_told_of(alice: Any) -> None:
+    """With whose conversation it is; and when it is taken back."""
+    told: list[dict[str, Any]] = []
+    owner = f"user:{alice.pk}"
+    talk = await Conversation.objects.acreate(owner=owner, tenant=owner, user=alice)
+    answer = await Message.objects.acreate(conversation=talk, role="assistant", stream_id=ID, model="echo", rating=-1)
+
+    def rate(rating: int | None) -> int:
+        return Message.objects.filter(pk=answer.pk).update(rating=rating, comment="late")
+
+    with connected(message_rated, lambda **values: told.append(values)):
+        for rating in (-1, None):
+            write = partial(rate, rating)
+            assert await written(message_rated, Message, write, partial(tell_rated, answer.pk), alone=orm.call) == 1
+    assert [one["rating"] for one in told] == [-1, None]
+    names = ("message_id", "conversation_id", "stream_id", "model", "user_id", "comment")
+    assert [told[0][name] for name in names] == [answer.pk, talk.pk, ID, "echo", alice.pk, "late"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,9 +20,11 @@ from streamserve.api.logs import get_logger
 from streamserve.api.openai import chats, completions
 from streamserve.dialects import native
 from streamserve.dialects.anthropic import message as anthropic_message
-from streamserve.dialects.batches import Line, RowResult
+from streamserve.dialects.batches import Line, RowAnswer, RowResult
 from streamserve.dialects.openai import shapes
 from streamserve.protocol.errors import BadRequest, ErrorBody, Refused, StreamserveError, to_body
+from streamserve.protocol.events import Usage
+from streamserve.streams.stream import Stream
 
 log = get_logger(__name__)
 
@@ -53,10 +55,11 @@ _RUN = Endpoint(answer=pipelines.post_run, error_json=native.error_json)
 
 @dataclass(frozen=True, slots=True)
 class RowReply:
-    """The response of a row."""
+    """The response of a row, and the answer in it."""
 
     status_code: int
     body: str
+    answer: RowAnswer | None = None
 
 
 class TryLater(Exception):
@@ -94,6 +97,7 @@ async def answer_line(
                 request_id=request_id,
                 status_code=reply.status_code,
                 body=reply.body,
+                answer=reply.answer,
             )
 
 
@@ -116,23 +120,42 @@ async def run_row(answers: Answers, caller: Caller, url: str, body: Mapping[str,
         try:
             reply = await endpoint.answer(call, answers)
             assert isinstance(reply.body, bytes)  # rows that want a stream are refused before
-            return RowReply(reply.status, reply.body.decode())
+            return RowReply(reply.status, reply.body.decode(), _answer_of(call.started))
         except StreamserveError as error:
             if not isinstance(error, Refused):
-                return _failed(endpoint, error)
+                return _failed(endpoint, error, call.started)
             if not call.started or error.code == _NOT_BEGUN:
                 raise TryLater(error) from error
             num_runs += 1
             if num_runs >= MAX_RUNS:
-                return _failed(endpoint, error)
+                return _failed(endpoint, error, call.started)
         except Exception:
             log.exception("batch_row_failed", request_id=request_id)
             message = f"The server failed on this row. Its log has the cause under {request_id}."
-            return _failed(endpoint, StreamserveError(message))
+            return _failed(endpoint, StreamserveError(message), call.started)
 
 
-def _failed(endpoint: Endpoint, error: StreamserveError) -> RowReply:
-    return RowReply(error.http_status, json.dumps(endpoint.error_json(to_body(error)), ensure_ascii=False))
+def _failed(endpoint: Endpoint, error: StreamserveError, started: Sequence[Stream]) -> RowReply:
+    body = json.dumps(endpoint.error_json(to_body(error)), ensure_ascii=False)
+    return RowReply(error.http_status, body, _answer_of(started))
+
+
+def _answer_of(started: Sequence[Stream]) -> RowAnswer | None:
+    """Return what a row's answer took; the answers of several prompts are counted together."""
+    if not started:
+        return None
+    summaries = [stream.summary() for stream in started]
+    last, ttfts = summaries[-1], [one.ttft for one in summaries if one.ttft is not None]
+    return RowAnswer(
+        stream_id=summaries[0].id,
+        model=last.model,
+        usage=sum((stream.usage for stream in started), Usage()),
+        finish_reason=last.finish_reason or "",
+        error_code=next((one.error_code for one in summaries if one.error_code), ""),
+        seconds=max(one.latency for one in summaries),
+        ttft_seconds=min(ttfts, default=None),
+        phases=last.phases,
+    )
 
 
 async def _pieces(raw: bytes) -> AsyncIterator[bytes]:
