@@ -39,7 +39,7 @@ def test_batches_and_files_are_listed(root: Any, batches: list[str]) -> None:
     assert "secret" not in files
     for model, pk in (("batch", "batch_runs"), ("storedfile", "file-1")):
         page = client.get(reverse(f"admin:streamserve_{model}_change", args=[pk])).content.decode()
-        fields = ("owner", "tenant", "created_at", "expires_at")
+        fields = ("who", "whose", "created", "expires")
         assert [name for name in fields if f"field-{name}" not in page] == []
         assert client.post(reverse(f"admin:streamserve_{model}_delete", args=[pk]), {"post": "yes"}).status_code == 403
         assert client.get(reverse(f"admin:streamserve_{model}_add")).status_code == 403
@@ -60,7 +60,7 @@ def test_cancelling_needs_its_permission(staff: Any, batches: list[str]) -> None
 
 
 def test_the_lists_are_narrow(root: Any, batches: list[str]) -> None:
-    """A visitor's id is shortened in the lists, which have little room beside their filters; the row's page has all."""
+    """A visitor's id is shortened in the lists, which have little room; the row's page has all."""
     owner = f"anon:{'5' * 32}"
     Batch.objects.filter(pk="batch_runs").update(owner=owner, num_rows=1500, num_completed=3, num_failed=1)
     job = Job.objects.create(
@@ -70,7 +70,6 @@ def test_the_lists_are_narrow(root: Any, batches: list[str]) -> None:
     client.force_login(root)
     for model, pk in (("batch", "batch_runs"), ("job", job.pk)):
         page = client.get(reverse(f"admin:streamserve_{model}_changelist")).content.decode()
-        assert f">{owner[:13]}…<" in page
-        assert owner not in page
+        assert ">visitor 55555555<" in page
         assert ("4 of 1,500, 1 failed" in page) is (model == "batch")
         assert owner in client.get(reverse(f"admin:streamserve_{model}_change", args=[pk])).content.decode()

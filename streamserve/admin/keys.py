@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.translation import gettext_lazy as _
 
-from streamserve.admin.records import RecordAdmin, in_short
+from streamserve.admin.records import NOTHING, ModelAdmin, RecordAdmin, moment, short
 from streamserve.keys import new_key
 from streamserve.models import ApiKey, default_scopes
 from streamserve.web.model_names import known_names
@@ -51,11 +51,30 @@ class ApiKeyAdmin(RecordAdmin):
     """API keys. A new key is shown once, on the page that answers its form; it is neither stored nor logged."""
 
     form = KeyForm
-    list_display = ("prefix", "name", "user", "may", "state", "created", "used", "expires")
-    list_filter = ("revoked_at", "created_at")
-    search_fields = ("prefix", "name", "user__username")
+    list_display = ("prefix", "short_name", "short_user", "may", "state", "created", "used", "until")
+    list_filter = (("revoked_at", admin.EmptyFieldListFilter), "created_at")
+    search_fields = ("prefix", "name")
+    search_help_text = _("A prefix, a name, or the name of a user")
     list_select_related = ("user",)
+    owner_columns = ()
+    empty_words = _(
+        "No key yet. Programs ask with an API key: add it here, or with manage.py streamserve_key. It is shown once."
+    )
     actions = ("revoke",)
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Return the form's fields for a new key, and what is known of a key that is there."""
+        if obj is None:
+            return KeyForm.Meta.fields
+        return ("name", "prefix", "user", "may", "may_use", "state", "created", "used", "until", "revoked", "streams")
+
+    def get_search_results(self, request: HttpRequest, queryset: QuerySet[Any], search_term: str) -> tuple[Any, bool]:
+        """Return the keys that have the words anywhere: they are few."""
+        return ModelAdmin.get_search_results(self, request, queryset, search_term)
+
+    def get_search_fields(self, request: HttpRequest) -> Any:
+        """Return the key's own columns, and its user's name."""
+        return (*self.search_fields, f"user__{get_user_model().USERNAME_FIELD}")
 
     @admin.display(description=_("scopes"))
     def may(self, key: ApiKey) -> str:
@@ -63,13 +82,31 @@ class ApiKeyAdmin(RecordAdmin):
         may = ", ".join([*key.scopes, *([key.latency_class] if key.latency_class else [])])
         return f"{may}: {', '.join(key.allowed_models)}" if key.allowed_models else may
 
-    @admin.display(description=_("last used"), ordering="last_used_at")
-    def used(self, key: ApiKey) -> str:
-        """Return when, without the year."""
-        return in_short(key.last_used_at)
+    used = moment("last_used_at", _("last used"))
+    revoked = moment("revoked_at", _("revoked"))
+
+    @admin.display(description=_("models"))
+    def may_use(self, key: ApiKey) -> str:
+        """Return the models and pipelines that it may use."""
+        return ", ".join(key.allowed_models) or str(_("all that its user may"))
+
+    @admin.display(description=_("name"), ordering="name")
+    def short_name(self, key: ApiKey) -> str:
+        """Return the name, shortened."""
+        return short(key.name)
+
+    @admin.display(description=_("user"))
+    def short_user(self, key: ApiKey) -> str:
+        """Return whose key it is, shortened."""
+        return short(str(key.user)) if key.user is not None else NOTHING
+
+    @admin.display(description=_("streams"))
+    def streams(self, key: ApiKey) -> str:
+        """Return a link to the answers that were asked with the key."""
+        return self.listed("streamserve_stream", _("its streams"), tenant=key.tenant, owner=f"key:{key.pk}")
 
     @admin.display(description=_("expires"), ordering="expires_at")
-    def expires(self, key: ApiKey) -> str:
+    def until(self, key: ApiKey) -> str:
         """Return the day."""
         return "–" if key.expires_at is None else date_format(timezone.localtime(key.expires_at), "j M Y")
 

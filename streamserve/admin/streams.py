@@ -10,11 +10,12 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
+from django.utils.html import format_html_join
 from django.utils.translation import gettext_lazy as _
 
-from streamserve.admin.records import RecordAdmin, in_short
+from streamserve.admin.records import NOTHING, RecentValues, RecordAdmin, moment, short
 from streamserve.api.logs import get_logger
-from streamserve.models import Stream, Watch
+from streamserve.models import Job, Message, Stream, Watch
 from streamserve.web.audit import WATCH_PERMISSION
 from streamserve.web.chat_page import CONTENT_SECURITY_POLICY
 from streamserve.web.words import in_words
@@ -44,41 +45,66 @@ def _record_reading(request: HttpRequest, stream: Stream) -> None:
 class StreamAdmin(RecordAdmin):
     """Every answer, newest first. The answer itself is shown to those who may watch, on demand, which is recorded."""
 
-    list_display = ("short_id", "began", "model", "short_owner", "result", "num_tokens", "first_token", "took")
-    list_filter = ("state", "finish_reason", "error_code", "model", "created_at")
-    search_fields = ("id", "owner", "tenant")
-    date_hierarchy = "created_at"
+    list_display = ("short_id", "began", "short_model", "short_owner", "result", "num_tokens", "first_token", "took")
+    list_filter = (
+        "state",
+        ("finish_reason", RecentValues),
+        ("error_code", RecentValues),
+        ("model", RecentValues),
+        "created_at",
+    )
+    search_fields = ("id",)
+    search_help_text = _("The beginning of a stream's id, or the name of a user or key")
+    sortable_by = ("began",)
     change_form_template = "streamserve/admin/stream.html"
     fieldsets = (
-        (None, {"fields": ("id", "model", "owner", "tenant", "result")}),
-        (_("Figures"), {"fields": ("tokens", "first_token", "took", "phases_in_words", "created_at", "finished_at")}),
-        (_("Where it runs"), {"fields": ("producer", "released_at", "on_disconnect", "log_id", "last_seq", "fence")}),
+        (None, {"fields": ("id", "model", "who", "whose", "result", "belongs_to")}),
+        (_("Figures"), {"fields": ("tokens", "first_token", "took", "phases_in_words", "created", "finished")}),
+        (
+            _("Where it runs"),
+            {
+                "fields": ("producer", "released", "on_disconnect", "log_id", "last_seq", "fence"),
+                "classes": ("collapse",),
+            },
+        ),
     )
-    readonly_fields = ("result", "tokens", "first_token", "took", "phases_in_words")
+    empty_words = _(
+        "No answer yet. Each has a row here from its first moment: of the chat page, of every API, and of jobs. "
+        "Rows go after KEEP_STREAMS_DAYS."
+    )
 
     def get_urls(self) -> list[URLPattern]:
         """Return the model's own pages and the watch page."""
         watch = path("<str:stream_id>/watch/", self.admin_site.admin_view(self.show_watch), name=_WATCH_PAGE)
         return [watch, *super().get_urls()]
 
-    @admin.display(description=_("stream"), ordering="id")
-    def short_id(self, stream: Stream) -> str:
-        """Return the id as the live page shows it."""
-        return stream.pk[:8]
-
-    @admin.display(description=_("result"), ordering="finish_reason")
+    @admin.display(description=_("result"))
     def result(self, stream: Stream) -> str:
         """Return how it ended, or that it has not."""
         if stream.state == "running":
             return str(_("running") if stream.producer else _("parked"))
         return f"error: {stream.error_code}" if stream.error_code else stream.finish_reason or "–"
 
-    @admin.display(description=_("began"), ordering="created_at")
-    def began(self, stream: Stream) -> str:
-        """Return when, without the year."""
-        return in_short(stream.created_at)
+    began = moment("created_at", _("began"))
 
-    @admin.display(description=_("tokens"), ordering="completion_tokens")
+    @admin.display(description=_("model"))
+    def short_model(self, stream: Stream) -> str:
+        """Return the model or pipeline, shortened."""
+        return short(stream.model)
+
+    @admin.display(description=_("belongs to"))
+    def belongs_to(self, stream: Stream) -> str:
+        """Return links to the message that it answers, the job that it is of, and its watches."""
+        of_stream = {"stream_id": stream.pk}
+        messages = Message.objects.filter(**of_stream).values_list("pk", "conversation_id")
+        found = [row for pk, conversation in messages for row in (("message", pk), ("conversation", conversation))]
+        found += [("job", pk) for pk in Job.objects.filter(**of_stream).values_list("pk", flat=True)]
+        links = [self.linked(f"streamserve_{name}", pk, f"{name} {pk[:8]}") for name, pk in found]
+        if num := Watch.objects.filter(**of_stream).count():
+            links.append(self.listed("streamserve_watch", f"watched {num} ×", stream_id=stream.pk))
+        return format_html_join(", ", "{}", ((link,) for link in links)) or NOTHING
+
+    @admin.display(description=_("tokens"))
     def num_tokens(self, stream: Stream) -> str:
         """Return the answer's tokens."""
         return "–" if stream.state == "running" else f"{stream.completion_tokens:,}"
@@ -91,7 +117,7 @@ class StreamAdmin(RecordAdmin):
         cached = f", {stream.cached_tokens:,} cached" if stream.cached_tokens else ""
         return f"{stream.completion_tokens:,} (prompt {stream.prompt_tokens:,}{cached})"
 
-    @admin.display(description=_("first token"), ordering="ttft_seconds")
+    @admin.display(description=_("first token"))
     def first_token(self, stream: Stream) -> str:
         """Return the time to it."""
         return in_words(stream.ttft_seconds)
@@ -150,17 +176,55 @@ class StreamAdmin(RecordAdmin):
 class WatchAdmin(RecordAdmin):
     """The watches: user, stream and its owner, newest first."""
 
-    list_display = (
-        "username",
-        "watcher",
-        "stream_id",
-        "stream_owner",
-        "address",
-        "after_seq",
-        "last_seq",
-        "began_at",
-        "ended_at",
-    )
+    list_display = ("began", "short_user", "watched_by", "stream", "watched_owner", "events", "address", "ended")
     list_filter = ("began_at",)
-    search_fields = ("username", "watcher", "stream_id", "stream_owner", "address")
-    date_hierarchy = "began_at"
+    search_fields = ("stream_id", "username", "watcher")
+    search_help_text = _("The beginning of a stream's id, of a user's name, or of a watcher as key:3")
+    sortable_by = ("began",)
+    owner_columns = ("watcher", "stream_owner")
+    fields = ("username", "by", "stream_in_full", "of", "address", "events", "began", "ended")
+    empty_words = _(
+        "Nobody has watched an answer of another owner. A row is written before the first byte is shown: of the button "
+        "on a stream's page, and of GET /streams/{id}/watch."
+    )
+    began, ended = moment("began_at", _("began")), moment("ended_at", _("ended"))
+
+    @admin.display(description=_("user name"))
+    def short_user(self, watch: Watch) -> str:
+        """Return the user's name as it was then, shortened."""
+        return short(watch.username)
+
+    @admin.display(description=_("watcher"))
+    def watched_by(self, watch: Watch) -> str:
+        """Return the user or key."""
+        return self.named(watch, watch.watcher)
+
+    @admin.display(description=_("watcher"))
+    def by(self, watch: Watch) -> str:
+        """Return the user or key, linked."""
+        return self.named_in_full(watch, watch.watcher)
+
+    @admin.display(description=_("stream"))
+    def stream(self, watch: Watch) -> str:
+        """Return the stream as the lists show it, linked."""
+        return self.linked("streamserve_stream", watch.stream_id, watch.stream_id[:8])
+
+    @admin.display(description=_("stream"))
+    def stream_in_full(self, watch: Watch) -> str:
+        """Return the stream, linked."""
+        return self.linked("streamserve_stream", watch.stream_id, watch.stream_id)
+
+    @admin.display(description=_("stream's owner"))
+    def watched_owner(self, watch: Watch) -> str:
+        """Return whose answer it is."""
+        return self.named(watch, watch.stream_owner)
+
+    @admin.display(description=_("stream's owner"))
+    def of(self, watch: Watch) -> str:
+        """Return whose answer it is, linked."""
+        return self.named_in_full(watch, watch.stream_owner)
+
+    @admin.display(description=_("events"))
+    def events(self, watch: Watch) -> str:
+        """Return which events of the log were sent; the last is noted every 30 s."""
+        return f"{watch.after_seq + 1:,}–{watch.last_seq:,}" if watch.last_seq > watch.after_seq else NOTHING
