@@ -279,6 +279,7 @@ class Stream(Keyed):
         ordering = ("-created_at",)
         indexes = (
             models.Index(fields=["tenant", "-created_at"], name="streamserve_tenant_created"),
+            models.Index(fields=["created_at"], name="streamserve_streams_by_time"),  # of the admin's list
             models.Index(fields=["producer"], condition=models.Q(state="running"), name="streamserve_unfinished"),
             models.Index(fields=["owner"], condition=models.Q(state="running"), name="streamserve_running_of"),
             models.Index(fields=["counted_as"], condition=models.Q(state="running"), name="streamserve_counted_as"),

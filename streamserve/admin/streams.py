@@ -6,6 +6,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -72,6 +73,10 @@ class StreamAdmin(RecordAdmin):
         "No answer yet. Each has a row here from its first moment: of the chat page, of every API, and of jobs. "
         "Rows go after KEEP_STREAMS_DAYS."
     )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Stream]:
+        """Return the rows without request and text: a list shows neither."""
+        return super().get_queryset(request).defer("request", "text")
 
     def get_urls(self) -> list[URLPattern]:
         """Return the model's own pages and the watch page."""

@@ -113,6 +113,7 @@ class Job(Work, Keyed):
         indexes = (  # type: ignore[assignment]
             *Work.Meta.indexes,
             models.Index(fields=["tenant", "-created_at"], name="streamserve_job_tenant"),
+            models.Index(fields=["created_at"], name="streamserve_jobs_by_time"),  # of the admin's list
             models.Index(
                 fields=["owner"],
                 condition=models.Q(state__in=UNFINISHED),

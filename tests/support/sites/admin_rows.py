@@ -104,7 +104,7 @@ def make_rows() -> dict[str, str]:
         ended_at=now,
     )
     rows: dict[str, Any] = {"stream": streams[0], "job": job, "webhookdelivery": hook, "batch": batch, "watch": watch}
-    rows |= {"apikey": key, "worker": Worker.objects.get(), "storedfile": StoredFile.objects.earliest("id")}
+    rows |= {"apikey": key, "worker": Worker.objects.get(pk="w" * 32), "storedfile": StoredFile.objects.earliest("id")}
     return {name: str(row.pk) for name, row in rows.items()}
 
 
