@@ -403,6 +403,11 @@ class Answer:
         assert self.end is not None, "the log has no terminal event"
         return self.end.done
 
+    @property
+    def usage(self) -> Usage:
+        """The counts of what it was fed."""
+        return self._fold.usage
+
     def feed(self, event: Event) -> None:
         """Add an event."""
         for piece in self._fold.feed(event):

@@ -36,6 +36,7 @@ _ALL = (
         too_many_containers="The JSON has more than 20,000 arrays and objects, or the arguments of a conversation's "
         "tool calls have as many. Text in strings does not count, however many brackets it has.",
         invalid_type="A field is of the wrong type: true is not 1, 1.0 is not 1.",
+        conversation_full="The conversation has 4,000 messages, as many as it may. Begin another.",
         nothing_to_share="The conversation has no message yet that a share link could show.",
         too_many_shares="The conversation has 100 share links that work, as many as it may.",
         invalid_value="A field is out of range, not one of the allowed words, or empty.",

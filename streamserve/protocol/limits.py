@@ -117,6 +117,12 @@ class Limits:
     """Open jobs of a visitor, and of all requests without a cookie from one client address: 429 beyond."""
     max_jobs_anonymous: int = 32
     """Open jobs of all visitors together: 503 beyond."""
+    max_conversations: int = 50_000
+    """Conversations of a user, or of a key without a user: 429 beyond."""
+    max_conversation_messages: int = 4_000
+    """Questions and answers of a conversation, those of all its branches: 400 beyond. Its prompt has the newest
+    `MAX_MESSAGES` of a branch, and `MAX_PROMPT_CHARS` characters.
+    """
     max_connections: int = 10_000
     """Requests and WebSockets in progress in a process: 503, or close code 1013, beyond, but not for the probes; 0: no
     bound.

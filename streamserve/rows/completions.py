@@ -25,6 +25,7 @@ from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import NotFinished, StreamserveError
 from streamserve.protocol.events import LoggedEvent, is_terminal
 from streamserve.rows import orm
+from streamserve.rows.answer_messages import AnswerMessages
 from streamserve.rows.queries import part_of
 from streamserve.streams.log.base import EventLog, LogUnavailable, new_log_id
 from streamserve.streams.stream import Stream
@@ -39,6 +40,7 @@ class CompletionRows:
 
     def __init__(self, event_log: EventLog, *, keeps: bool, reasoning_field: str) -> None:
         self._log, self._keeps, self._reasoning_field = event_log, keeps, reasoning_field
+        self._messages = AnswerMessages(event_log)
 
     async def keep(self, stream: Stream, messages: Sequence[Mapping[str, Any]], metadata: Mapping[str, str], /) -> None:
         """Insert the row of a stream, unless it exists: a request may be sent again with its Idempotency-Key."""
@@ -106,8 +108,9 @@ class CompletionRows:
         return _chat_of(row)
 
     async def delete(self, caller: Caller, stream_id: str, /) -> None:
-        """Empty the row, and drop the events and the text of its stream."""
+        """Empty the row, and drop the events and the text of its stream. A message of a conversation keeps its own."""
         row = await self._whole(caller, stream_id)
+        await self._messages.write(stream_id)
         log_id = await orm.write(_forget, row)
         await self._log.drop(log_id)
 

@@ -105,6 +105,10 @@ class MessageQuerySet(models.QuerySet["Message"]):
         """Return the messages of answers whose end is not written yet."""
         return self.filter(state="running")
 
+    def streams(self) -> models.QuerySet[Message, str | None]:
+        """Return the ids of the streams of these messages."""
+        return self.exclude(stream_id=None).order_by().values_list("stream_id", flat=True)
+
     def write_end(self, stream_id: str, **columns: Any) -> int:
         """Write the whole answer of a stream into its message; 0 if that has been done, or it has none."""
         return self.running().filter(stream_id=stream_id).update(finished_at=timezone.now(), **columns)

@@ -7,7 +7,6 @@ stream is ended once. The time between two rounds is a quarter of the resume win
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
@@ -20,14 +19,16 @@ from django.utils import timezone
 
 from streamserve.api.logs import get_logger
 from streamserve.conf import SiteConfig
-from streamserve.models import Job, Watch
+from streamserve.models import Conversation, Job, Message, Watch
 from streamserve.models import Stream as StreamRow
 from streamserve.rows import orm
+from streamserve.rows.answer_messages import AnswerMessages, keep_needed_logs
+from streamserve.rows.conversation_store import UNDO_SECONDS, drop_conversations
 from streamserve.rows.queries import delete_in_parts
 from streamserve.rows.receivers import finish_stream
 from streamserve.streams.config import JOB, StreamConfig
 from streamserve.streams.lease.liveness import Liveness, host_of
-from streamserve.streams.log.base import EventLog, Refusal, append
+from streamserve.streams.log.base import Refusal, append
 from streamserve.streams.registry import Streams
 
 log = get_logger(__name__)
@@ -47,27 +48,37 @@ def purge_before(settings: StreamConfig, now: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowAges:
-    """How many days rows are kept: finished streams, watches, jobs. 0: for ever."""
+    """How many days rows are kept: finished streams, watches, jobs, unused conversations. 0: for ever."""
 
     streams_days: float = 0.0
     watches_days: float = 0.0
     jobs_days: float = 0.0
+    conversations_days: float = 0.0
 
     def old(self, settings: StreamConfig, now: datetime) -> tuple[QuerySet[Any], ...]:
-        """Return the older rows of streams, watches and jobs. A row stays for as long as its log may be replayed."""
+        """Return the older rows of streams, watches, jobs and conversations.
+
+        A row stays for as long as its log may be replayed, a stream's row until its answer's message is written. Of
+        deleted conversations these are older whose deletion can no longer be undone.
+        """
         replayed = datetime.fromtimestamp(purge_before(settings, now.timestamp()), UTC)
         streams, watches, jobs = StreamRow.objects.none(), Watch.objects.none(), Job.objects.none()
+        conversations = Conversation.objects.deleted_before(now - timedelta(seconds=UNDO_SECONDS))
         if self.streams_days:
             streams = StreamRow.objects.finished_before(min(replayed, now - timedelta(days=self.streams_days)))
+            streams = streams.exclude(pk__in=Message.objects.running().streams())
         if self.watches_days:
             watches = Watch.objects.ended_before(now - timedelta(days=self.watches_days))
         if self.jobs_days:
             jobs = Job.objects.finished_before(min(replayed, now - timedelta(days=self.jobs_days)))
-        return streams, watches, jobs
+        if self.conversations_days:
+            conversations |= Conversation.objects.unused_since(now - timedelta(days=self.conversations_days))
+        return streams, watches, jobs, conversations
 
     def drop_old(self, settings: StreamConfig, now: datetime) -> tuple[int, ...]:
         """Delete them; return how many of each."""
-        return tuple(delete_in_parts(rows) for rows in self.old(settings, now))
+        *others, conversations = self.old(settings, now)
+        return *map(delete_in_parts, others), drop_conversations(conversations)
 
 
 def row_ages(settings: SiteConfig) -> RowAges:
@@ -76,14 +87,8 @@ def row_ages(settings: SiteConfig) -> RowAges:
         streams_days=settings.keep_streams_days,
         watches_days=settings.keep_watches_days,
         jobs_days=settings.keep_jobs_days,
+        conversations_days=settings.keep_conversations_days,
     )
-
-
-async def keep_job_logs(log: EventLog) -> None:
-    """Touch the logs of jobs that are queued, or between two attempts: they have no writer, and are needed."""
-    for log_id, fence in await orm.read(lambda: list(StreamRow.objects.of_unfinished_jobs())):
-        with contextlib.suppress(Refusal, KeyError):
-            await append(log, log_id, fence, [])
 
 
 class Reaper:
@@ -97,6 +102,7 @@ class Reaper:
         purges: Sequence[Callable[[], Awaitable[object]]] = (),
     ) -> None:
         self._ages, self._purges = ages, purges
+        self._messages = AnswerMessages(streams.log)
         self._streams, self._liveness = streams, liveness
         self._window = timedelta(seconds=streams.settings.resume_window_seconds)
         self._every_seconds = min(EVERY_SECONDS, max(1.0, streams.settings.resume_window_seconds / 4))
@@ -131,6 +137,7 @@ class Reaper:
             except Exception:
                 # A log that cannot be read does not hold up the other streams.
                 log.exception("stream_reaper_failed", stream_id=row.pk)
+        await self._messages.write_left()
         await asyncio.to_thread(self._liveness.tidy)
         if time.monotonic() >= self._purge_at:
             self._purge_at = time.monotonic() + PURGE_EVERY_SECONDS
@@ -179,13 +186,14 @@ class Reaper:
                     await append(streams.log, stream.log_id, stream.lease.fence, [])
                 except (Refusal, KeyError):
                     log.info("stream_log_not_kept", stream_id=stream.id)
-        await keep_job_logs(streams.log)
+        await keep_needed_logs(streams.log)
         num_dropped = await streams.log.purge(purge_before(streams.settings, time.time()))
         if num_dropped:
             log.info("stream_logs_purged", num=num_dropped)
         # Bulk work: the first time there may be millions.
         dropped = await orm.bulk(self._ages.drop_old, streams.settings, timezone.now())
         if any(dropped):
-            log.info("rows_dropped", streams=dropped[0], watches=dropped[1], jobs=dropped[2])
+            names = ("streams", "watches", "jobs", "conversations")
+            log.info("rows_dropped", **dict(zip(names, dropped, strict=True)))
         for purge in self._purges:  # of files
             await purge()

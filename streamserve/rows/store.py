@@ -8,7 +8,9 @@ only if STORE is on. Runs on the event loop.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from django.db import IntegrityError
@@ -18,9 +20,12 @@ from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import UnmetNeeds
 from streamserve.protocol.requests import Admission, Once, decode_request, encode_request
 from streamserve.rows import orm
+from streamserve.rows.answer_messages import AnswerMessages, Write
 from streamserve.rows.completions import CompletionRows
+from streamserve.rows.conversation_store import insert_turn
 from streamserve.rows.receivers import finish_stream, insert_stream
 from streamserve.streams.lease.liveness import Liveness
+from streamserve.streams.log.base import LogUnavailable
 from streamserve.streams.store import Group, KeyTaken, Record
 from streamserve.streams.transcript import StreamSummary
 
@@ -33,16 +38,21 @@ class RowStore:
     has_records = True
 
     def __init__(
-        self, liveness: Liveness | None, *, keeps_text: bool = False, chats: CompletionRows | None = None
+        self,
+        liveness: Liveness | None,
+        *,
+        keeps_text: bool = False,
+        chats: CompletionRows | None = None,
+        messages: AnswerMessages | None = None,
     ) -> None:
         self.is_shared = liveness is not None
         self.keeps_text = keeps_text
         self.own_id = "" if liveness is None else liveness.own_id
-        self._liveness, self._chats = liveness, chats
+        self._liveness, self._chats, self._messages = liveness, chats, messages
 
     async def insert(self, record: Record) -> None:
         try:
-            await insert_stream(row_of(record))
+            await insert_stream(row_of(record), also=_turn_of(record))
         except IntegrityError as error:
             if record.once is not None and await self.find(request_key=record.once.key) is not None:
                 raise KeyTaken from error
@@ -70,6 +80,7 @@ class RowStore:
     async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
         is_written = await finish_stream(
             summary.id,
+            also=await self._message_of(summary, has_begun=last_seq > 0),
             finish_reason=summary.finish_reason or "",
             error_code=summary.error_code or "",
             prompt_tokens=summary.prompt_tokens,
@@ -85,11 +96,30 @@ class RowStore:
         if self.keeps_text and self._chats is not None:
             await self._chats.fill(summary.id)
 
+    async def _message_of(self, summary: StreamSummary, *, has_begun: bool) -> Write | None:
+        """Return what writes the answer's message. While its log cannot be read that is left to the reaper."""
+        if self._messages is None:
+            return None
+        error_code = summary.error_code or ""
+        try:
+            return await self._messages.end_of(summary.id, summary.log_id, error_code, has_begun=has_begun)
+        except LogUnavailable as error:
+            log.warning("message_not_written", stream_id=summary.id, error=error.message)
+            return None
+
     async def running(self, group: Group) -> list[tuple[str, str]]:
         return await orm.read(StreamRow.objects.running_of, group.name, group.is_prefix, self.own_id)
 
     def is_alive(self, producer: str) -> bool:
         return self._liveness is not None and self._liveness.is_alive(producer)
+
+
+def _turn_of(record: Record) -> Callable[[], None] | None:
+    """Return what inserts the messages of a stream's turn in a conversation; None without one."""
+    turn = record.admission.turn
+    if turn is None:
+        return None
+    return partial(insert_turn, turn, tenant=record.admission.tenant, stream_id=record.id, model=record.model)
 
 
 def row_of(record: Record) -> StreamRow:

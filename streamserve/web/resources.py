@@ -13,7 +13,7 @@ from streamserve.clients.factory import make_client, remote_client
 from streamserve.clients.process.client import ProcessClient
 from streamserve.conf import LOG_SCHEMES, SiteConfig
 from streamserve.streams.lease.liveness import Liveness
-from streamserve.streams.log.base import EventLog, LogUnavailable, MemoryLog
+from streamserve.streams.log.base import UNFINISHED_SECONDS, EventLog, LogUnavailable, MemoryLog
 from streamserve.streams.log.file_log import FileLog
 
 log = get_logger(__name__)
@@ -51,8 +51,10 @@ def log_for(settings: SiteConfig) -> EventLog:
     if settings.log.startswith(LOG_SCHEMES):
         from streamserve.streams.log.redis_log import RedisLog  # needs the package redis
 
-        longest = max(settings.streams.retention_seconds, settings.streams.resume_window_seconds)
-        return RedisLog(settings.log, retention_seconds=2 * longest)
+        kept_seconds = 2 * max(settings.streams.retention_seconds, settings.streams.resume_window_seconds)
+        if settings.conversations:  # a purge drops a log earlier, but never before its answer's message is written
+            kept_seconds += UNFINISHED_SECONDS
+        return RedisLog(settings.log, retention_seconds=kept_seconds)
     return FileLog(Path(settings.state_dir) / LOG_FILE)
 
 

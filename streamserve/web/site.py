@@ -17,7 +17,6 @@ from typing import Any
 from django.conf import settings as django_settings
 
 from streamserve.api.answers import AnswerConfig, Answers, Defaults
-from streamserve.api.conversations import Conversations
 from streamserve.api.ops import Ops
 from streamserve.clients.base import EngineClient
 from streamserve.clients.pipeline.client import PipelineClient
@@ -25,7 +24,9 @@ from streamserve.clients.pipeline.journal import Memo
 from streamserve.conf import LOG_SCHEMES, SiteConfig, get_settings
 from streamserve.keys import salt_of
 from streamserve.rows import orm
+from streamserve.rows.answer_messages import AnswerMessages
 from streamserve.rows.completions import CompletionRows
+from streamserve.rows.conversation_store import ConversationRows
 from streamserve.rows.health import DatabaseHealth
 from streamserve.rows.reaper import Reaper, row_ages
 from streamserve.rows.shares import ShareRows
@@ -83,16 +84,17 @@ class DjangoSite:
             self._closing.push_async_callback(client.aclose)
 
         self.chats = CompletionRows(self.log, keeps=settings.store, reasoning_field=settings.reasoning_field)
+        messages = AnswerMessages(self.log) if settings.conversations else None
         self.streams = Streams(
             self.clients,
             self.log,
             settings.streams,
-            store=RowStore(liveness, keeps_text=settings.store, chats=self.chats),
+            store=RowStore(liveness, keeps_text=settings.store, chats=self.chats, messages=messages),
             limits=settings.limits,
             patience={name: one.queue_seconds for name, one in settings.classes.items()},
         )
         self._closing.push_async_callback(self.streams.aclose)
-        self.conversations: Conversations | None = None  # its rows come with their service
+        self.conversations = ConversationRows(settings.limits) if settings.conversations else None
         self.shares = ShareRows() if settings.conversations and settings.share_links else None
         self.watches = WatchAudit(self.streams)
         self.permissions = PermissionChecks(self.streams, self.watches)

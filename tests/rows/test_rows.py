@@ -173,7 +173,7 @@ async def test_each_call_is_one_query(one: Worker, gate: Gate) -> None:
     assert await counted(1, one.store.claim(copy.id, 1)) is False
     await counted(1, one.store.release(copy.id, 2))
     ended = replace(stream.summary(), id=copy.id, finish_reason="stop", completion_tokens=3, phases={"queue": 0.25})
-    await counted(1, one.store.finish(ended, last_seq=5, text="abc"))
+    await counted(1, RowStore(one.workers).finish(ended, last_seq=5, text="abc"))  # of a site without conversations
     found = await one.store.find(stream_id=copy.id)
     assert found == replace(
         copy,

@@ -15,9 +15,10 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
 from streamserve.conf import get_settings
-from streamserve.models import Attachment, Stream
+from streamserve.models import Attachment
 from streamserve.rows import orm
-from streamserve.rows.reaper import keep_job_logs, purge_before, row_ages
+from streamserve.rows.answer_messages import AnswerMessages, keep_needed_logs, needed_logs
+from streamserve.rows.reaper import purge_before, row_ages
 from streamserve.streams.log.base import LogUnavailable
 from streamserve.web.resources import log_for
 from streamserve.work.attachments import Attachments
@@ -55,6 +56,7 @@ class Command(BaseCommand):
         done = "Would delete" if dry_run else "Deleted"
         self.stdout.write(f"{done} {num_logs} logs that were last written before {until:%Y-%m-%d %H:%M} UTC.")
         self.stdout.write(f"{done} {rows[0]} rows of streams, {rows[1]} of watches and {rows[2]} of jobs.")
+        self.stdout.write(f"{done} {rows[3]} conversations.")
         self.stdout.write(f"{done} {num_files} files of batches and {num_batches} batches.")
         self.stdout.write(f"{done} {num_attachments} attachments that no question has.")
 
@@ -62,7 +64,8 @@ class Command(BaseCommand):
 async def _purge(before: float) -> int:
     log = log_for(get_settings())
     try:
-        await keep_job_logs(log)
+        await AnswerMessages(log).write_left()
+        await keep_needed_logs(log)
         return await log.purge(before)
     finally:
         await log.aclose()
@@ -72,7 +75,7 @@ async def _count(before: float) -> int:
     """Return how many logs `_purge` would delete."""
     log = log_for(get_settings())
     try:
-        of_jobs = await orm.read(lambda: {log_id for log_id, _ in Stream.objects.of_unfinished_jobs()})
-        return len(set(await log.old(before)) - of_jobs)
+        needed = {log_id for log_id, _ in await orm.read(needed_logs)}
+        return len(set(await log.old(before)) - needed)
     finally:
         await log.aclose()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 from streamserve.clients.base import EngineClient
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.requests import Admission, GenerateRequest
+from streamserve.rows.answer_messages import AnswerMessages
 from streamserve.rows.reaper import Reaper
 from streamserve.rows.store import RowStore
 from streamserve.streams.config import StreamConfig
@@ -26,15 +28,14 @@ class Worker:
     def __init__(self, folder: Path, client: EngineClient, settings: StreamConfig, log: EventLog | None = None) -> None:
         self.log = log or FileLog(folder / "streams.sqlite3")
         self.workers = Liveness(folder / "workers")
-        self.store = RowStore(self.workers)
+        self.store = RowStore(self.workers, messages=AnswerMessages(self.log))
         self.streams = Streams({"echo": client}, self.log, settings, store=self.store)
         self.reaper = Reaper(self.streams, self.workers)
 
-    async def start(self, request: GenerateRequest, *, on_disconnect: str = "park") -> Stream:
-        """Start an answer."""
-        return await self.streams.start(
-            request, Admission(owner="user:1", tenant="user:1", on_disconnect=on_disconnect)
-        )
+    async def start(self, request: GenerateRequest, *, on_disconnect: str = "park", **decided: Any) -> Stream:
+        """Start an answer. `decided`: fields of its admission."""
+        admission = {"owner": "user:1", "tenant": "user:1", "on_disconnect": on_disconnect, **decided}
+        return await self.streams.start(request, Admission(**admission))
 
     async def read(self, stream_id: str, after: int = 0, last: int | None = None) -> bytes:
         """Read native SSE as a client does, from what this worker finds; leave when event `last` has come."""
