@@ -15,7 +15,7 @@ import { words } from "./words.js";
 const MAX_SENDS = 8;
 const NOT_THERE = ["engine_loading", "engine_paused", "engine_draining", "engine_died", "no_engine"]; // shown by the page itself
 const TOO_LONG = ["context_length_exceeded", "never_fits", "body_too_large"];
-const MAY_PASS = [401, 403, 408, 425, 429]; // refusals of 400 to 499 that a later try may not meet
+const MAY_PASS = [401, 403, 408, 409, 425, 429]; // refusals of 400 to 499 that a later try may not meet
 const SAVE_SECONDS = 0.4;
 const HIDDEN_PAINT_SECONDS = 0.5; // animation frames stop in a hidden tab
 const DEAR_PAINT_MS = 8; // after a paint that takes longer, the next one waits four times its duration
@@ -389,7 +389,7 @@ export class Answering {
 
 function canSendAgain(error) {
   if (!(error instanceof RequestFailed)) return false;
-  return error.status === 429 || error.status === 503;
+  return error.status === 429 || error.status === 503 || error.code === "answer_running"; // its end is not written yet
 }
 
 function progressText({ status, step, of, message }) {

@@ -371,7 +371,7 @@ class Chat {
       show: (which, by) => this.goTo(which, by),
       siblings: (which) => this.conversation.siblings(which),
       canContinue: (which) => this.canContinue(which),
-      canRate: () => this.conversation.rate !== undefined,
+      canRate: ({ questionId = "" }) => this.conversation.rate !== undefined && questionId !== "",
       rate: (which, rating, comment) => this.conversation.rate(which, rating, comment),
       announce: (text) => this.announce(text),
     };
