@@ -32,7 +32,7 @@ from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, Model
 from streamserve.engine.text.formats.markup import NAMES as FORMAT_NAMES
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.permissions import ANYONE, PERMISSION_HINT, STAFF, Permission, problem_of
-from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES
+from streamserve.protocol.requests import LATENCY_CLASSES, OTHER_PARTS, ROUTES_WITH_CLASSES
 from streamserve.streams.config import AttachmentConfig, BatchConfig, JobConfig, StreamConfig
 
 T = TypeVar("T")
@@ -441,7 +441,11 @@ class _SiteReader(SettingsReader):
         if "PATH" in options or has_engine:
             key = "PATH" if "PATH" in options else "ENGINE"
             self.wrong(f"{where} has URL and {key}.", "A model with a URL runs on a server elsewhere. Remove one key.")
-        given = {key: value for key, value in options.items() if key != "PATH"}
+        given = {key: value for key, value in options.items() if key not in ("PATH", "CONTENT_PARTS")}
+        parts = options.get("CONTENT_PARTS", ())
+        if not isinstance(parts, list | tuple) or not set(parts) <= set(OTHER_PARTS):
+            self.wrong(f'{where}["CONTENT_PARTS"] is {parts!r}.', f"It takes a list of {', '.join(OTHER_PARTS)}.")
+            parts = ()
         url = given.get("URL")
         if not isinstance(url, str) or not is_base_url(url):
             self.wrong(
@@ -451,7 +455,7 @@ class _SiteReader(SettingsReader):
             )
             given["URL"] = "http://localhost"
         try:
-            remote = self.dataclass(RemoteConfig, given, where, fixed={"alias": alias})
+            remote = self.dataclass(RemoteConfig, given, where, fixed={"alias": alias, "content_parts": tuple(parts)})
         except ValueError as error:
             self.wrong(f"{where}: {error}.", "See docs/remote.md.")
             remote = RemoteConfig(alias=alias, url="http://localhost")

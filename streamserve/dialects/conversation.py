@@ -111,6 +111,9 @@ def _question(values: dict[str, Any]) -> str:
         return prompt or ""
     if prompt is not None:
         raise conflict("Send messages or prompt, not both.", "prompt")
+    if turns and turns[0].parts:
+        message = "A conversation keeps text alone. Attach files of text by their ids, in 'attachments'."
+        raise BadRequest(message, code="unsupported_content", param="messages")
     if len(turns) != 1 or turns[0].role != "user" or turns[0].extra:
         message = "The server has the conversation's history. Send the new question alone: one message of role user."
         raise BadRequest(message, code="invalid_value", param="messages")

@@ -1,9 +1,10 @@
 """The `messages` field, as the native and the OpenAI dialect share it: turns of a conversation → `Message` values.
 
 A history is read leniently: clients send back what they got, with fields of their own. Fields that hold no part of the
-conversation are left out; content that this server cannot show a model (images, audio) is refused. Text only: parts of
-a content are joined by newlines. What chat templates use besides (`name`, `tool_call_id`, `tool_calls`,
-`reasoning_content`) goes to `Message.extra`, the arguments of a call as the text that they are in the API. Pure.
+conversation are left out. Parts of a content are joined by newlines; a user's may be images, audio and files, for
+models elsewhere that take them (`Message.parts`): the client of a model refuses the others. What chat templates use
+besides (`name`, `tool_call_id`, `tool_calls`, `reasoning_content`) goes to `Message.extra`, the arguments of a call as
+the text that they are in the API. Pure.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from streamserve.dialects.fields import (
 from streamserve.protocol.errors import BadRequest, PromptTooLong
 from streamserve.protocol.json_body import num_containers, too_many_containers
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import Message
+from streamserve.protocol.requests import OTHER_PARTS, TEXT_PARTS, Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -38,8 +39,6 @@ _MAX_TOOL_CALLS = 1_024
 _ONLY = {"tool_calls": ("assistant",), "tool_call_id": ("tool", "function")}
 # Roles whose content may be missing: an answer that has none, and a tool that returned nothing.
 _MAY_BE_SILENT = ("assistant", "tool", "function")
-# The text of each type of part.
-_TEXT_OF = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
 def messages(limits: Limits) -> Reader:
@@ -91,11 +90,14 @@ def _message(value: Any, param: str, table: Table) -> Message:
                 code="invalid_value",
                 param=f"{param}.{name}",
             )
-    content = fields.get("content")
+    content, parts = fields.get("content") or (None, ())
+    for index, part in enumerate(parts):
+        if role != "user" and part["type"] not in TEXT_PARTS:
+            raise _not_text(part["type"], f"{param}.content[{index}]")
     if content is None and role not in _MAY_BE_SILENT:
         raise BadRequest(f"{param}.content is missing.", code="missing_field", param=param + ".content")
     said = content or (role == "assistant" and fields.get("refusal")) or ""
-    return Message(role=role, content=said, extra=_extra(role, fields), param=param)
+    return Message(role=role, content=said, extra=_extra(role, fields), param=param, parts=parts)
 
 
 def _extra(role: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,24 +110,32 @@ def _extra(role: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     return extra
 
 
-def _content(value: Any, param: str, some_text: Reader) -> str:
+def _content(value: Any, param: str, some_text: Reader) -> tuple[str, tuple[Mapping[str, Any], ...]]:
+    """Read a content: its text, and its parts where some are no text."""
     if isinstance(value, str):
-        return str(some_text(value, param))
+        return str(some_text(value, param)), ()
     if not isinstance(value, list):
-        wrong_type(value, param, "a string or an array of text parts")
-    return "\n".join(list_of(_part, high=_MAX_PARTS)(value, param))
+        wrong_type(value, param, "a string or an array of parts")
+    parts: list[Mapping[str, Any]] = list_of(_part, high=_MAX_PARTS)(value, param)
+    texts = [part[TEXT_PARTS[part["type"]]] for part in parts if part["type"] in TEXT_PARTS]
+    return "\n".join(texts), tuple(parts) if len(texts) < len(parts) else ()
 
 
-def _part(value: Any, param: str) -> str:
-    """Read the text of a content part. Its type is checked first: an image is unsupported, not malformed."""
+def _part(value: Any, param: str) -> Mapping[str, Any]:
+    """Read a content part. Its type is checked first: an unknown part is unsupported, not malformed."""
     part = any_object(value, param)
     kind = text(1, 64)(required(part, "type", prefix=param + "."), param + ".type")
-    if kind not in _TEXT_OF:
-        raise BadRequest(
-            f"{param} is of type {shorten(kind)}; this server takes text only.", code="unsupported_content", param=param
-        )
-    name = _TEXT_OF[kind]
-    return str(any_text(required(part, name, prefix=param + "."), f"{param}.{name}"))
+    if kind not in TEXT_PARTS and kind not in OTHER_PARTS:
+        raise _not_text(kind, param)
+    if kind in OTHER_PARTS:
+        return {"type": kind, kind: part.get(kind)}
+    name = TEXT_PARTS[kind]
+    return {"type": kind, name: any_text(required(part, name, prefix=param + "."), f"{param}.{name}")}
+
+
+def _not_text(kind: str, param: str) -> BadRequest:
+    message = f"{param} is of type {shorten(kind)}; this server takes text only."
+    return BadRequest(message, code="unsupported_content", param=param)
 
 
 def any_text(value: Any, param: str) -> str:

@@ -44,7 +44,7 @@ _ALL = (
         unknown_field="The body has a field that is not known here. The message names the nearest known field.",
         conflicting_fields="Two fields exclude each other.",
         empty_prompt='`prompt`, or the content of a user\'s message, is "".',
-        unsupported_content="Images, audio, files: only text is taken.",
+        unsupported_content="An image, audio or file that the model does not take. Most take text only.",
         unsupported_parameter="A field that this server lacks, whose effect an answer would silently miss; a tool that "
         "is no function.",
         thread_unsupported_request="Anthropic's `thread` (docs/anthropic.md).",

@@ -15,7 +15,7 @@ outside of any block. No web process uses an engine process of another version. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -26,8 +26,12 @@ from streamserve.protocol.engine import Accepted
 from streamserve.protocol.errors import BadRequest, UnmetNeeds
 from streamserve.protocol.events import BlockText, Status
 
+PARTS = "parts"
+# The types of a message's parts: of text, with the field that has it; and of what only models elsewhere take.
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+OTHER_PARTS = ("image_url", "input_audio", "file")
 # What a request may need of the release that serves it, beside its fields.
-KNOWN_NEEDS = frozenset({"blocks", "filters"})
+KNOWN_NEEDS = frozenset({"blocks", "filters", PARTS})
 
 # Roles of a message by which the caller has a system prompt of its own ("developer" is OpenAI's newer word).
 SYSTEM_ROLES = ("system", "developer")
@@ -187,7 +191,8 @@ class Message:
 
     `extra["tool_calls"]` are calls in OpenAI's shape; their arguments are JSON text, or text that is none. `param` is
     the turn's place in the caller's body, for errors; "" for a turn of the server's own. `attached` are the files whose
-    text is at the beginning of `content`; what follows it, from `words_start`, is what the caller wrote.
+    text is at the beginning of `content`; what follows it, from `words_start`, is what the caller wrote. `parts` is the
+    content as it was sent, where it has more than text (images, files): of a model elsewhere that takes them.
     """
 
     role: str
@@ -196,6 +201,7 @@ class Message:
     param: str = field(default="", compare=False)
     attached: tuple[Attached, ...] = ()
     words_start: int = 0
+    parts: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def words(self) -> str:
@@ -453,6 +459,16 @@ def size_of(request: GenerateRequest) -> int:
     return len(repr(request))
 
 
+def refuse_parts(request: GenerateRequest, taken: Sequence[str] = (), who: str = "this model") -> None:
+    """Raise BadRequest for the first part of a message that is neither text nor of these types."""
+    for message in request.messages or ():
+        for index, part in enumerate(message.parts):
+            if part["type"] not in (*TEXT_PARTS, *taken):
+                place = f"{message.param}.content[{index}]"
+                message_ = f"{place} is of type {part['type']}; {who} takes {', '.join(('text', *taken))} only."
+                raise BadRequest(message_, code="unsupported_content", param=place)
+
+
 def check_needs(needs: tuple[str, ...]) -> None:
     """Raise UnmetNeeds for the needs of a request that this release lacks."""
     unmet = sorted(set(needs) - KNOWN_NEEDS)
@@ -487,9 +503,11 @@ def encode_request(request: GenerateRequest, admission: Admission) -> dict[str, 
     asked: dict[str, Any] = msgspec.to_builtins(request, enc_hook=dict)
     for message in asked["messages"] or ():
         del message["param"]  # of the body, which was accepted
-        for name in ("attached", "words_start"):
+        for name in ("attached", "words_start", "parts"):
             if not message[name]:
                 del message[name]
+    if any(message.parts for message in request.messages or ()):
+        asked["needs"] = sorted({*request.needs, PARTS})
     asked["sampling"] = {name: one for name, one in asked["sampling"].items() if one != _PLAIN_SAMPLING[name]}
     asked = {name: one for name, one in asked.items() if one != _PLAIN[name]}
     return {"request": asked, "salt": admission.salt, "arrived_at": admission.arrived_at}

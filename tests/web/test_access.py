@@ -27,11 +27,11 @@ from tests.conftest import Caller, body_of, until_ready
 from tests.support.checks.stream_checks import check_native
 from tests.web.conftest import PROMPT, communicator, make_caller
 
-_NOWHERE = {f"{head}/<rest:path>" for head in ("streams", "pipelines", "jobs", "conversations", "v1")}
+_NOWHERE = {f"{head}/<rest:path>" for head in ("streams", "pipelines", "jobs", "attachments", "conversations", "v1")}
 _NOWHERE |= {"v1", "livez/", "health/", "readyz/", "metrics/", "ws/streams"}
 OPEN_TO_ALL = {"livez", "health", "readyz", *_NOWHERE}
 UNKNOWN_ID = "0" * 32
-KEPT_BY_SETTING = {"conversations", "shares"}  # tests/web/test_conversations.py has them
+KEPT_BY_SETTING = {"conversations", "shares", "attachments"}  # tests/web/test_conversations.py has them
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

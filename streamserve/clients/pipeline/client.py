@@ -47,6 +47,7 @@ from streamserve.protocol.requests import (
     Resume,
     check_needs,
     check_sampling,
+    refuse_parts,
 )
 
 Function = Callable[[Run], Awaitable[Any]]
@@ -180,6 +181,7 @@ class PipelineClient:
         """
         check_needs(request.needs)
         check_sampling(request.sampling)
+        refuse_parts(request, who="a pipeline")
         memo = self._memo_of(admission.stream_id)
         if resume.output_token_ids and memo is None:
             raise ProducerLost(LOST)

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from streamserve.clients.remote.config import Dialect
+from streamserve.clients.remote.config import Dialect, RemoteConfig
 from streamserve.protocol.errors import BadRequest, CannotContinue
 from streamserve.protocol.events import TEXT
 from streamserve.protocol.requests import (
@@ -35,6 +35,7 @@ from streamserve.protocol.requests import (
     Resume,
     SamplingParams,
     ShownChoice,
+    refuse_parts,
 )
 
 _JSON_KINDS = ("json_object", "json_schema")
@@ -153,6 +154,40 @@ def refuse_unsupported(request: GenerateRequest, server: str, dialect: Dialect) 
         refuse_grammar(request.grammar, server, dialect, is_chat=is_chat)
 
 
+# What is passed on of a part; all must be texts.
+_FIELDS_OF = {"image_url": ("url", "detail"), "input_audio": ("data", "format"), "file": ("file_data", "filename")}
+
+
+def check_parts(request: GenerateRequest, config: RemoteConfig) -> None:
+    """Raise BadRequest for the first part that this model does not take, or that names what its caller may not reach.
+
+    An address would be fetched by the model's server, and an id of a file is of the account whose key this site has.
+    """
+    refuse_parts(request, config.content_parts, f"the model {request.model}")
+    for message in request.messages or ():
+        for index, part in enumerate(message.parts):
+            if part["type"] in _FIELDS_OF:
+                _check_part(part, f"{message.param}.content[{index}]", config)
+
+
+def _check_part(part: Mapping[str, Any], place: str, config: RemoteConfig) -> None:
+    kind = part["type"]
+    inner, names = part[kind], _FIELDS_OF[kind]
+    place = f"{place}.{kind}"
+    if not isinstance(inner, Mapping) or not all(isinstance(value, str) for value in inner.values()):
+        raise BadRequest(f"{place} is an object of texts: {', '.join(names)}.", code="invalid_type", param=place)
+    for name in inner:
+        if name not in names:
+            message = f"{place}.{name[:64]} is not passed on. It takes {', '.join(names)}."
+            raise BadRequest(message, code="unsupported_content", param=f"{place}.{name[:64]}")
+    if names[0] not in inner:
+        raise BadRequest(f"{place}.{names[0]} is missing.", code="missing_field", param=f"{place}.{names[0]}")
+    url = inner.get("url", "data:")
+    if not url.startswith("data:") and not (config.part_addresses and url.startswith(("http://", "https://"))):
+        message = f"{place}.url is an address, which this site lets no server fetch. Send the image as a data: address."
+        raise BadRequest(message, code="unsupported_content", param=f"{place}.url")
+
+
 def can_continue(request: GenerateRequest, shown: ShownChoice, dialect: Dialect) -> bool:
     """Return whether this server would continue the only choice, of which this was shown.
 
@@ -219,7 +254,9 @@ def _chat(request: GenerateRequest, resume: Resume, dialect: Dialect) -> dict[st
 def _message(message: Message) -> dict[str, Any]:
     """Return a turn in OpenAI's shape. A call without text beside it has null: "" adds a turn in some templates."""
     extra = dict(message.extra)
-    content = message.content or (None if "tool_calls" in extra else "")
+    content: object = message.content or (None if "tool_calls" in extra else "")
+    if message.parts:
+        content = [dict(part) for part in message.parts]
     if "tool_calls" in extra:
         extra["tool_calls"] = [_tool_call(call) for call in extra["tool_calls"]]
     return {"role": message.role, "content": content, **extra}

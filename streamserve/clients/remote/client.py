@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from streamserve.clients.base import Generation
-from streamserve.clients.remote.body import CUT, body_of, can_continue
+from streamserve.clients.remote.body import CUT, body_of, can_continue, check_parts
 from streamserve.clients.remote.chunks import ChunkParser
 from streamserve.clients.remote.config import Dialect, RemoteConfig
 from streamserve.clients.remote.errors import UpstreamLost, unavailable
@@ -57,6 +57,7 @@ class RemoteClient:
         """Accept the request or raise: BadRequest (the server refuses it), Refused (not now, or not any more)."""
         check_needs(request.needs)
         check_sampling(request.sampling)
+        check_parts(request, self._config)
         server = self._server
         dialect = await server.require()
         self._refuse_continuing(request, resume, dialect)
@@ -93,6 +94,7 @@ class RemoteClient:
 
     async def tokenize(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> tuple[int, ...]:
         """Return the prompt's ids as the server has them. Raises BadRequest where it has no route for that."""
+        check_parts(request, self._config)
         await self._server.require()
         self._server.note_use()
         try:

@@ -155,6 +155,14 @@ class RemoteConfig:
     """A reader that is so far behind for so long has the connection closed, where the server can continue the answer;
     else it is held.
     """
+    content_parts: tuple[str, ...] = ()
+    """Parts of a user's message that the model takes beside text: `"image_url"`, `"input_audio"`, `"file"`. They are
+    passed on as they came; any other is refused.
+    """
+    part_addresses: bool = False
+    """Let callers name addresses in `image_url`, which the model's server then fetches; else only `data:` addresses
+    pass. This site fetches none.
+    """
     max_line_bytes: int = 1024 * 1024
     """A longer line of the server's ends the answer."""
     poll_seconds: float = 15.0

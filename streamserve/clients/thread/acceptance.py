@@ -31,6 +31,7 @@ from streamserve.protocol.requests import (
     SamplingParams,
     check_needs,
     check_sampling,
+    refuse_parts,
 )
 
 logger = logging.getLogger(__name__)
@@ -189,6 +190,7 @@ def prepare(
 def _checked_class(config: EngineConfig, request: GenerateRequest) -> LatencyClass:
     """Return the request's latency class. Raises BadRequest for what no prompt and no model make right."""
     check_needs(request.needs)
+    refuse_parts(request)
     if request.input:
         message = f"input is for pipelines, and {request.model} is a model. Send messages or prompt."
         raise BadRequest(message, code="invalid_value", param="input")
