@@ -141,10 +141,27 @@ def test_4_a_view_asks_the_model(site: DocSite) -> None:
             assert client.get("/title/?what=boats").json() == {"title": "A title for boats"}
 
 
-def test_5_the_sites_own_test_passes(site: DocSite) -> None:
-    """`manage.py test`, without pytest."""
+def test_5_a_customer_is_answered_from_the_own_orders(site: DocSite) -> None:
+    """Ann's prompt has her order; the key's has none; for a visitor there is no such pipeline."""
     assert follow(site, "5") == []
-    assert re.search(r"Ran 3 tests in .*\n\nOK", site.output["python manage.py test"])
+    asked, path = {"prompt": "When?"}, "/pipelines/my_orders"
+    with site.serve("python manage.py runserver") as server:
+        wait_until_ready(server.url)
+        with signed_in(server) as client:
+            headers = {"x-csrftoken": client.cookies["csrftoken"], "referer": server.url}
+            assert client.post(path, json=asked, headers=headers).json()["text"].startswith(
+                "The customer has ordered: a red boat."
+            )
+        key = {"Authorization": "Bearer tutorial-key-0001"}
+        found = httpx.post(f"{server.url}{path}", json=asked, headers=key, timeout=60).json()
+        assert found["text"].startswith("The customer has ordered: nothing.")
+        assert httpx.post(f"{server.url}{path}", json=asked, timeout=60).status_code == 401
+
+
+def test_6_the_sites_own_test_passes(site: DocSite) -> None:
+    """`manage.py test`, without pytest."""
+    assert follow(site, "6") == []
+    assert re.search(r"Ran 4 tests in .*\n\nOK", site.output["python manage.py test"])
 
 
 def test_the_sites_own_test_passes_on_postgresql(site: DocSite) -> None:
@@ -159,13 +176,13 @@ DATABASES = {{"default": {{
 """
         )
         output = site.run("python manage.py test --settings mysite.on_postgres")
-    assert re.search(r"Ran 3 tests in .*\n\nOK", output)
+    assert re.search(r"Ran 4 tests in .*\n\nOK", output)
 
 
-def test_6_it_is_deployed(site: DocSite) -> None:
+def test_7_it_is_deployed(site: DocSite) -> None:
     """Two web processes say that the engine is missing; once it runs, both answer by it."""
     site.close()  # the engine that runserver has started ends a minute after its last client
-    engine, *workers = follow(site, "6")
+    engine, *workers = follow(site, "7")
     assert (site.project / "static" / "streamserve" / "chat.js").exists()
     headers = {"Authorization": "Bearer tutorial-key-0001"}
     with contextlib.ExitStack() as stack:
