@@ -149,8 +149,10 @@ def test_5_a_customer_is_answered_from_the_own_orders(site: DocSite) -> None:
         wait_until_ready(server.url)
         with signed_in(server) as client:
             headers = {"x-csrftoken": client.cookies["csrftoken"], "referer": server.url}
-            assert client.post(path, json=asked, headers=headers).json()["text"].startswith(
-                "The customer has ordered: a red boat."
+            assert (
+                client.post(path, json=asked, headers=headers)
+                .json()["text"]
+                .startswith("The customer has ordered: a red boat.")
             )
         key = {"Authorization": "Bearer tutorial-key-0001"}
         found = httpx.post(f"{server.url}{path}", json=asked, headers=key, timeout=60).json()
