@@ -126,6 +126,7 @@ STREAMSERVE = {
     "ECHO_STEP_SECONDS": float(os.environ.get("ECHO_STEP_SECONDS", "0.03" if LAB_MODEL == "lab" else "0")),
     "STATE_DIR": STATE_DIR,
     "ANONYMOUS": True,
+    "CONVERSATIONS": True,
     "FLOW": {"DRAIN_SECONDS": 2},  # Ctrl-C ends the demo soon
     "JOBS": {"EMBEDDED": True},  # without a second command
 }

@@ -140,7 +140,8 @@ class Chat {
 
   ask(question) {
     const text = question.trim();
-    if (text === "" || this.library?.isOpening) return;
+    if (text === "") return;
+    if (this.library?.isOpening) return this.library.askLater();
     this.merge();
     if (this.isAnswering) return;
     this.library?.asked(text);
@@ -247,7 +248,6 @@ class Chat {
     this.drawAll();
     this.showAnswering();
     this.link({ isLost: false });
-    this.focus();
     void this.share();
   }
 

@@ -360,7 +360,8 @@ export class ConversationList {
 
   focusItem(id, what = ".ss-item-link") {
     this.enter(id);
-    const node = this.itemOf(id)?.querySelector(what);
+    const item = this.itemOf(id) ?? this.parts.groups.querySelector(".ss-item");
+    const node = item?.querySelector(what);
     if (node instanceof HTMLElement) node.focus();
     else this.parts.search.focus();
   }
@@ -382,8 +383,8 @@ export class ConversationList {
     if (!this.isDrawer) remember("open");
     this.root.classList.toggle("is-list-open", this.isDrawer);
     this.show();
-    if (this.isDrawer) this.focusItem(this.currentId);
-    else this.parts.close.focus();
+    if (this.isDrawer && this.index.shown.length > 0) this.focusItem(this.currentId ?? this.index.shown[0].id);
+    else this.parts.close.focus(); // and not the search, which brings a phone's keyboard
     void this.refresh();
     return undefined;
   }

@@ -27,6 +27,7 @@ export class Library {
     this.title = chat.root.querySelector('[data-list="title"]');
     this.pageTitle = document.title;
     this.failure = ""; // why the open conversation could not be loaded
+    this.asksLater = false; // the composer's text is asked as soon as the conversation is here
     this.mark = ""; // the state of the conversation that was loaded
     this.parts["opening-retry"].addEventListener("click", () => void this.load());
   }
@@ -44,7 +45,7 @@ export class Library {
       on: {
         open: (id) => this.open(id),
         renew: () => this.chat.newChat(),
-        removed: (id) => id === this.conversation.id && this.open(null),
+        removed: (id) => id === this.conversation.id && this.open(null, { takesFocus: false }),
         changed: ({ id }) => id === this.conversation.id && this.showTitle(),
         refreshed: () => void this.look(),
       },
@@ -61,16 +62,18 @@ export class Library {
   // --- opening -------------------------------------------------------------------------------------------------------
 
   /** Show a conversation, null for a new one. Answers that run in the old one go on. */
-  open(id, { isNew = true } = {}) {
+  open(id, { isNew = true, takesFocus = isNew } = {}) {
     if (isNew && id === this.conversation.id && !this.failure) return this.chat.focus();
     this.conversation.open(id);
     this.mark = "";
+    this.asksLater = false;
     if (isNew) this.point(id, "pushState");
     this.list.current(id);
     this.chat.draft(this.draft());
     this.showTitle();
     this.showOpening("");
     this.chat.show();
+    if (takesFocus) this.chat.focus();
     if (id === null) return undefined;
     return void this.load();
   }
@@ -91,6 +94,7 @@ export class Library {
       if (this.conversation.id !== id) return;
       if (error.status === 404) return this.gone();
       console.info("conversation:", error);
+      this.asksLater = false;
       if (this.isOpening) this.showOpening(words("This conversation could not be loaded."));
       else this.mark = "";
     }
@@ -106,6 +110,8 @@ export class Library {
       this.chat.draft("");
     }
     this.chat.painted();
+    if (this.asksLater) this.chat.ask(this.chat.parts.input.value);
+    this.asksLater = false;
   }
 
   /** It was deleted, or is another user's. */
@@ -134,6 +140,11 @@ export class Library {
     this.keepDraft(this.draft(null), conversation.id);
     this.keepDraft("", null);
     this.list.current(conversation.id);
+  }
+
+  /** The conversation is still loading: its next question waits for it in the composer. */
+  askLater() {
+    this.asksLater = this.failure === "";
   }
 
   asked(question) {
