@@ -15,9 +15,8 @@ from typing import Any
 from streamserve.dialects.fields import Table, conflict, list_of, wrong_type, wrong_value
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.ids import is_stream_id
+from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import Message
-
-MAX_ATTACHMENTS = 16
 
 # Of these a conversation has its own, or none.
 _NOT_HERE = {
@@ -38,7 +37,7 @@ class Ask:
     with.
     """
 
-    conversation_id: str
+    conversation_id: str = ""
     question: str = ""
     parent: str | None = None
     attachment_ids: tuple[str, ...] = ()
@@ -55,12 +54,12 @@ def row_id(value: Any, param: str) -> str:
     return value
 
 
-CONVERSATION: Table = {
-    "conversation": row_id,
-    "parent": row_id,
-    "continue": row_id,
-    "attachments": list_of(row_id, low=0, high=MAX_ATTACHMENTS),
-}
+NAMES = ("conversation", "parent", "continue", "attachments")
+
+
+def conversation_fields(limits: Limits) -> Table:
+    """Return the readers of the fields."""
+    return {**dict.fromkeys(NAMES, row_id), "attachments": list_of(row_id, high=limits.max_attachments)}
 
 
 def take_ask(body: Mapping[str, Any], values: dict[str, Any]) -> Ask | None:
@@ -69,7 +68,7 @@ def take_ask(body: Mapping[str, Any], values: dict[str, Any]) -> Ask | None:
     In `values` its question becomes the one message, which stands for the messages of the branch.
     """
     if "conversation" not in values:
-        for name in CONVERSATION:
+        for name in NAMES:
             if name in values:
                 raise conflict(f"{name} is of a conversation. Send 'conversation', its id, too.", name)
         return None

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 from streamserve.dialects.asked import ASKED, Asked, asked_of
-from streamserve.dialects.conversation import CONVERSATION, Ask, take_ask
+from streamserve.dialects.conversation import Ask, conversation_fields, take_ask
 from streamserve.dialects.fields import Reader, Table, boolean, conflict, integer, one_of, read, required, text
 from streamserve.dialects.fold import TRIMMED, Answer
 from streamserve.dialects.generate import build, request_fields, sampling_fields, scoring_fields
@@ -110,7 +110,7 @@ def _fields(limits: Limits, *, has_page: bool, in_conversations: bool) -> Mappin
     if has_page:
         fields["sealed_system"] = text(1, _MAX_SEALED_CHARS)
     if in_conversations:
-        fields |= CONVERSATION
+        fields |= conversation_fields(limits)
     return fields
 
 

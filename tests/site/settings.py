@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.settings import *  # noqa: F403  (the same site, made stricter)
-from tests.settings import DATABASES, MIDDLEWARE
+from tests.settings import DATABASES, MIDDLEWARE, STREAMSERVE
 
 DATABASES = {"default": {**DATABASES["default"], "ATOMIC_REQUESTS": True}}
 MIDDLEWARE = [
@@ -13,3 +13,4 @@ MIDDLEWARE = [
     *MIDDLEWARE,
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
 ]
+STREAMSERVE = {**STREAMSERVE, "CONVERSATIONS": True, "SHARE_LINKS": True, "TITLES": "words"}
