@@ -53,6 +53,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
         *_check_log(conf),
         *_check_storage(conf),
         *_check_anonymous(conf),
+        *_check_conversations(conf),
         *_check_permissions(conf),
         *_check_tenant(conf),
     ]
@@ -348,6 +349,19 @@ def _not_a_function(path: str) -> str:
     if not callable(found):
         return "it is no function"
     return "it is an async function, and a plain function is called on a thread" if iscoroutinefunction(found) else ""
+
+
+def _check_conversations(conf: SiteConfig) -> Iterator[CheckMessage]:
+    """W017: questions and answers are kept in the site's database."""
+    if conf.conversations:
+        days = conf.keep_conversations_days
+        kept = f"for {days:g} days after the last message" if days else "until they are deleted"
+        yield Warning(
+            f'STREAMSERVE["CONVERSATIONS"] is on: what users ask and are answered is kept in the database, {kept}.',
+            hint="Tell your users, choose KEEP_CONVERSATIONS_DAYS, and silence this by "
+            'SILENCED_SYSTEM_CHECKS = ["streamserve.W017"].',
+            id="streamserve.W017",
+        )
 
 
 def _check_asgi() -> Iterator[CheckMessage]:

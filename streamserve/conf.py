@@ -170,7 +170,8 @@ class SiteConfig:
     """
     titles: str = TITLES[0]
     """What a conversation is called until its owner renames it: `"model"`: a title that its model makes of the first
-    question and answer, in the class `batch`; `"words"`: the first words of the question.
+    question and answer, in the class `batch`; before it, and where it does not come, the first words of the question.
+    `"words"`: these always.
     """
     attachments: AttachmentConfig = field(default_factory=AttachmentConfig)
     """Files that questions bring (docs/conversations.md#attachments)."""

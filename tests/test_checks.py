@@ -54,6 +54,7 @@ def test_a_right_site_has_no_findings() -> None:
         ({"TESTING": True, "TENANT": "tests.conftest.until"}, "streamserve.E013"),
         ({"TESTING": True, "TENANT": "tests.test_checks.ids"}, None),
         ({"TESTING": True, "ANONYMOUS": True}, "streamserve.W005"),
+        ({"TESTING": True, "CONVERSATIONS": True}, "streamserve.W017"),
     ],
 )
 def test_wrong_settings_are_found(raw: Any, id_: str | None) -> None:

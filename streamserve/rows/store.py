@@ -24,6 +24,7 @@ from streamserve.rows.answer_messages import AnswerMessages, Write
 from streamserve.rows.completions import CompletionRows
 from streamserve.rows.conversation_store import insert_turn
 from streamserve.rows.receivers import finish_stream, insert_stream
+from streamserve.rows.titles import Titles
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.log.base import LogUnavailable
 from streamserve.streams.store import Group, KeyTaken, Record
@@ -44,11 +45,12 @@ class RowStore:
         keeps_text: bool = False,
         chats: CompletionRows | None = None,
         messages: AnswerMessages | None = None,
+        titles: Titles | None = None,
     ) -> None:
         self.is_shared = liveness is not None
         self.keeps_text = keeps_text
         self.own_id = "" if liveness is None else liveness.own_id
-        self._liveness, self._chats, self._messages = liveness, chats, messages
+        self._liveness, self._chats, self._messages, self._titles = liveness, chats, messages, titles
 
     async def insert(self, record: Record) -> None:
         try:
@@ -78,9 +80,10 @@ class RowStore:
         await orm.write(StreamRow.objects.release, stream_id, fence, self.own_id)
 
     async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
+        write_message = await self._message_of(summary, has_begun=last_seq > 0)
         is_written = await finish_stream(
             summary.id,
-            also=await self._message_of(summary, has_begun=last_seq > 0),
+            also=write_message,
             finish_reason=summary.finish_reason or "",
             error_code=summary.error_code or "",
             prompt_tokens=summary.prompt_tokens,
@@ -93,6 +96,8 @@ class RowStore:
         )
         if is_written:
             log.info("stream_finished", **line_of(summary))
+        if is_written and write_message is not None and self._titles is not None:
+            self._titles.note(summary.id)
         if self.keeps_text and self._chats is not None:
             await self._chats.fill(summary.id)
 

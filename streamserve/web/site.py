@@ -21,7 +21,7 @@ from streamserve.api.ops import Ops
 from streamserve.clients.base import EngineClient
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.clients.pipeline.journal import Memo
-from streamserve.conf import LOG_SCHEMES, SiteConfig, get_settings
+from streamserve.conf import ECHO_PATH, LOG_SCHEMES, SiteConfig, get_settings
 from streamserve.keys import salt_of
 from streamserve.rows import orm
 from streamserve.rows.answer_messages import AnswerMessages
@@ -31,6 +31,7 @@ from streamserve.rows.health import DatabaseHealth
 from streamserve.rows.reaper import Reaper, row_ages
 from streamserve.rows.shares import ShareRows
 from streamserve.rows.store import RowStore
+from streamserve.rows.titles import Titles
 from streamserve.streams.registry import Streams
 from streamserve.web import resources
 from streamserve.web.audit import WatchAudit
@@ -85,11 +86,14 @@ class DjangoSite:
 
         self.chats = CompletionRows(self.log, keeps=settings.store, reasoning_field=settings.reasoning_field)
         messages = AnswerMessages(self.log) if settings.conversations else None
+        titles = titles_of(settings, self.clients)
+        if titles is not None:
+            self._closing.push_async_callback(titles.aclose)
         self.streams = Streams(
             self.clients,
             self.log,
             settings.streams,
-            store=RowStore(liveness, keeps_text=settings.store, chats=self.chats, messages=messages),
+            store=RowStore(liveness, keeps_text=settings.store, chats=self.chats, messages=messages, titles=titles),
             limits=settings.limits,
             patience={name: one.queue_seconds for name, one in settings.classes.items()},
         )
@@ -149,6 +153,15 @@ class DjangoSite:
     async def aclose(self) -> None:
         """Close streams, engine clients and log. For tests, and for servers with a shutdown event."""
         await self._closing.aclose()
+
+
+def titles_of(settings: SiteConfig, clients: Mapping[str, EngineClient]) -> Titles | None:
+    """Return what makes titles; None where they are the first words. An echo engine makes none."""
+    if not settings.conversations or settings.titles != "model":
+        return None
+    echoes = {alias for alias, entry in settings.models.items() if entry.model.path == ECHO_PATH}
+    systems = {alias: entry.system for alias, entry in settings.models.items() if entry.system}
+    return Titles({alias: client for alias, client in clients.items() if alias not in echoes}, systems)
 
 
 def answer_config(settings: SiteConfig, clients: Mapping[str, EngineClient]) -> AnswerConfig:

@@ -247,6 +247,11 @@ class PipelineClient:
         return {"name": self.alias, "model": self._model, "description": self._pipeline.description}
 
     @property
+    def model(self) -> str:
+        """The model that its runs ask, where they name none."""
+        return self._model
+
+    @property
     def default_class(self) -> str:
         """The class of requests that name none; "" where it has no class of its own."""
         return self._pipeline.latency_class
