@@ -66,6 +66,11 @@ GET    export_conversation           401   200 404  404   404 |     200   404   
 GET    conversation_shares           401   200 404  404   404 |     200   404     401 403    200    404
 POST   conversation_shares           401   201 404  404   404 |     201   404     401 403    201    404
 DELETE conversation_share            401   200 404  404   404 |     200   404     401 403    200    404
+GET    attachments                   401   200 200  200   200 |     200   200     401 403    200    200
+POST   attachments                   401   201 201  201   201 |     201   201     401 403    201    201
+GET    attachment                    401   200 404  404   404 |     200   404     401 403    200    404
+DELETE attachment                    401   200 404  404   404 |     200   404     401 403    200    404
+GET    attachment_content            401   200 404  404   404 |     200   404     401 403    200    404
 GET    chat_completions              200   200 200  200   200 |     200   200     401 403    200    200
 POST   chat_completions              200   200 200  200   200 |     200   200     401 403    404    404
 GET    chat_completion               404   200 404  404   404 |     200   404     401 403    200    404
@@ -146,6 +151,7 @@ OBJECTS = {
     **dict.fromkeys(("conversation", "conversation_messages", "conversation_message"), "conversation"),
     **dict.fromkeys(("export_conversation", "conversation_shares"), "conversation"),
     "conversation_share": "share",
+    **dict.fromkeys(("attachment", "attachment_content"), "attachment"),
 }
 
 
@@ -207,6 +213,7 @@ class Alice:
                 "batch": self._batch,
                 "conversation": self._conversation,
                 "share": self._share,
+                "attachment": self._attachment,
             }
             self._made[kind] = await makers[kind]()
         return self._made[kind]
@@ -266,6 +273,10 @@ class Alice:
         talk.leaf = answer.pk
         await talk.asave()
         return {"conversation_id": talk.pk, "message_id": answer.pk}
+
+    async def _attachment(self) -> dict[str, str]:
+        response = await self._caller.client.post("/attachments", {"file": SimpleUploadedFile("a.txt", b"hi")})
+        return {"attachment_id": response.json()["id"]}
 
     async def _share(self) -> dict[str, str]:
         parts = await self._conversation()
@@ -353,6 +364,9 @@ async def ask(caller: Caller, alice: Alice, method: str, route: Route) -> int:
         response = await caller.delete(path)
     elif route.name == "files":
         form = {"purpose": "batch", "file": SimpleUploadedFile("in.jsonl", jsonl([line("a")]))}
+        response = await caller.client.post(path, form, headers=caller.headers)
+    elif route.name == "attachments":
+        form = {"file": SimpleUploadedFile("a.txt", b"hi")}
         response = await caller.client.post(path, form, headers=caller.headers)
     else:
         body = BODIES.get((method, route.name), {})
