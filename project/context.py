@@ -20,7 +20,7 @@ INTRO = (
     "You are a customer of Quillbox, an invented notebook app, and this is its help desk. It answers from Quillbox's "
     "help pages, and names the page behind each answer. Typing errors and other languages are welcome."
 )
-TITLES = {"billing": "Help desk", "account_review": "Account review", "helpdesk": "The model alone"}
+TITLES = {"helpdesk": "The model alone"}  # a pipeline brings its own
 
 
 def assistant(request: HttpRequest) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def assistant(request: HttpRequest) -> dict[str, Any]:
     offered = models + pipelines if models == ["echo"] else pipelines + models
     return {
         "assistant": {
-            "models": {alias: TITLES.get(alias, f"{alias} alone") for alias in offered},
+            "models": {alias: "" if alias in pipelines else TITLES.get(alias, f"{alias} alone") for alias in offered},
             "intro": INTRO,
             "suggestions": SUGGESTIONS,
             "first_token_budget": FIRST_TOKEN_SECONDS,

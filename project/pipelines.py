@@ -7,6 +7,6 @@ from project.help.review import account_review
 from project.lab.pace import pace
 from streamserve import pipeline
 
-pipeline(latency_class="chat")(billing)
+pipeline(latency_class="chat", title="Help desk")(billing)
 pipeline()(account_review)
 pipeline()(pace)

@@ -67,6 +67,8 @@ class ServedModel:
     model: ModelConfig
     engine: EngineConfig
     """Engine shape for this model, on top of the shared `ENGINE`."""
+    title: str = ""
+    """Its name for people, as in the chat's model picker; `""`: the alias."""
     system: str = ""
     """The system prompt of every chat whose caller sends none. It is computed once for all callers: it holds no text of
     theirs, so its whole blocks of `BLOCK_SIZE` tokens are shared between tenants, and nothing after them. A release
@@ -369,6 +371,10 @@ class _SiteReader(SettingsReader):
         if not isinstance(system, str):
             self.wrong(f'{where}["SYSTEM"] is {type(system).__name__}.', "It takes the text of a system prompt.")
             system = ""
+        title = options.pop("TITLE", "")
+        if not isinstance(title, str):
+            self.wrong(f'{where}["TITLE"] is {type(title).__name__}.', "It takes a text.")
+            title = ""
         filters = self.dotted_paths(options.pop("FILTERS", ()), f'{where}["FILTERS"]')
         permission = self._permission(options.pop("PERMISSION", ANYONE), f'{where}["PERMISSION"]')
         default_class = options.pop("LATENCY_CLASS", "")
@@ -379,6 +385,7 @@ class _SiteReader(SettingsReader):
             return ServedModel(
                 model=path,
                 engine=EngineConfig(),
+                title=title,
                 system=system,
                 default_class=str(default_class),
                 permission=permission,
@@ -408,6 +415,7 @@ class _SiteReader(SettingsReader):
         return ServedModel(
             model=model,
             engine=engine,
+            title=title,
             system=system,
             default_class=str(default_class),
             permission=permission,

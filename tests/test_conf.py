@@ -43,6 +43,16 @@ def test_a_model_has_a_system_prompt() -> None:
     assert (kind, message) == ("value", 'MODELS["a"]["SYSTEM"] is list.')
 
 
+def test_a_model_has_a_title_for_people() -> None:
+    """TITLE is text, of a model here and of a remote one."""
+    models = {"a": {"PATH": "echo", "TITLE": "Help desk"}, "b": {"URL": "http://127.0.0.1:1/v1", "TITLE": "Elsewhere"}}
+    settings, found = read({"MODELS": {**models, "c": {"PATH": "echo"}}}, base_dir=BASE)
+    assert [one.title for one in settings.models.values()] == ["Help desk", "Elsewhere", ""]
+    assert found == ()
+    ((kind, message, _),) = problems({"MODELS": {"a": {"PATH": "echo", "TITLE": 1}}})
+    assert (kind, message) == ("value", 'MODELS["a"]["TITLE"] is int.')
+
+
 @pytest.mark.parametrize(
     ("raw", "nearest"),
     [

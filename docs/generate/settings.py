@@ -54,7 +54,13 @@ _NO_KEYS = {
     Webhook: {"name"},
 }
 # The keys of an entry of MODELS that the site keeps beside the model's own.
-_OF_ENTRIES = {"system": "SYSTEM", "default_class": "LATENCY_CLASS", "filters": "FILTERS", "engine": "ENGINE"}
+_OF_ENTRIES = {
+    "title": "TITLE",
+    "system": "SYSTEM",
+    "default_class": "LATENCY_CLASS",
+    "filters": "FILTERS",
+    "engine": "ENGINE",
+}
 # Defaults that the code computes, and those of a first value.
 _DEFAULTS = {
     (SiteConfig, "models"): "none, needed",

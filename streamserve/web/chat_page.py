@@ -81,7 +81,8 @@ def widget_config(
         "ready_url": reverse("streamserve:readyz"),
         "live_url": reverse("streamserve:livez"),
         "websocket_url": get_script_prefix() + socket_path().removeprefix("/"),
-        "models": {alias: titles.get(alias, alias) for alias in shown},
+        "models": {alias: titles.get(alias) or _title(alias, settings) for alias in shown},
+        "pipelines": json.dumps([alias for alias in shown if alias in PIPELINES]),  # which continue no answer
         "default_model": default,
         "first_token_budget": json.dumps(budgets.get("first_token", 0)),
         "total_budget": json.dumps(budgets.get("total", 0)),
@@ -110,6 +111,13 @@ def _check_model(model: str, settings: SiteConfig) -> None:
     if model and model not in settings.models and model not in PIPELINES:
         hint = nearest(model, settings.models) or f"It has {', '.join(settings.models)}."
         raise ImproperlyConfigured(f'A chat names the model {model!r}, which is not in STREAMSERVE["MODELS"]. {hint}')
+
+
+def _title(alias: str, settings: SiteConfig) -> str:
+    """Return what people are shown of a model or pipeline."""
+    if alias in settings.models:
+        return settings.models[alias].title or alias
+    return str(PIPELINES[alias].title)
 
 
 def _listed(given: str | Iterable[str]) -> list[str]:
@@ -176,6 +184,7 @@ async def chat_context(request: HttpRequest) -> dict[str, Any]:
 # which are in English; the page brings what differs in its language. Texts of the templates are marked there.
 # `manage.py makemessages` finds both.
 WORDS = (
+    gettext_noop("Answer"),
     gettext_noop("Answer complete"),
     gettext_noop("Connection lost. Trying again in {seconds} s."),
     gettext_noop("Connection lost. Trying again…"),
@@ -205,6 +214,8 @@ WORDS = (
     gettext_noop("Reading"),
     gettext_noop("Reading, {percent} %"),
     gettext_noop("Something on this page went wrong."),
+    gettext_noop("Show less"),
+    gettext_noop("Show more"),
     gettext_noop("Source {number}: {title}"),
     gettext_noop("Speed after the first token"),
     gettext_noop("Step {step}"),
@@ -243,11 +254,15 @@ WORDS = (
     gettext_noop("Tool result"),
     gettext_noop("Trying again in {seconds} s"),
     gettext_noop("Unpin"),
+    gettext_noop("Version {number} of {of}"),
     gettext_noop("Waiting for the model"),
     gettext_noop("Yesterday"),
     gettext_noop("You are offline."),
+    gettext_noop("You asked"),
     gettext_noop("You have reached the limit of answers at a time."),
     gettext_noop("Your conversations will be here."),
+    gettext_noop("Your rating could not be stored. Try again."),
+    gettext_noop("Your rating was stored. Thank you."),
     gettext_noop("Your session has ended, or you may not ask this model. Reload the page and try again."),
     gettext_noop("Your session has ended. Reload the page and sign in again."),
     gettext_noop("code"),

@@ -107,9 +107,10 @@ async def test_input_without_a_conversation(caller: Caller) -> None:
 
 
 async def test_the_list_and_an_unknown_one(caller: Caller) -> None:
-    """Names, models and descriptions; an unknown name is a 404 that has the known ones; a model is no pipeline."""
+    """Names, titles, models, descriptions; an unknown name is a 404 that has the known ones; a model is no pipeline."""
     listed = (await caller.get("/pipelines")).json()["pipelines"]
-    assert listed == [{"name": "bills", "model": "echo", "description": "Answer a question about a bill."}]
+    description = "Answer a question about a bill."
+    assert listed == [{"name": "bills", "title": "Bills", "model": "echo", "description": description}]
     for name in ("nosuch", "echo"):
         missing = await caller.post(f"/pipelines/{name}", PROMPT)
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "pipeline_not_found")

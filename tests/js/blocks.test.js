@@ -2,8 +2,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { addEvent, cutTo, endAll, extentOf, hasContent } from "../../streamserve/static/streamserve/blocks.js";
-import { newTurn } from "../../streamserve/static/streamserve/conversation.js";
+import { addEvent, cutTo, endAll, extentOf, hasContent, wholeOf } from "../../streamserve/static/streamserve/blocks.js";
+import { beginPart, beginningOf, canContinue, endPart } from "../../streamserve/static/streamserve/parts.js";
+import { newTurn } from "../../streamserve/static/streamserve/turn_tree.js";
 
 function turnOf(...events) {
   const turn = newTurn("?");
@@ -74,4 +75,38 @@ test("what was cut off ends", () => {
   endAll(turn, 2000);
   assert.equal(turn.blocks[0].isOpen, false);
   assert.equal(turn.blocks[0].seconds, 2);
+});
+
+test("a continued answer is one text, whose seam is inside a block", () => {
+  const earlier = { text: "Half of the", blocks: [], citations: [] };
+  const plain = { ...newTurn("?"), earlier: [earlier], text: " answer" };
+  assert.equal(wholeOf(plain).text, "Half of the answer");
+  assert.deepEqual(wholeOf(plain).blocks, []);
+  const thought = { index: 0, kind: "thinking", text: "hm", isOpen: false };
+  const blocks = [thought, { index: 1, kind: "text", text: "Half of the", isOpen: false }];
+  const whole = wholeOf({ ...plain, earlier: [{ ...earlier, blocks }] });
+  assert.deepEqual(whole.blocks.map(({ kind, text }) => [kind, text]), [["thinking", "hm"], ["text", "Half of the answer"]]);
+});
+
+test("a continuation that brings nothing leaves the answer as it was", () => {
+  const turn = { ...newTurn("?"), text: "Half ", state: "stopped", finishReason: "cancelled", streamId: "a", lastId: "a-3" };
+  const before = structuredClone(turn);
+  beginPart(turn);
+  assert.equal(turn.state, "waiting");
+  assert.deepEqual([turn.text, turn.streamId, turn.lastId], ["", null, ""]);
+  assert.equal(endPart(turn), true);
+  assert.deepEqual(turn, before);
+  assert.equal(endPart(turn), false);
+});
+
+test("what can be continued was cut short, and ends with text", () => {
+  const turn = { ...newTurn("?"), text: "<think>hm</think>Half ", state: "stopped" };
+  assert.equal(canContinue(turn), true);
+  assert.equal(beginningOf(turn), "Half ", "with its last space");
+  assert.equal(canContinue({ ...turn, text: "<think>hm" }), false);
+  assert.equal(canContinue({ ...turn, state: "done", finishReason: "stop" }), false);
+  assert.equal(canContinue({ ...turn, state: "done", finishReason: "length" }), true);
+  assert.equal(canContinue({ ...turn, error: { isFinal: true } }), false);
+  const call = { index: 1, kind: "tool_use", text: "{}", isOpen: false };
+  assert.equal(canContinue({ ...turn, blocks: [call] }), false);
 });

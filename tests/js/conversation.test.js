@@ -2,7 +2,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Conversation, isLive, newId, newTurn, withoutThinking } from "../../streamserve/static/streamserve/conversation.js";
+import { withoutThinking } from "../../streamserve/static/streamserve/blocks.js";
+import { Conversation, isLive, newId, newTurn } from "../../streamserve/static/streamserve/conversation.js";
+import { beginPart } from "../../streamserve/static/streamserve/parts.js";
 
 /** Web Storage in memory: names are its keys, as `Object.keys(localStorage)` gives them. */
 class MemoryStorage {
@@ -128,6 +130,19 @@ test("a request has the branch that leads to its question, and no other", () => 
   const other = chat.add("Else?", one.id);
   const { messages } = chat.fieldsFor(other);
   assert.deepEqual(messages.map(({ content }) => content), ["One?", "About One?", "Else?"]);
+});
+
+test("a continuation is asked for with the text so far, and a later question after the whole answer", () => {
+  const chat = open(new MemoryStorage());
+  const turn = answered(chat, "Why?");
+  Object.assign(turn, { text: "Half of ", state: "stopped" });
+  beginPart(turn);
+  const { messages, ...fields } = chat.fieldsFor(turn);
+  assert.deepEqual(fields, { continue_final_message: true });
+  assert.deepEqual(messages, [{ role: "user", content: "Why?" }, { role: "assistant", content: "Half of " }]);
+  Object.assign(turn, { text: "it", state: "done" });
+  chat.save(turn);
+  assert.equal(chat.fieldsFor(chat.add("Then?")).messages[1].content, "Half of it");
 });
 
 test("a reload shows the branch that was shown, a new tab the one that was chosen last", () => {

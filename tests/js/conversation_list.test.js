@@ -2,7 +2,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { wholeOf } from "../../streamserve/static/streamserve/blocks.js";
 import { ConversationIndex, groupsOf, inOrder } from "../../streamserve/static/streamserve/conversation_index.js";
+import { beginPart } from "../../streamserve/static/streamserve/parts.js";
 import { ServerConversation } from "../../streamserve/static/streamserve/server_conversation.js";
 import { turnsOf } from "../../streamserve/static/streamserve/server_turns.js";
 
@@ -208,4 +210,42 @@ test("a conversation that was left while it was loading changes nothing", async 
   assert.equal(await loading, false);
   merge(chat);
   assert.equal(chat.turns.length, 0);
+});
+
+const STOPPED = { finish_reason: "cancelled" };
+
+test("a continued answer is one turn with its earlier parts, and a turn of its own where a question follows it", () => {
+  const messages = [question("q1", null, "One?"), answer("a1", "q1", "Half ", STOPPED), answer("a2", "a1", "of it")];
+  const [turn, ...others] = turnsOf(messages);
+  assert.deepEqual([turn.id, turn.parent, turn.question, wholeOf(turn).text], ["a2", "", "One?", "Half of it"]);
+  assert.equal(others.length, 0);
+  const asked = turnsOf([...messages, question("q2", "a1", "Two?"), answer("a3", "q2", "2")]);
+  assert.deepEqual(asked.map(({ id, parent }) => [id, parent]), [["a1", ""], ["a2", ""], ["a3", "a1"]]);
+});
+
+test("a continuation names the answer that it continues, and gets the id of its own message", async () => {
+  const chat = open(serverOf([question("q1", null, "One?"), answer("a1", "q1", "Half ", STOPPED)]));
+  chat.leaf = "a1";
+  await chat.load();
+  merge(chat);
+  const [turn] = chat.turns;
+  beginPart(turn);
+  assert.deepEqual(await chat.fieldsFor(turn, "echo"), { conversation: "c1", continue: "a1" });
+  chat.accepted(turn, new Headers({ "X-Message-Id": "a2" }));
+  assert.deepEqual([turn.id, turn.questionId, chat.leaf], ["a2", "q1", "a2"]);
+});
+
+test("what another device continues grows in its turn", async () => {
+  const messages = [question("q1", null, "One?"), answer("a1", "q1", "Half ", STOPPED)];
+  const chat = open(serverOf(messages));
+  chat.leaf = "a1";
+  await chat.load();
+  merge(chat);
+  const [turn] = chat.turns;
+  messages.push(answer("a2", "a1", "", { state: "running", stream: "s2", blocks: [] }));
+  await chat.load();
+  merge(chat);
+  assert.deepEqual(chat.turns, [turn]);
+  assert.deepEqual([turn.id, turn.state, turn.streamId, wholeOf(turn).text], ["a2", "streaming", "s2", "Half "]);
+  assert.deepEqual(chat.path, [turn]);
 });

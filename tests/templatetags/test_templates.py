@@ -94,11 +94,12 @@ def test_a_model_of_its_own_leaves_no_choice() -> None:
 
 
 def test_several_models_are_a_choice(desk: None) -> None:
-    """The first one answers unless another is chosen; pipelines are models here; an unknown one is named."""
+    """The first one answers unless another is chosen; a pipeline is shown by its title; an unknown one is named."""
     page = render('models="bills | echo"')
     assert data(page, "model") == "bills"
-    assert re.findall(r'<option value="(\w+)"(?: selected)?>(\w+)<', page) == [("bills", "bills"), ("echo", "echo")]
-    assert '<option value="bills" selected>bills' in page
+    assert re.findall(r'<option value="(\w+)"(?: selected)?>(\w+)<', page) == [("bills", "Bills"), ("echo", "echo")]
+    assert '<option value="bills" selected>Bills' in page
+    assert json.loads(data(page, "pipelines")) == ["bills"]
     with pytest.raises(ImproperlyConfigured, match="Did you mean 'echo'"):
         render("models=offered", offered=["bills", "ecco"])
 
@@ -141,12 +142,12 @@ def test_a_visitor_who_may_not_ask_is_told_so(login_url: str, alice: Any) -> Non
     """With the login, and the way back, where the site has one."""
     with override_settings(LOGIN_URL=login_url):
         page = render("")
-        assert re.search(r"<form[^>]* hidden>", page)
+        assert re.search(r"<form class=.ss-composer.[^>]* hidden>", page)
         assert "Sign in to ask a question." in page
         assert ("<a href" in page) is (login_url != "/nowhere/")
         if login_url == "admin:login":
             assert 'href="/admin/login/?next=%2Fpage%2F%3Fa%3Db"' in page
-        assert not re.search(r"<form[^>]* hidden>", render("", alice))
+        assert not re.search(r"<form class=.ss-composer.[^>]* hidden>", render("", alice))
 
 
 def test_without_a_request_the_error_has_the_remedy() -> None:

@@ -56,7 +56,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """A registered pipeline. `model` "": the site's default. `filters` make a new chain for each run."""
+    """A registered pipeline. `model` "": the site's default. `filters` make a new chain for each run.
+
+    `title` is its name for people.
+    """
 
     name: str
     function: Function
@@ -65,6 +68,7 @@ class Pipeline:
     latency_class: str = ""
     permission: Permission = ANYONE
     description: str = field(default="", compare=False)
+    title: str = field(default="", compare=False)
 
 
 _pipelines: dict[str, Pipeline] = {}
@@ -78,12 +82,14 @@ def pipeline(
     filters: Sequence[Callable[[], OutputFilter]] = (),
     latency_class: str = "",
     permission: Permission = ANYONE,
+    title: str = "",
 ) -> Any:
     """Register an async function that takes a `Run`, and return it unchanged.
 
-    `name`: the function's, unless given. Its text goes through `filters` before a reader sees any of it. `permission`:
-    who may use it, as PERMISSION of a model; the models that a run asks are the pipeline's own. Raises ValueError for a
-    name that is no name or is taken, and for a permission that is none, TypeError for a function that is not async.
+    `name`: the function's, unless given. `title`: what people are shown instead, as in the chat's model picker; the
+    name in words, unless given. Its text goes through `filters` before a reader sees any of it. `permission`: who may
+    use it, as PERMISSION of a model; the models that a run asks are the pipeline's own. Raises ValueError for a name
+    that is no name or is taken, and for a permission that is none, TypeError for a function that is not async.
     """
 
     def register(function: Function) -> Function:
@@ -108,10 +114,17 @@ def pipeline(
             latency_class=latency_class,
             permission=permission,
             description=inspect.cleandoc(function.__doc__ or ""),
+            title=title or _in_words(own),
         )
         return function
 
     return register(name) if callable(name) else register
+
+
+def _in_words(name: str) -> str:
+    """Return "Account review" of `account_review`."""
+    text = re.sub(r"[._-]+", " ", name).strip()
+    return text[:1].upper() + text[1:]
 
 
 def _source(function: Function) -> str:
@@ -244,7 +257,9 @@ class PipelineClient:
 
     def as_json(self) -> dict[str, str | None]:
         """Return what lists show of it."""
-        return {"name": self.alias, "model": self._model, "description": self._pipeline.description}
+        pipeline = self._pipeline
+        title, description = str(pipeline.title), pipeline.description  # a title may be a lazy translation
+        return {"name": self.alias, "title": title, "model": self._model, "description": description}
 
     @property
     def model(self) -> str:
@@ -311,6 +326,7 @@ def _refuse_forms(request: GenerateRequest) -> None:
         "grammar": request.grammar is not None,
         "tools": bool(request.tools) and request.tool_choice.mode != "none",
         "logprobs": request.sampling.logprobs is not None,
+        "continue_final_message": request.continue_final_message,
     }
     for name, is_asked in asked.items():
         if is_asked:

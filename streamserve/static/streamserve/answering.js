@@ -8,12 +8,14 @@
 
 import { addEvent, cutTo, endAll, extentOf, hasContent } from "./blocks.js";
 import { isLive, newId } from "./conversation.js";
+import { endPart } from "./parts.js";
 import { AnswerStream, RequestFailed, Sleep, seqOf } from "./stream.js";
 import { words } from "./words.js";
 
 const MAX_SENDS = 8;
 const NOT_THERE = ["engine_loading", "engine_paused", "engine_draining", "engine_died", "no_engine"]; // shown by the page itself
 const TOO_LONG = ["context_length_exceeded", "never_fits", "body_too_large"];
+const MAY_PASS = [401, 403, 408, 409, 425, 429]; // refusals of 400 to 499 that a later try may not meet
 const SAVE_SECONDS = 0.4;
 const HIDDEN_PAINT_SECONDS = 0.5; // animation frames stop in a hidden tab
 const DEAR_PAINT_MS = 8; // after a paint that takes longer, the next one waits four times its duration
@@ -22,15 +24,17 @@ const LAST_FIGURES_SECONDS = 10; // how long a stopped answer waits for the serv
 export class Answering {
   /**
    * `chat` gives: config, isAway, conversation, locks, readiness, announce(text), link(state), changed(answering), painted(),
-   * signIn().
+   * signIn(). `isAsked`: this tab has just asked for this answer, or for its continuation; nothing of that is stored yet.
+   * `release` is the turn's lock, where this tab holds it.
    */
-  constructor(chat, turn, view) {
+  constructor(chat, turn, view, { isAsked = false, release = null } = {}) {
     this.chat = chat;
     this.turn = turn;
     this.view = view;
     this.isStopped = false;
     this.isDetached = false;
-    this.release = null; // gives up the turn's lock; null while another tab holds it
+    this.isAsked = isAsked;
+    this.release = release; // gives up the turn's lock; null while another tab holds it
     this.leaving = new AbortController();
     this.news = new Sleep(); // woken when the owner has stored something, or this tab becomes the owner
     /** @type {number | null} */
@@ -64,9 +68,9 @@ export class Answering {
     return this.release !== null;
   }
 
-  /** Whether this tab decides over the question: it owns it, or has just asked it. */
+  /** Whether this tab decides over the answer: it owns it, or has just asked for it. */
   get isOurs() {
-    return this.isOwner || this.turn.revision === 0;
+    return this.isOwner || this.isAsked;
   }
 
   async run() {
@@ -105,7 +109,7 @@ export class Answering {
   /** Become the owner if no other tab is, else as soon as that tab has left. */
   async own() {
     const name = this.chat.conversation.nameOf(this.turn);
-    this.release = await this.chat.locks.take(name);
+    this.release ??= await this.chat.locks.take(name);
     if (this.leaving.signal.aborted) return this.leave();
     if (this.isOwner) {
       this.begin();
@@ -124,6 +128,7 @@ export class Answering {
       throw new RequestFailed(words("The page was left before this answer began."), { code: "left" });
     }
     this.save();
+    this.isAsked = false;
   }
 
   /** The owner has left, or has finished. */
@@ -131,7 +136,7 @@ export class Answering {
     this.release = release;
     if (!this.isLive) return this.leave();
     const stored = this.chat.conversation.stored(this.turn);
-    if (stored === null && this.turn.revision > 0) this.detach(); // another tab has removed the question
+    if (stored === null && !this.isAsked) this.detach(); // another tab has removed the question
     else if (stored !== null && (!isLive(stored) || this.turn.streamId === null)) this.adopt(stored);
     try {
       if (this.isLive && !this.isDetached) this.begin();
@@ -146,6 +151,8 @@ export class Answering {
   /** Another tab has stored its progress. The text follows from the stream, until the answer has ended. */
   adopt(stored) {
     if (this.turn.streamId !== null && isLive(stored)) return;
+    if (this.isAsked && !isLive(stored)) return; // what this tab asks for comes after it
+    this.isAsked = false;
     Object.assign(this.turn, stored);
     if (!this.isLive) this.stream.close();
     this.news.wake();
@@ -162,6 +169,15 @@ export class Answering {
     this.leaving.abort();
     this.release?.();
     this.release = null;
+  }
+
+  /** Leave, but give the lock to what comes after it in this tab; null if another tab holds it. */
+  handOver() {
+    const { release } = this;
+    this.release = null;
+    this.detach();
+    this.leave();
+    return release;
   }
 
   // --- sending -------------------------------------------------------------------------------------------------------
@@ -276,9 +292,10 @@ export class Answering {
 
   fail(error) {
     if (this.isStopped) return;
-    this.turn.state = "failed";
     const { message, code } = describe(error, this.turn, this.chat.conversation.isMostly(this.turn));
-    this.turn.error = { message, code, isTooLong: TOO_LONG.includes(code) };
+    const isFinal = error.status >= 400 && error.status < 500 && !MAY_PASS.includes(error.status);
+    if (!endPart(this.turn)) this.turn.state = "failed";
+    this.turn.error = { message, code, isFinal, isTooLong: TOO_LONG.includes(code) };
     if (this.turn.error.code === "unauthorized") this.chat.signIn();
   }
 
@@ -337,6 +354,7 @@ export class Answering {
 
   paint() {
     this.frame = null;
+    if (this.isDetached) return;
     const startedAt = performance.now();
     this.view.paint();
     if (this.isLive) {
@@ -371,7 +389,7 @@ export class Answering {
 
 function canSendAgain(error) {
   if (!(error instanceof RequestFailed)) return false;
-  return error.status === 429 || error.status === 503;
+  return error.status === 429 || error.status === 503 || error.code === "answer_running"; // its end is not written yet
 }
 
 function progressText({ status, step, of, message }) {
@@ -441,7 +459,7 @@ export function messageFor(code, turn, isMostly) {
     case "unknown_event_id":
       return expired;
     case "stream_not_found":
-      return turn.text ? expired : words("This answer is no longer kept.");
+      return hasContent(turn) ? expired : words("This answer is no longer kept.");
     case "engine_died":
       return words("The model has stopped working. The site's owner can see why in the log.");
     case "timeout":

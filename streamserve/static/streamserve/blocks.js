@@ -69,6 +69,26 @@ export function cutTo(turn, { chars, blocks }) {
   for (const [at, block] of turn.blocks.entries()) block.text = block.text.slice(0, blocks[at]);
 }
 
+/** The answer with its earlier parts, which it continues: `text`, `blocks` and `citations`. */
+export function wholeOf(turn) {
+  if (turn.earlier.length === 0) return turn;
+  const parts = [...turn.earlier, turn];
+  /** @type {{text: string, blocks: any[], citations: any[]}} */
+  const whole = { text: parts.map(({ text }) => text).join(""), blocks: [], citations: [] };
+  for (const { citations } of parts) for (const citation of citations) cite(whole, citation);
+  if (parts.every(({ blocks }) => blocks.length === 0)) return whole;
+  for (const part of parts) {
+    const implied = part.text === "" ? [] : [{ index: 0, kind: "text", text: part.text, isOpen: false }];
+    const [first, ...rest] = part.blocks.length > 0 ? part.blocks : implied;
+    const last = whole.blocks.at(-1);
+    if (first === undefined) continue;
+    if (last?.kind === "text" && first.kind === "text") whole.blocks.splice(-1, 1, { ...first, text: last.text + first.text });
+    else whole.blocks.push(first);
+    whole.blocks.push(...rest);
+  }
+  return whole;
+}
+
 /** Whether a block is a call of a tool: the client's, or a call that the server answers itself. */
 export function isCall(kind) {
   return kind === "tool_use" || kind === "server_tool_use";
@@ -77,4 +97,16 @@ export function isCall(kind) {
 /** Whether anything of the answer can be seen. */
 export function hasContent({ text, blocks }) {
   return text.trim() !== "" || blocks.some((block) => isCall(block.kind) || block.text.trim() !== "");
+}
+
+/** Thinking of an earlier answer is not part of the conversation. */
+export function withoutThinking(text) {
+  return spoken(text).trim();
+}
+
+/** A text without the thoughts that the model wrote into it. */
+export function spoken(text) {
+  return text
+    .replace(/^[^]*?<\/think>/, (head) => (head.includes("<think>") ? head : ""))
+    .replace(/<think>[^]*?(<\/think>|$)/g, "");
 }

@@ -4,11 +4,13 @@ import { Answering } from "./answering.js";
 import { Banner } from "./banner.js";
 import { hasContent } from "./blocks.js";
 import { Corner } from "./corner.js";
+import { download, markdownOf } from "./export.js";
 import { Conversation, forgetOtherUsers, isLive } from "./conversation.js";
 import { Heartbeat } from "./heartbeat.js";
 import { Library } from "./library.js";
 import { loadingWords } from "./loading.js";
 import { makeLocks } from "./locks.js";
+import { beginPart, canContinue } from "./parts.js";
 import { Readiness } from "./readiness.js";
 import { TurnView } from "./turn_view.js";
 import { useWords, words } from "./words.js";
@@ -16,7 +18,7 @@ import { useWords, words } from "./words.js";
 const NEAR_BOTTOM_PX = 64;
 const NO_BAR = ["failed", "paused", "draining"]; // states without progress
 const PARTS = [
-  "log", "scroll", "empty", "jump", "form", "input", "send", "stop", "new", "back", "status", "loading", "loading-words",
+  "log", "scroll", "empty", "jump", "form", "input", "send", "stop", "new", "back", "export", "status", "loading", "loading-words",
   "loading-bar", "banner", "banner-words", "banner-now", "model", "turn", "sign-in",
 ];
 
@@ -28,6 +30,7 @@ class Chat {
     this.locks = locks;
     /** @type {Library | null} */
     this.library = config.conversationsUrl === "" ? null : new Library(this);
+    /** @type {any} */ // one of two classes with the same methods
     this.conversation = this.library?.conversation ?? new Conversation(config.storageKey);
     this.views = new Map();
     this.answers = new Map(); // turn → its Answering, while that runs
@@ -97,7 +100,8 @@ class Chat {
       changed: (turn, stored) => {
         const answering = this.answers.get(turn);
         if (answering !== undefined) return answering.adopt(stored);
-        if (isLive(stored) && !isLive(turn)) return undefined; // its owner has read less than this tab
+        // What has ended here is read on elsewhere, unless it is the beginning of a continuation.
+        if (isLive(stored) && !isLive(turn) && stored.streamId === turn.streamId) return undefined;
         Object.assign(turn, stored);
         this.views.get(turn)?.paint();
         return this.views.get(turn)?.show();
@@ -151,9 +155,8 @@ class Chat {
   /** Ask after the turn `parent`, the last of the branch shown if none is named. */
   begin(question, parent) {
     const turn = this.conversation.add(question, parent);
-    this.isPinned = true;
-    this.drawPath();
-    return turn;
+    turn.model = this.model;
+    this.drawPath({ isAsked: true });
   }
 
   /** Another answer to the same question. A turn that has failed without any text is replaced. */
@@ -169,23 +172,46 @@ class Chat {
       this.conversation.remove(turn);
       this.drop(turn);
     }
-    return this.begin(question, turn.parent);
+    this.begin(question, turn.parent);
   }
 
-  /** Take a question back into the composer, to be changed. */
-  edit(turn) {
+  /** Ask another question in the place of `turn`: both are kept. Return whether it was asked. */
+  change(turn, question) {
+    this.merge();
+    if (this.isAnswering) return false;
+    this.replace(turn, question);
+    this.focus();
+    return true;
+  }
+
+  /** Continue an answer that was cut short, in its place. */
+  proceed(turn) {
+    this.merge();
+    if (this.isAnswering || !canContinue(turn)) return;
+    const release = this.answers.get(turn)?.handOver() ?? null; // after a stop it still waits for its metrics
+    beginPart(turn);
+    this.answer(turn, { isAsked: true, release });
+    this.focus();
+  }
+
+  /** Whether the model of an answer continues its own text. A pipeline makes each answer anew. */
+  canContinue({ model }) {
+    return !this.config.pipelines.includes(model || this.model);
+  }
+
+  /** Go to the branch through `turn`; `by` is the direction, whose button keeps the focus. */
+  goTo(turn, by) {
     if (this.isAnswering) return;
-    this.conversation.remove(turn);
-    this.drop(turn);
+    this.conversation.show(turn);
+    this.isPinned = false;
     this.drawPath();
-    this.parts.input.value = turn.question;
-    this.resize();
-    this.parts.input.focus();
+    this.views.get(turn).question.focusStep(by);
+    this.showJump();
   }
 
-  answer(turn) {
+  answer(turn, options = {}) {
     this.isPinned = true;
-    const answering = new Answering(this, turn, this.views.get(turn));
+    const answering = new Answering(this, turn, this.views.get(turn), options);
     this.answers.set(turn, answering);
     this.changed(answering);
     this.painted();
@@ -195,7 +221,7 @@ class Chat {
   }
 
   async requestFor(turn) {
-    const { model } = this;
+    const model = turn.model || this.model;
     return { ...this.config.request, model, ...(await this.conversation.fieldsFor(turn, model)) };
   }
 
@@ -268,8 +294,8 @@ class Chat {
   }
 
   announceEnd(turn) {
-    if (turn.state === "stopped") this.announce(words("Stopped"));
-    else if (turn.state === "failed") this.announce(turn.error?.message ?? words("The answer failed"));
+    if (turn.state === "stopped" && turn.error === null) this.announce(words("Stopped"));
+    else if (turn.state === "failed" || turn.error !== null) this.announce(turn.error?.message ?? words("The answer failed"));
     else this.announce(words("Answer complete"));
   }
 
@@ -317,7 +343,7 @@ class Chat {
   }
 
   /** Show the branch, and follow what runs in it. Views of other branches stay for their answers that have not ended. */
-  drawPath() {
+  drawPath(options = {}) {
     const { path } = this.conversation;
     for (const [turn, view] of this.views) {
       if (path.includes(turn)) continue;
@@ -331,19 +357,33 @@ class Chat {
       if (there !== node) this.parts.log.insertBefore(node, there);
     }
     this.showEmpty();
-    for (const turn of path) if (isLive(turn) && !this.answers.has(turn)) this.answer(turn);
+    for (const turn of path) {
+      if (isLive(turn) && !this.answers.has(turn)) this.answer(turn, options);
+      else this.views.get(turn).question.show();
+    }
   }
 
   makeView(turn) {
-    const on = { again: (which) => this.again(which), edit: (which) => this.edit(which) };
+    const on = {
+      again: (which) => this.again(which),
+      proceed: (which) => this.proceed(which),
+      change: (which, question) => this.change(which, question),
+      show: (which, by) => this.goTo(which, by),
+      siblings: (which) => this.conversation.siblings(which),
+      canContinue: (which) => this.canContinue(which),
+      canRate: ({ questionId = "" }) => this.conversation.rate !== undefined && questionId !== "",
+      rate: (which, rating, comment) => this.conversation.rate(which, rating, comment),
+      announce: (text) => this.announce(text),
+    };
     return new TurnView(this.parts.turn, turn, on, this.config);
   }
 
   showEmpty() {
-    const isEmpty = this.conversation.turns.length === 0;
+    const isEmpty = this.conversation.path.length === 0;
     this.parts.empty.hidden = !isEmpty || (this.library?.isOpening ?? false);
     this.parts.log.hidden = isEmpty;
     this.parts.new.hidden = isEmpty;
+    this.parts.export.hidden = isEmpty;
     this.parts.back.hidden = !isEmpty || this.conversation.left === null;
     this.root.classList.toggle("is-empty", isEmpty);
   }
@@ -391,7 +431,9 @@ class Chat {
     });
     input.addEventListener("input", () => this.resize());
     input.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
+      if (event.isComposing || event.keyCode === 229) return;
+      if (event.key === "ArrowUp" && input.value === "") this.editLast(event);
+      if (event.key !== "Enter" || event.shiftKey) return;
       event.preventDefault();
       this.ask(input.value);
     });
@@ -403,6 +445,7 @@ class Chat {
     });
     this.parts.new.addEventListener("click", () => this.newChat());
     this.parts.back.addEventListener("click", () => this.back());
+    this.parts.export.addEventListener("click", () => this.export());
     this.parts["banner-now"].addEventListener("click", () => {
       this.onLost();
       this.nudge();
@@ -420,6 +463,21 @@ class Chat {
     });
     this.listenToScroll(scroll);
     this.listenToWindow();
+  }
+
+  /** ArrowUp in the empty composer edits the last question. */
+  editLast(event) {
+    const last = this.conversation.path.at(-1);
+    if (last === undefined || this.isAnswering) return;
+    event.preventDefault();
+    this.views.get(last).question.edit();
+  }
+
+  /** The branch shown as a file. */
+  export() {
+    const { exportUrl, path } = this.conversation;
+    if (exportUrl !== undefined) return download("chat.md", { url: exportUrl });
+    return download("chat.md", { text: markdownOf(path, this.root.getAttribute("aria-label") ?? "") });
   }
 
   stop() {
@@ -504,13 +562,14 @@ function watchServer(chats) {
 function readConfig(root) {
   const { streamsUrl, readyUrl, liveUrl, model, storageKey, keepaliveSeconds, request, csrfCookie } = root.dataset;
   const { conversationsUrl = "", source = "", address } = root.dataset;
-  const { figures, firstTokenBudget, totalBudget, math } = root.dataset;
+  const { figures, firstTokenBudget, totalBudget, math, pipelines } = root.dataset;
   const token = () => cookie(csrfCookie) ?? root.querySelector("input[name=csrfmiddlewaretoken]")?.value ?? "";
   return {
     streamsUrl,
     readyUrl,
     liveUrl,
     model,
+    pipelines: JSON.parse(pipelines || "[]"),
     storageKey: storageKey || "streamserve.chat",
     keepaliveSeconds: Number(keepaliveSeconds) || 15,
     conversationsUrl,

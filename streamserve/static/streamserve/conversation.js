@@ -15,12 +15,16 @@
 //   accepted(turn, headers)                    the answer has begun: the headers of its response
 //   isMostly(turn)                             whether the question is the larger part of its request
 //   renew(), left, open(id), oldOnes(), forget(name)
+//   rate(turn, rating, comment)                only of a server; a promise, which rejects where it could not be stored
+//   exportUrl                                  only of a server: the address of the branch shown, as Markdown
 //
 // Invariant: a record is written by one tab only, which holds the lock of its name (locks.js). So tabs that ask at
 // the same time add to one conversation, and none overwrites what another has stored. `revision` counts the writes.
 // Invariant: `text`, `blocks`, `citations` and `lastId` of a turn are written together, so that a resume after `lastId` adds
 // exactly what they lack.
 
+import { withoutThinking, wholeOf } from "./blocks.js";
+import { beginningOf } from "./parts.js";
 import { TurnTree, isLive, newTurn } from "./turn_tree.js";
 
 export { isLive, newTurn };
@@ -215,16 +219,18 @@ export class Conversation extends TurnTree {
     return [...newest].filter(([, time]) => Date.now() - time > OLD_MS).map(([name]) => name);
   }
 
-  /** The fields of the request for the answer of `turn`. */
+  /** The fields of the request for the answer of `turn`, or for its continuation. */
   fieldsFor(turn) {
-    return { messages: this.messagesFor(turn) };
+    const messages = this.messagesFor(turn);
+    if (turn.earlier.length === 0) return { messages };
+    return { messages: [...messages, { role: "assistant", content: beginningOf(turn) }], continue_final_message: true };
   }
 
   /** The messages of a request: every earlier turn of the branch that has an answer, and the question of `turn`. */
   messagesFor(turn) {
     const messages = [];
     for (const earlier of this.pathTo(turn).slice(0, -1)) {
-      const answer = isLive(earlier) ? "" : answerOf(earlier);
+      const answer = isLive(earlier) ? "" : answerOf(wholeOf(earlier));
       if (answer === "") continue; // failed turns are left out in pairs: templates want roles to alternate
       messages.push({ role: "user", content: earlier.question }, { role: "assistant", content: answer });
     }
@@ -326,12 +332,4 @@ function namesIn(storage, prefix) {
 
 function answerOf({ text, blocks }) {
   return blocks.length > 0 ? text.trim() : withoutThinking(text);
-}
-
-/** Thinking of an earlier answer is not part of the conversation. */
-export function withoutThinking(text) {
-  return text
-    .replace(/^[^]*?<\/think>/, (head) => (head.includes("<think>") ? head : ""))
-    .replace(/<think>[^]*?(<\/think>|$)/g, "")
-    .trim();
 }

@@ -64,10 +64,16 @@ export class ServerConversation extends TurnTree {
 
   /** Take what was loaded: calls `changed(turn, stored)` and `removed(turn)`; turns that are `isOurs` stay as they are. */
   merge({ isOurs, changed, removed }) {
-    if (this.turns.some((turn) => isLive(turn) && turn.questionId === "" && turn.isSent)) return undefined;
+    if (this.turns.some((turn) => isLive(turn) && turn.isSent && turn.streamId === null)) return undefined;
     const wasEmpty = this.turns.length === 0;
     const added = [];
     for (const stored of turnsOf([...this.messages.values()])) {
+      const continued = this.continuedBy(stored);
+      if (continued !== undefined) {
+        this.renamed(continued, stored.id);
+        changed(continued, stored);
+        continue;
+      }
       const known = this.turns.find(({ id }) => id === stored.id);
       if (known === undefined) added.push(this.insert(stored));
       else if (!isOurs(known) && isNews(known, stored)) changed(known, { ...stored, figures: known.figures ?? stored.figures });
@@ -82,6 +88,13 @@ export class ServerConversation extends TurnTree {
     const end = this.turns.find(({ id }) => id === this.leaf);
     if (end !== undefined) super.show(end);
     return undefined;
+  }
+
+  /** The turn here whose answer another device has continued, which the server has as the turn `stored`. */
+  continuedBy({ id: last, earlier }) {
+    if (earlier.length === 0 || this.turns.some(({ id }) => id === last)) return undefined;
+    const isFollowed = (id) => this.turns.some(({ parent }) => parent === id); // then it stays, and the continuation is its sibling
+    return this.turns.find(({ id }) => earlier.some(({ answerId }) => answerId === id) && !isFollowed(id));
   }
 
   /** Show what another device has asked, where it follows the branch shown, or runs while nothing runs there. */
@@ -112,6 +125,7 @@ export class ServerConversation extends TurnTree {
   /** The fields of the request for the answer of `turn`. The first question makes the conversation. */
   async fieldsFor(turn, model) {
     const conversation = this.id ?? (await this.create(model));
+    if (turn.earlier.length > 0) return { conversation, continue: turn.id };
     const same = this.siblings(turn).find((other) => other.questionId !== "" && other.question === turn.question);
     if (same !== undefined) return { conversation, parent: same.questionId }; // another answer to that question
     return { conversation, parent: turn.parent || null, prompt: turn.question };
@@ -140,6 +154,15 @@ export class ServerConversation extends TurnTree {
     const same = this.siblings(turn).find((other) => other.questionId !== "" && other.question === turn.question);
     turn.questionId = headers.get("X-Question-Id") ?? same?.questionId ?? "";
     this.renamed(turn, id);
+  }
+
+  /** Rate an answer: 1, -1, or null for no rating. */
+  rate(turn, rating, comment) {
+    return this.routes.rate(this.id, turn.id, { rating, comment });
+  }
+
+  get exportUrl() {
+    return this.id === null ? undefined : this.routes.exportUrl(this.id);
   }
 
   /** The branch through `turn` is shown, on all devices. */

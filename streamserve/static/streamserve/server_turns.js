@@ -1,6 +1,7 @@
 // A conversation's messages, as the server has them, become turns: a question with its answer, and what goes on with it. Pure.
 //
-// A turn's id is its answer's; `parent` is the id of the answer that the question follows, "" at the beginning.
+// A turn's id is its answer's, of a continued answer the last continuation's; `parent` is the id of the answer that the
+// question follows, "" at the beginning.
 
 import { messageFor } from "./answering.js";
 import { newTurn } from "./turn_tree.js";
@@ -9,30 +10,46 @@ import { words } from "./words.js";
 /** Return the turns of messages that are sorted by time, in the order of their answers. */
 export function turnsOf(messages) {
   const byId = new Map(messages.map((message) => [message.id, message]));
-  return messages.filter(({ role }) => role === "assistant").map((answer) => turnOf(answer, byId.get(answer.parent)));
+  const answers = messages.filter(({ role }) => role === "assistant");
+  const asked = new Set(messages.filter(({ role }) => role === "user").map(({ parent }) => parent));
+  const continued = new Set(answers.map(({ parent }) => parent));
+  return answers.filter(({ id }) => !continued.has(id) || asked.has(id)).map((answer) => turnOf(answer, byId));
 }
 
-function turnOf(answer, question) {
-  const turn = newTurn(textOf(question?.blocks ?? []));
-  const { blocks } = answer;
+function turnOf(answer, byId) {
+  const earlier = [];
+  let question = byId.get(answer.parent);
+  for (; question?.role === "assistant"; question = byId.get(question.parent)) earlier.unshift(question);
   return {
-    ...turn,
+    ...newTurn(textOf(question?.blocks ?? [])),
+    ...partOf(answer),
     id: answer.id,
+    model: answer.model ?? "",
+    earlier: earlier.map(partOf),
     parent: question?.parent ?? "",
     questionId: question?.id ?? "",
     attachments: question?.attachments ?? [],
-    text: textOf(blocks),
-    blocks: isPlain(blocks) ? [] : blocks.map((block) => ({ ...block, isOpen: false })),
-    citations: answer.citations.map(({ source, id, title, url }) => ({ source, id, title, url })),
     steps: answer.steps.map((step) => step.message ?? "").filter(Boolean),
-    state: stateOf(answer),
     isSent: true,
-    streamId: answer.stream,
-    finishReason: answer.finish_reason,
-    figures: figuresOf(answer),
     error: answer.state === "failed" ? errorOf(answer) : null,
     rating: answer.rating,
     comment: answer.comment,
+  };
+}
+
+/** What a turn has of one of its answer's messages (parts.js). */
+function partOf(answer) {
+  const { blocks } = answer;
+  return {
+    answerId: answer.id,
+    text: textOf(blocks),
+    blocks: isPlain(blocks) ? [] : blocks.map((block) => ({ ...block, isOpen: false })),
+    citations: answer.citations.map(({ source, id, title, url }) => ({ source, id, title, url })),
+    state: stateOf(answer),
+    streamId: answer.stream,
+    lastId: "",
+    finishReason: answer.finish_reason,
+    figures: figuresOf(answer),
   };
 }
 

@@ -9,6 +9,8 @@ export function newTurn(question, parent = "") {
     parent,
     revision: 0,
     question,
+    model: "",
+    earlier: [], // parts of the answer, before it was continued (parts.js)
     text: "",
     blocks: [], // of an answer that has more than text (blocks.js)
     citations: [],

@@ -1,16 +1,25 @@
 // One question and its answer on the page, cloned from the template in chat.html.
 
-import { isLive } from "./conversation.js";
+import { isLive } from "./turn_tree.js";
 import { copyFrom, element } from "./render.js";
 import { AnswerView, linkMarkers, sourceItems } from "./answer_view.js";
-import { hasContent } from "./blocks.js";
+import { hasContent, wholeOf } from "./blocks.js";
 import { typeset } from "./formulas.js";
+import { canContinue } from "./parts.js";
+import { QuestionView } from "./question_view.js";
+import { RatingView } from "./rating_view.js";
 import { count, decimal, words } from "./words.js";
 
 export class TurnView {
-  /** `on.again(turn)`: answer this question again; `on.edit(turn)`: take it back to change it. */
+  /**
+   * `on.again(turn)`: answer this question again; `on.proceed(turn)`: continue the answer; `on.change(turn, question)`:
+   * ask something else in its place, false if that is not possible now; `on.siblings(turn)` are the turns at its place,
+   * and `on.show(turn)` goes to such a turn; `on.canContinue(turn)`: whether its model can.
+   * For ratings see RatingView.
+   */
   constructor(template, turn, on, { showsFigures = false, budgets = {}, hasMath = false } = {}) {
     this.turn = turn;
+    this.on = on;
     this.showsFigures = showsFigures;
     this.budgets = budgets;
     this.hasMath = hasMath;
@@ -19,12 +28,14 @@ export class TurnView {
     this.answer = new AnswerView(this.parts.body);
     this.isHeldUp = false;
     this.isStep = false;
-    this.parts.question.textContent = turn.question;
+    this.question = new QuestionView(this.parts, turn, on);
+    this.rating = new RatingView(this.parts, turn, on);
     this.parts.retry.addEventListener("click", () => on.again(turn));
     this.parts.again.addEventListener("click", () => on.again(turn));
-    this.parts.edit.addEventListener("click", () => on.edit(turn));
+    this.parts.edit.addEventListener("click", () => this.question.edit());
+    this.parts.continue.addEventListener("click", () => on.proceed(turn));
     this.parts.made.addEventListener("toggle", () => this.parts.made.open && this.parts.made.scrollIntoView({ block: "nearest" }));
-    this.parts.copy.addEventListener("click", () => copyFrom(this.parts.copy, () => turn.text.trim()));
+    this.parts.copy.addEventListener("click", () => copyFrom(this.parts.copy, () => wholeOf(turn).text.trim()));
     this.show();
     this.paint();
   }
@@ -35,16 +46,17 @@ export class TurnView {
 
   /** Show the text so far, on an animation frame. */
   paint() {
-    this.answer.update(this.turn.text, this.isLive, this.turn.blocks);
-    linkMarkers(this.parts.body, this.turn.citations);
+    const { text, blocks, citations } = wholeOf(this.turn);
+    this.answer.update(text, this.isLive, blocks);
+    linkMarkers(this.parts.body, citations);
     if (this.hasMath) typeset(this.parts.body);
-    this.showSources();
+    this.showSources(citations);
     this.showTyping();
   }
 
   /** Both only grow, until a snapshot replaces them. */
-  showSources() {
-    const { notes, citations } = this.turn;
+  showSources(citations) {
+    const { notes } = this.turn;
     const { sources, "source-list": list } = this.parts;
     this.parts.notes.hidden = notes.length === 0;
     if (this.parts.notes.childElementCount !== notes.length) {
@@ -57,7 +69,7 @@ export class TurnView {
   /** Show dots until there is text, and below the text during a step and while the answer waits for its model. */
   showTyping() {
     this.parts.typing.hidden = !this.isLive || (hasContent(this.turn) && !this.isHeldUp && !this.isStep);
-    this.parts.skeleton.hidden = !this.isLive || hasContent(this.turn);
+    this.parts.skeleton.hidden = !this.isLive || hasContent(wholeOf(this.turn));
     this.node.classList.toggle("is-held-up", this.isHeldUp);
   }
 
@@ -83,14 +95,18 @@ export class TurnView {
     this.showTyping();
     const notice = noticeOf(turn);
     parts.notice.hidden = notice === "" || this.isLive;
-    parts.notice.classList.toggle("is-error", turn.state === "failed");
+    parts.notice.classList.toggle("is-error", turn.state === "failed" || turn.error !== null);
     parts.words.textContent = notice;
     const isTooLong = turn.error?.isTooLong ?? false; // sending it again cannot help
     parts.retry.hidden = turn.state !== "failed" || isTooLong;
     parts.edit.hidden = turn.state !== "failed" || !isTooLong;
-    parts.foot.hidden = this.isLive || !hasContent(turn);
-    parts.copy.hidden = turn.text.trim() === "";
+    const whole = wholeOf(turn);
+    parts.foot.hidden = this.isLive || !hasContent(whole);
+    parts.copy.hidden = whole.text.trim() === "";
     parts.again.hidden = turn.state === "failed";
+    parts.continue.hidden = !canContinue(turn) || !this.on.canContinue(turn);
+    this.question.show();
+    this.rating.show();
     this.showMaking();
   }
 
@@ -108,7 +124,7 @@ export class TurnView {
 }
 
 function noticeOf({ state, finishReason, error }) {
-  if (state === "failed") return error?.message ?? words("The answer could not be finished.");
+  if (state === "failed" || error !== null) return error?.message ?? words("The answer could not be finished.");
   if (state === "stopped") return words("Stopped");
   if (finishReason === "length") return words("Ended at the length limit");
   if (finishReason === "abandoned") return words("Ended, because it had no reader");

@@ -303,6 +303,7 @@ async def test_log_probabilities_of_its_prompts_are_refused(site: Site) -> None:
         ("grammar", {"grammar": Grammar(kind="regex", value="[a-z]+")}),
         ("tools", {"tools": (Tool(name="f"),)}),
         ("logprobs", {"sampling": SamplingParams(logprobs=0)}),
+        ("continue_final_message", {"continue_final_message": True}),
     ],
 )
 async def test_what_promises_a_form_of_the_answer_is_refused(site: Site, name: str, fields: dict[str, Any]) -> None:

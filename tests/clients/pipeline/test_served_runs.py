@@ -122,18 +122,19 @@ def registered() -> Iterator[list[str]]:
 
 
 def test_a_pipeline_is_registered_by_its_name(registered: list[str]) -> None:
-    """The decorator returns the function; the docstring is the description."""
+    """The decorator returns the function; the docstring is the description, its name in words the title."""
 
     @pipeline
     async def billing_test(run: Run) -> None:
         """Answer questions about bills."""
 
-    @pipeline("other.name", model="echo", latency_class="document")
+    @pipeline("other.name", model="echo", latency_class="document", title="The other")
     async def other(run: Run) -> None: ...
 
     registered += ["billing_test", "other.name"]
     assert PIPELINES["billing_test"].function is billing_test
     assert PIPELINES["billing_test"].description == "Answer questions about bills."
+    assert [PIPELINES[name].title for name in registered[-2:]] == ["Billing test", "The other"]
     assert (PIPELINES["other.name"].model, PIPELINES["other.name"].latency_class) == ("echo", "document")
 
 

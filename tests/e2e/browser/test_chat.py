@@ -315,7 +315,7 @@ def test_a_failed_answer_keeps_its_text_and_can_be_asked_again(watched: Watched)
 
 
 def test_a_first_question_that_is_too_long_can_be_edited(watched: Watched) -> None:
-    """No conversation has grown, and sending the same again cannot help: the question comes back to be shortened."""
+    """No conversation has grown, and sending the same again cannot help: its editor opens, and it is replaced."""
     page = watched.page
     watched.expect_complaint("400")
     refusal = refused(400, "context_length_exceeded", "prompt has 9,120 tokens; this model takes 8,192.")
@@ -324,9 +324,16 @@ def test_a_first_question_that_is_too_long_can_be_edited(watched: Watched) -> No
     expect(notice(page)).to_contain_text("This question is too long for the model.")
     expect(page.get_by_role("button", name="Try again")).to_be_hidden()
     page.get_by_role("button", name="Edit the question").click()
-    expect(page.get_by_label("Your question")).to_have_value("Very long")
-    expect(page.get_by_label("Your question")).to_be_focused()
-    expect(page.locator(".ss-turn")).to_have_count(0)
+    draft = page.get_by_label("Change the question")
+    expect(draft).to_have_value("Very long")
+    expect(draft).to_be_focused()
+    page.route("**/streams", lambda route: route.fulfill(**fake_answer("Yes.")), times=1)
+    draft.fill("Long")
+    draft.press("Enter")
+    wait_for_status(page, "Answer complete")
+    expect(page.locator(".ss-question p")).to_have_text(["Long"])
+    expect(page.locator(".ss-siblings:visible")).to_have_count(0)  # no answer was lost with it
+    assert len(stored_turns(page)) == 1
 
 
 @pytest.mark.parametrize("code", ["context_length_exceeded", "body_too_large"])
@@ -353,7 +360,7 @@ def test_a_question_beyond_every_bound_is_not_cut(watched: Watched) -> None:
     page.get_by_role("button", name="Send").click()
     expect(notice(page)).to_contain_text("This question is too long for the model.")
     page.get_by_role("button", name="Edit the question").click()
-    assert page.get_by_label("Your question").input_value() == question.strip()
+    assert page.get_by_label("Change the question").input_value() == question.strip()
 
 
 def test_a_question_that_reaches_no_server_is_kept(watched: Watched) -> None:
