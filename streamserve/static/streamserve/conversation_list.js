@@ -23,8 +23,8 @@ const PARTS = [
 
 export class ConversationList {
   /**
-   * `on.open(id)`, `on.renew()`, `on.removed(id)`, `on.changed(conversation)`, `on.refreshed()`; `href(id)` is the address of
-   * a conversation, null where it has none.
+   * `on.open(id)`, `on.renew()`, `on.removed(id)`, `on.changed(conversation)`, `on.refreshed()`, `on.signedOut()`; `href(id)`
+   * is the address of a conversation, null where it has none.
    */
   constructor(root, routes, { source, on, href }) {
     this.root = root;
@@ -149,9 +149,22 @@ export class ConversationList {
   }
 
   fail(error) {
+    if (error.status === 401) return this.signedOut();
     console.info("conversations:", error);
     this.parts.loading.hidden = true;
     this.parts.failed.hidden = false;
+  }
+
+  /** The session has ended, perhaps by a logout in another tab: nothing of the user's is shown any more. */
+  signedOut() {
+    this.all = new ConversationIndex();
+    this.all.takeFirst([], false);
+    this.found = null;
+    this.query = "";
+    this.parts.search.value = "";
+    this.hideToast();
+    this.draw();
+    this.on.signedOut();
   }
 
   // --- changing a conversation ---------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ export class Library {
         removed: (id) => id === this.conversation.id && this.open(null, { takesFocus: false }),
         changed: ({ id }) => id === this.conversation.id && this.showTitle(),
         refreshed: () => void this.look(),
+        signedOut: () => this.close(),
       },
     });
   }
@@ -122,6 +123,17 @@ export class Library {
     this.chat.show();
     this.showTitle();
     this.showOpening(words("This conversation is not there any more."));
+  }
+
+  /** Show nothing of a user who has signed out. The address stays: after another login it opens the conversation again. */
+  close() {
+    if (this.conversation.id !== null) this.conversation.open(null);
+    this.chat.show();
+    this.showTitle();
+    this.showOpening("");
+    this.chat.signIn();
+    const link = this.chat.parts["sign-in"].querySelector("a");
+    if (link !== null && this.chat.config.hasAddress) link.href = withNext(link.href);
   }
 
   /** The list was loaded anew: follow what is new in the open conversation. */
@@ -218,6 +230,13 @@ function addressOf(id) {
   if (id === null) url.searchParams.delete("c");
   else url.searchParams.set("c", id);
   return `${url.pathname}${url.search}`;
+}
+
+/** The address of the login, leading back to what this page shows. */
+function withNext(href) {
+  const url = new URL(href);
+  url.searchParams.set("next", `${window.location.pathname}${window.location.search}`); // Django's REDIRECT_FIELD_NAME
+  return url.href;
 }
 
 function idInAddress() {

@@ -39,6 +39,8 @@ SETTINGS = "tests.support.sites.pages.conversations_site"
 PHONE = {"viewport": {"width": 390, "height": 780}, "has_touch": True}
 # What a page logs while its server is killed and started again, and for what a test refuses on purpose.
 WHILE_GONE = ("net::ERR", "status of 503")
+# The page is looked at again: all pages of headless Chromium are visible, and none is told so.
+LOOK = "window.dispatchEvent(new Event('focus'))"
 
 # Conversations of a user that were begun at these ages in days, each with one answer.
 PLANT = """
@@ -185,7 +187,7 @@ def test_two_devices_show_one_conversation_whole_although_the_worker_is_killed(b
         ask(one, "What is asked on the first?")
         wait_for_text(one, 60)
         running = two.locator(".ss-item.is-running")
-        two.evaluate("window.dispatchEvent(new Event('focus'))")
+        two.evaluate(LOOK)
         expect(running).to_contain_text("is being answered")
         slow_down(two, 6)
         running.locator(".ss-item-link").click()
@@ -223,13 +225,12 @@ def test_a_title_that_is_changed_on_one_device_is_shown_on_the_other(browser: Br
         one.keyboard.type("Fees")
         one.keyboard.press("Enter")
         expect(item(one, "Fees").locator(".ss-item-link")).to_be_focused()
-        look = "window.dispatchEvent(new Event('focus'))"
-        two.evaluate(look)
+        two.evaluate(LOOK)
         item(two, "Fees").locator(".ss-item-link").click()
         expect(two.locator(".ss-question p")).to_have_text(["Late fees"])
         open_menu(one, "Fees").get_by_role("menuitem", name="Delete").click()
         expect(one.get_by_text("“Fees” is deleted.")).to_be_visible()
-        two.evaluate(look)
+        two.evaluate(LOOK)
         expect(two.get_by_text("This conversation is not there any more.")).to_be_visible()
         one.get_by_role("button", name="Undo").click()
         expect(item(one, "Fees")).to_be_visible()
@@ -346,6 +347,28 @@ def test_a_conversation_of_another_user_is_not_there(browser: Browser, home: Sit
         expect(stranger.page.get_by_text("This conversation is not there any more.")).to_be_visible()
         assert stranger.page.url == f"{home.url}/"
         assert "Late fees" not in stranger.page.content()
+
+
+def test_after_a_logout_nothing_of_the_user_is_shown(browser: Browser, home: Site) -> None:
+    """Neither the list nor the conversation, in a tab that was open; signing in opens the conversation again."""
+    with device(browser, home, "reader") as visit:
+        page = visit.page
+        visit.expect_complaint("status of 401")
+        item(page, "Late fees").locator(".ss-item-link").click()
+        expect(page.locator(".ss-question p")).to_have_text(["Late fees"])
+        other = page.context.new_page()
+        other.goto(f"{home.url}/admin/")
+        other.get_by_role("button", name="Log out").click()
+        expect(other.get_by_text("Logged out")).to_be_visible()
+        page.bring_to_front()
+        page.evaluate(LOOK)
+        expect(page.get_by_text("Sign in to ask a question.")).to_be_visible()
+        assert "Late fees" not in page.content()
+        page.locator(".ss-sign-in").get_by_role("link", name="Sign in").click()
+        page.get_by_label("Username").fill("reader")
+        page.get_by_label("Password").fill(ADMIN_PASSWORD)
+        page.get_by_role("button", name="Log in").click()
+        expect(page.locator(".ss-question p")).to_have_text(["Late fees"])
 
 
 # --- failures --------------------------------------------------------------------------------------------------------
