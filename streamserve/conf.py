@@ -28,7 +28,7 @@ from streamserve.clients.remote.config import AUTO, SERVERS, RemoteConfig
 from streamserve.conf_reader import Problem, SettingsReader, field_names, is_base_url, nearest, without_login
 from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.engine import config as engine_config
-from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
+from streamserve.engine.config import CLASSES, SPECULATION, EngineConfig, LatencyClass, ModelConfig
 from streamserve.engine.text.formats.markup import NAMES as FORMAT_NAMES
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.permissions import ANYONE, PERMISSION_HINT, STAFF, Permission, problem_of
@@ -483,6 +483,7 @@ class _SiteReader(SettingsReader):
         given = raw if isinstance(raw, Mapping) else {}
         if "MEMORY_SHARE" in given and config.memory_share is not None and not 0 < config.memory_share <= 1:
             self.wrong(f'{where}["MEMORY_SHARE"] is {config.memory_share}.', "It takes a share of 1: 0.4 is 40 %.")
+        self.one_of(config.speculation, SPECULATION, f'{where}["SPECULATION"]')
         if config.lead_tokens < MIN_LEAD_TOKENS:
             hint = f"It takes {MIN_LEAD_TOKENS} or more: a stop string alone may hold back so many from the reader."
             self.wrong(f'{where}["LEAD_TOKENS"] is {config.lead_tokens}.', hint)

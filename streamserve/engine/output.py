@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.grammar.matcher import Matcher, advance
@@ -247,6 +248,7 @@ class OutputProcessor:
             return
         is_first = sequence.num_computed_tokens == sequence.num_cached_tokens and sequence.num_preemptions == 0
         token_ids = self._append(sequence, sampled, now)
+        self._learn(sequence, part.chunk, token_ids)
         # All tokens but the newest are computed: what was proposed and not chosen is void.
         num_wrong = len(part.chunk.samples) - len(token_ids)
         sequence.mark_computed(num_tokens, num_wrong=num_wrong)
@@ -278,6 +280,14 @@ class OutputProcessor:
             sequence.first_token_at = now
         sequence.reader.begin(sequence.num_output_tokens, now)
         return token_ids
+
+    def _learn(self, sequence: Sequence, chunk: Chunk, token_ids: tuple[int, ...]) -> None:
+        """Count which of the tokens that were tried are right."""
+        speculation, tried = self._scheduler.speculation, chunk.proposed_ids
+        if speculation is None or sequence.guesses is None or not tried:
+            return
+        num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(token_ids, tried, strict=False)))
+        speculation.note(sequence.guesses, sequence.request.latency_class, len(tried), num_right)
 
     def _remove(self, sequence: Sequence) -> None:
         self.num_grammar_waits += sequence.num_grammar_waits

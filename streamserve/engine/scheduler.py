@@ -47,6 +47,7 @@ from streamserve.engine.plan import Chunk
 from streamserve.engine.policy import leads
 from streamserve.engine.policy.backlog import Rank
 from streamserve.engine.policy.reserve import MemoryReserve
+from streamserve.engine.policy.speculation import MOST_TRIED, Speculation
 from streamserve.engine.policy.waiting import WaitingQueue, order_key, rank_of
 from streamserve.engine.sequence import Sequence, State
 from streamserve.engine.shared_prefill import SharedPrefixes
@@ -101,6 +102,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.step_time = StepTime()
+        self.speculation = Speculation() if config.speculation == "lookup" else None
         self.forced_preempt: Callable[[tuple[Sequence, ...]], Iterable[Sequence]] | None = None
         self._config = config
         self._max_admitted = math.inf if config.max_admitted is None else config.max_admitted
@@ -231,6 +233,7 @@ class Scheduler:
 
         `spares_peers`: in a step that holds other sequences, none of the same rank loses its blocks for these.
         """
+        num_rows = min(len(decodes), most)
         for sequence in decodes:
             if len(step.chunks) >= most or step.num_tokens <= 0:
                 return
@@ -241,25 +244,38 @@ class Scheduler:
                 if not self._make_room(sequence, step, now, spares_peers=spares_peers and bool(step.chunks)):
                     continue
                 sequence.block_table += self._pool.allocate(num_lacking)
-            step.add(sequence, 1, num_rows=self._num_rows(sequence, step) if sequence.proposed_ids else 1)
+            step.add(sequence, 1, num_rows=1 + self._num_tried(sequence, step, num_rows))
 
-    def _num_rows(self, sequence: Sequence, step: StepBudget) -> int:
-        """Return how many rows of a decode to sample: proposed tokens cost other sequences nothing.
+    def _num_tried(self, sequence: Sequence, step: StepBudget, num_rows: int) -> int:
+        """Return how many tokens to try after the next token of a decode: they cost other sequences nothing.
 
         They get no block of their own, no token that a seat may need, and none beyond the lead or the answer's end. A
-        runner counts tokens for penalties one by one.
+        runner counts tokens for penalties one by one. `num_rows`: decodes in the step.
         """
-        if sequence.num_pending or sequence.has_penalties:
-            return 1
+        if sequence.num_pending or sequence.has_penalties or not (sequence.proposed_ids or self.speculation):
+            return 0
         config, num_known = self._config, len(sequence.token_ids)
         most = min(
-            len(sequence.block_table) * self._pool.block_size - sequence.num_launched_tokens,
-            1 + step.num_tokens - config.max_num_seqs,
-            sequence.num_remaining_tokens,
-            (config.max_model_len or sys.maxsize) - num_known,
-            leads.lead_left(sequence, config),
+            len(sequence.block_table) * self._pool.block_size - sequence.num_launched_tokens - 1,
+            step.num_tokens - config.max_num_seqs,
+            sequence.num_remaining_tokens - 1,
+            (config.max_model_len or sys.maxsize) - num_known - 1,
+            leads.lead_left(sequence, config) - 1,
+            MOST_TRIED,
         )
-        return int(max(1, min(1 + len(sequence.proposed_ids), most)))
+        if most > 0 and self.speculation and not sequence.proposed_ids:
+            request = sequence.request
+            if sequence.guesses is None:
+                num_prompt_tokens = len(request.prompt_token_ids)
+                sequence.guesses = self.speculation.guesses_for(num_prompt_tokens, request.prediction_token_ids)
+            sequence.proposed_ids = self.speculation.propose(
+                sequence.guesses,
+                sequence.token_ids,
+                int(most),
+                num_rows=num_rows,
+                share=self.step_time.share_of(num_rows),
+            )
+        return int(max(0, min(len(sequence.proposed_ids), most)))
 
     def _can_decode(self, sequence: Sequence) -> bool:
         """Whether it still runs, lacks one token, and the token before that is none that may be its last."""

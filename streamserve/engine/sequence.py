@@ -19,6 +19,7 @@ from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.plan import SampleSpec, ScoreSpec, TokenRules
 from streamserve.engine.policy.backlog import Ticket
 from streamserve.engine.policy.pace import ReaderPace
+from streamserve.engine.policy.speculation import Guesses
 from streamserve.protocol.engine import SUSPECT_LOSSES
 from streamserve.protocol.requests import NO_CALLER, START, Admission, Resume, SamplingParams
 
@@ -40,7 +41,8 @@ class SequenceRequest:
     uninterrupted sequence would. `max_tokens` 0 only fills the prefix cache. The first `num_public_tokens` of the
     prompt are the server's own, the same for all tenants, and are cached without the salt. `queue_seconds`: how long it
     may wait for its first step; None: as the scheduler's queue stands. `matcher`: what the answer must match, after the
-    tokens of `resume`; it changes. `bad_word_ids`: the tokens of `sampling.bad_words`.
+    tokens of `resume`; it changes. `bad_word_ids`: the tokens of `sampling.bad_words`. `prediction_token_ids`: what the
+    caller expects the output to be.
     """
 
     seq_id: int
@@ -56,6 +58,7 @@ class SequenceRequest:
     queue_seconds: float | None = None
     matcher: Matcher | None = None
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    prediction_token_ids: tuple[int, ...] = ()
 
     @property
     def output_token_ids(self) -> tuple[int, ...]:
@@ -108,8 +111,8 @@ class Sequence:
 
     In flight are the tokens of launched, uncollected steps. While `num_pending` the last of these samples so many rows.
     One row gives the sequence one token, which a runner that can overlap knows before the core does; of several
-    rows it is known only afterwards how many tokens they gave. `proposed_ids`: what the runner expects after the known
-    tokens; a chunk may compute them too, and those that prove right are kept.
+    rows it is known only afterwards how many tokens they gave. `proposed_ids`: what is expected after the known
+    tokens, by the runner or by `guesses`; a chunk may compute them too, and those that prove right are kept.
 
     A step's result counts only if the sequence still runs and `num_preemptions` is what it was at the launch: otherwise
     its blocks were freed, and it starts again.
@@ -140,6 +143,7 @@ class Sequence:
     num_preemptions: int = 0
     num_pending: int = 0
     proposed_ids: tuple[int, ...] = ()
+    guesses: Guesses | None = None
     penalty_slot: int | None = None
     is_counted: bool = False
     num_grammar_waits: int = 0

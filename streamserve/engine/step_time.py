@@ -121,6 +121,11 @@ class StepTime:
         num_tokens = 2 * left / (linear + sqrt(linear * linear + 2 * fit.per_pair * left))
         return int(min(num_tokens, self._most_tokens * _MAX_STRETCH))
 
+    def share_of(self, num_tokens: int) -> float | None:
+        """Return the share of a step's time that grows with its tokens, in a step of so many; contexts left out."""
+        fit = self._latest_fit()
+        return None if fit is None else fit.per_token * num_tokens / fit.seconds(num_tokens, 0)
+
     def seconds_for(self, num_tokens: int, num_steps: int) -> float | None:
         """Return how long so much prefill takes in so many steps, attention to earlier chunks left out."""
         fit = self._latest_fit()

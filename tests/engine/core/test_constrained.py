@@ -180,7 +180,7 @@ def test_a_faulty_matcher_ends_its_own_answer(compiler: GrammarCompiler) -> None
 
 def test_with_overlap_a_grammar_waits_and_others_do_not(compiler: GrammarCompiler) -> None:
     """Its mask needs the token in flight: it is left out of every second step, which is counted; alone, of none."""
-    drive = Drive(overlap=True)
+    drive = Drive(speculation="off", overlap=True)
     drive.run(constrained(compiler, 1, regex("a{8}")), request(2, sampling=sampling(max_tokens=16)))
     steps = [plan for plan in drive.plans if any(chunk.seq_id == 2 for chunk in plan.chunks)]
     assert len(steps) == 16
@@ -188,14 +188,14 @@ def test_with_overlap_a_grammar_waits_and_others_do_not(compiler: GrammarCompile
     assert text_of(drive.answers[1]) == "a" * 8
     with_grammar = [any(chunk.seq_id == 1 for chunk in plan.chunks) for plan in drive.plans]
     assert sum(with_grammar) == 8
-    alone = Drive(overlap=True)
+    alone = Drive(speculation="off", overlap=True)
     alone.run(constrained(compiler, 1, regex("a{8}")))
     assert len(alone.plans) == 8
 
 
 def test_without_overlap_nothing_waits(compiler: GrammarCompiler) -> None:
     """On a CPU a grammar is in every step."""
-    drive = Drive()
+    drive = Drive(speculation="off")
     drive.run(constrained(compiler, 1, regex("a{8}")), request(2, range(100, 120), sampling=sampling(max_tokens=16)))
     assert [len(plan.chunks) for plan in drive.plans[:8]] == [2] * 8
     assert drive.core.stats.grammar_waits == 0

@@ -126,8 +126,8 @@ MUTANTS = (
     _output(
         name="a token is twice in an update",
         law=13,
-        old="        return token_ids\n\n    def _remove",
-        new="        return token_ids * (2 if self.num_generation_tokens % 50 == 0 else 1)\n\n    def _remove",
+        old="        return token_ids\n\n    def _learn",
+        new="        return token_ids * (2 if self.num_generation_tokens % 50 == 0 else 1)\n\n    def _learn",
     ),
     _output(
         name="generated tokens are counted twice",

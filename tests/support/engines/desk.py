@@ -21,7 +21,7 @@ class Desk:
     def __init__(
         self, *, num_blocks: int = 65, block_size: int = 4, overlap: bool = False, now: float = 100.0, **config: Any
     ) -> None:
-        self.config = EngineConfig(**{"max_num_seqs": 8, **config})
+        self.config = EngineConfig(**{"max_num_seqs": 8, "speculation": "off", **config})
         self.pool = BlockPool(num_blocks, block_size)
         self.scheduler = Scheduler(self.config, self.pool)
         self.now = now
