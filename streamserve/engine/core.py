@@ -288,6 +288,8 @@ class EngineCore:
         self._drain()  # sequences aborted meanwhile get no update
         if all(chunk.scores is None for chunk in step.plan.chunks):  # the model of step times is of plain steps
             self.scheduler.step_time.note(step.plan, seconds)
+            if self.scheduler.speculation is not None:
+                self.scheduler.speculation.note_step(step.plan, result, seconds)
         self._usage.note_step(step, seconds)
         self._output.process_step(step, result, self._clock())
 

@@ -9,6 +9,9 @@ full step each row costs as much as it can bring.
 The odds are those of tokens found like that lately: by how many tokens before them were alike, in this sequence, which
 begins with what the engine's last sequences had. What does not pay is tried again after a while: the odds drift back.
 
+That is a model of the cost; whether it pays is measured. Steps of about n decodes give tokens at one rate where tokens
+were tried and at another where none were, and the slower way is taken in one step of `_LOOK_EVERY` only.
+
 What is tried changes no answer: see `Chunk.kept`. Pure; engine thread only. (Idea: adaptive draft length as in
 SpecDec++, arXiv 2405.19715; TurboSpec, arXiv 2406.14066, for the load.)
 """
@@ -21,6 +24,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from streamserve.engine.plan import StepPlan, StepResult
 from streamserve.engine.policy.lookup import PromptLookup
 
 MOST_TRIED = 15
@@ -30,6 +34,8 @@ _LEAST_ODDS, _BEST_ODDS = 0.02, 0.98
 _OWN_WEIGHT, _COMMON_WEIGHT = 0.15, 0.02  # of the newest token, in the odds of its sequence and of all
 _DRIFT = 0.02  # back to the first odds, at each token for which nothing is tried
 _UNFITTED_ROWS = 16  # rows that fill a step until the time of steps is known
+_RATE_WEIGHT = 0.1  # of the newest step
+_LOOK_EVERY = 48  # steps
 
 
 class Odds:
@@ -72,10 +78,36 @@ class Guesses:
 
 
 @dataclass(slots=True)
+class Rates:
+    """Tokens a second of steps with about as many decodes: where tokens were tried, and where none were; 0: unknown."""
+
+    tried: float = 0.0
+    plain: float = 0.0
+    num_steps: int = 0
+
+    def may_try(self) -> bool:
+        """Return whether to try tokens in the next step."""
+        is_look = self.num_steps % _LOOK_EVERY == 0
+        is_better = not (self.tried and self.plain) or self.tried >= self.plain
+        return is_better is not is_look
+
+    def note(self, rate: float, *, has_tried: bool) -> None:
+        """Learn from a step."""
+        self.num_steps += 1
+        known = self.tried if has_tried else self.plain
+        rate = known + _RATE_WEIGHT * (rate - known) if known else rate
+        if has_tried:
+            self.tried = rate
+        else:
+            self.plain = rate
+
+
+@dataclass(slots=True)
 class Speculation:
-    """The odds that new sequences begin with, and counts by latency class."""
+    """The odds that new sequences begin with, the rates by numbers of decodes, and counts by latency class."""
 
     odds: Odds = field(default_factory=Odds)
+    rates: dict[int, Rates] = field(default_factory=dict)  # by the number of bits of the number of decodes
     num_tried: Counter[str] = field(default_factory=Counter)
     num_right: Counter[str] = field(default_factory=Counter)
 
@@ -90,6 +122,8 @@ class Speculation:
 
         `share` of the step's time is for its `num_rows` decodes; None: not known yet.
         """
+        if not self._rates_of(num_rows).may_try():
+            return ()
         share = min(1.0, num_rows / _UNFITTED_ROWS) if share is None else share
         found = guesses.lookup.follow(token_ids, min(most, MOST_TRIED))
         if not found.token_ids:
@@ -99,6 +133,17 @@ class Speculation:
         if not num_worth:
             guesses.odds.drift(guesses.kind)
         return found.token_ids[:num_worth]
+
+    def note_step(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        """Learn from a step that held nothing but decodes."""
+        num_decodes, num_rows = len(plan.chunks), sum(len(chunk.samples) for chunk in plan.chunks)
+        if num_rows != plan.num_tokens or seconds <= 0:
+            return
+        num_given = sum(len(one.token_ids) for one in result.sampled)
+        self._rates_of(num_decodes).note(num_given / seconds, has_tried=num_rows > num_decodes)
+
+    def _rates_of(self, num_decodes: int) -> Rates:
+        return self.rates.setdefault(num_decodes.bit_length(), Rates())
 
     def note(self, guesses: Guesses, latency_class: str, num_tried: int, num_right: int) -> None:
         """Learn how many of the tried tokens were right; those after the first wrong token say nothing."""
