@@ -27,6 +27,7 @@ STREAMSERVE["MODELS"] = {{{model!r}: {{
     "PATH": {path!r}, "DTYPE": {dtype!r}, "NUM_THREADS": {num_threads}, **{more!r},
     "ENGINE": {{
         "MAX_NUM_SEQS": {seats}, "NUM_BLOCKS": {num_blocks}, "BLOCK_SIZE": {block_size}, "MAX_MODEL_LEN": {max_len},
+        **{engine!r},
     }},
 }}}}
 STREAMSERVE["LIMITS"] = {{"MAX_STREAMS_PER_PRINCIPAL": 10_000}}
@@ -82,10 +83,12 @@ def site(
     is_fcfs: bool,
     environ: Mapping[str, str] = MappingProxyType({}),
     more: Mapping[str, str] = MappingProxyType({}),
+    engine: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Server]:
     """Serve the demo site with an engine process and one daphne worker under FlowServer while the block runs.
 
-    `environ` is added to the environment of both, `more` to the model's settings. Raises RuntimeError.
+    `environ` is added to the environment of both, `more` to the model's settings, `engine` to its ENGINE. Raises
+    RuntimeError.
     """
     folder.mkdir()
     own = Site(folder, ROOT, step_seconds=0.0)
@@ -97,6 +100,7 @@ def site(
                 dtype=model.dtype,
                 num_threads=model.num_threads,
                 more=dict(more),
+                engine=dict(engine),
                 seats=model.seats,
                 num_blocks=model.cache_len // BLOCK_SIZE,
                 block_size=BLOCK_SIZE,

@@ -144,6 +144,11 @@ def _engine_samples(clients: Mapping[str, EngineClient]) -> Iterator[Sample]:
         stats = client.stats()
         for name, value in engine_metrics(stats).items():
             yield Sample(name=name, value=value, labels=labels)
+        for latency_class, num_tried in stats.tried_tokens.items():
+            of_class = {**labels, "latency_class": latency_class}
+            yield Sample(name="spec_decode_num_draft_tokens", value=num_tried, labels=of_class)
+            num_right = stats.right_tokens.get(latency_class, 0)
+            yield Sample(name="spec_decode_num_accepted_tokens", value=num_right, labels=of_class)
         for name, value in stats.upstream.items():
             yield Sample(name=f"upstream_{name}", value=value, labels=labels)
         state = client.describe().state

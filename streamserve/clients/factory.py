@@ -80,9 +80,10 @@ def echo_client(
 ) -> ThreadClient:
     """Return a client of the echo engine. It is loaded once it is started, so that no test's first question is refused.
 
-    `format_name`: the tags of that format in `answers` mark thoughts and tool calls, as a real model's do.
+    `format_name`: the tags of that format in `answers` mark thoughts and tool calls, as a real model's do. A step gives
+    one token of an answer, so that its delay is seen.
     """
-    config = config or EngineConfig()
+    config = replace(config or EngineConfig(), speculation="off")
     return ThreadClient(
         alias,
         partial(_load_echo, config, step_delay_seconds, answers=answers, format_name=format_name),

@@ -164,6 +164,8 @@ class FilterSource(Source):
             completion_tokens=sum(choice.num_tokens for choice in self._choices),
             cached_tokens=self._unfiltered.num_cached_tokens,
             reasoning_tokens=sum(choice.num_thinking for choice in self._choices),
+            accepted_prediction_tokens=done.usage.accepted_prediction_tokens,
+            rejected_prediction_tokens=done.usage.rejected_prediction_tokens,
         )
         return replace(done, finish_reason=self._choices[0].reason or _STOPPED, usage=usage, stop_string=None)
 

@@ -19,8 +19,10 @@ from streamserve.dialects.fields import (
     integer,
     list_of,
     number,
+    object_of,
     one_of,
     read,
+    required,
     shorten,
     text,
     wire_object,
@@ -130,7 +132,26 @@ def request_fields(limits: Limits) -> Mapping[str, Reader]:
         "metadata": metadata(limits),
         "input": wire_object,
         "grammar": grammar(limits),
+        "prediction": prediction(limits),
     }
+
+
+def prediction(limits: Limits) -> Reader:
+    """Read OpenAI's `prediction`: {"type": "content", "content": a text, or parts of text}. Returns the text."""
+    part = {"type": one_of("text"), "text": text(0, limits.max_prompt_chars)}
+
+    def reader(value: Any, param: str) -> str:
+        given = any_object(value, param)
+        is_text = isinstance(given.get("content"), str)
+        content = part["text"] if is_text else list_of(object_of(part), high=limits.max_messages)
+        found = read(given, {"type": one_of("content"), "content": content}, prefix=param + ".")
+        parts = required(found, "content", prefix=param + ".")
+        whole = parts if is_text else "".join(one.get("text", "") for one in parts)
+        if len(whole) > limits.max_prompt_chars:
+            wrong_value(param, f"has {len(whole):,} characters; the limit is {limits.max_prompt_chars:,}")
+        return whole
+
+    return reader
 
 
 def template_kwargs(limits: Limits) -> Reader:
@@ -184,6 +205,7 @@ def build(values: Mapping[str, Any], limits: Limits, *, default_model: str) -> G
         latency_class=values.get("latency_class", LATENCY_CLASSES[0]),
         input=values.get("input", {}),
         grammar=values.get("grammar"),
+        prediction=values.get("prediction", ""),
         continue_final_message=values.get("continue_final_message", False),
         echo=values.get("echo", False),
     )

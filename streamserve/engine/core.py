@@ -348,7 +348,7 @@ class EngineCore:
 
     def _count(self) -> CoreStats:
         pool, output, usage = self.pool.stats(), self._output, self._usage
-        readers = usage.readers(self.scheduler.running)
+        readers, speculation = usage.readers(self.scheduler.running), self.scheduler.speculation
         return CoreStats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
@@ -381,6 +381,8 @@ class EngineCore:
             computed_tokens=usage.num_computed,
             recomputed_tokens=usage.num_recomputed,
             busy_seconds=usage.busy_seconds,
+            tried_tokens={} if speculation is None else dict(speculation.num_tried),
+            right_tokens={} if speculation is None else dict(speculation.num_right),
         )
 
 

@@ -32,8 +32,9 @@ class SequenceUpdate:
     `scheduled_at` and `first_token_at` are repeated in each update; an update without tokens means that the sequence
     waits, was scheduled, has more of its prompt computed, or ended. Times are the core's clock; `at` is the end of the
     step. `place`: a step was planned without the sequence, which is so far from the front of the queue (1 is next).
-    `num_prefilled`: so many tokens of its prompt are computed, and not all. `scored`: the next tokens of its prompt
-    with their log-probabilities, each once; the first token has none.
+    `num_prefilled`: so many tokens of its prompt are computed, and not all. `num_tried`: so many tokens were tried
+    after another token so far, of which `num_right` proved right. `scored`: the next tokens of its prompt with their
+    log-probabilities, each once; the first token has none.
     """
 
     seq_id: int
@@ -49,6 +50,8 @@ class SequenceUpdate:
     place: int | None = None
     num_prefilled: int | None = None
     is_complete: bool = False
+    num_tried: int = 0
+    num_right: int = 0
     scored: tuple[tuple[int, RawLogprobs], ...] = ()
 
     @property
@@ -223,6 +226,8 @@ class OutputProcessor:
             place=place,
             num_prefilled=num_prefilled,
             is_complete=finish_reason == "stop" and sequence.is_complete,
+            num_tried=0 if sequence.guesses is None else sequence.guesses.num_tried,
+            num_right=0 if sequence.guesses is None else sequence.guesses.num_right,
             scored=scored,
         )
         self._updates.append(update)

@@ -24,7 +24,16 @@ BLOCK_KINDS = (TEXT, "thinking", "tool_use")
 
 # Fields that the release before this one does not have. They are left out of bytes and payloads at their default, so
 # that an event that does not use them has the bytes it always had.
-ADDED_FIELDS = frozenset({"stop_string", "reasoning_tokens", "has_token_ids", "phases"})
+ADDED_FIELDS = frozenset(
+    {
+        "stop_string",
+        "reasoning_tokens",
+        "has_token_ids",
+        "phases",
+        "accepted_prediction_tokens",
+        "rejected_prediction_tokens",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +69,23 @@ class PositionLogprobs:
         return {**self.chosen.as_json(), "top_logprobs": [candidate.as_json() for candidate in self.top]}
 
 
+_COMPLETION_DETAILS = ("reasoning_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts of a whole request (all choices). `reasoning_tokens` of `completion_tokens` are thinking."""
+    """Token counts of a whole request (all choices). `reasoning_tokens` of `completion_tokens` are thinking.
+
+    `accepted_prediction_tokens` of `completion_tokens` came from a step that tried them after another token;
+    `rejected_prediction_tokens` were tried and proved wrong. Of the run that ended the answer.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         """Return the counts of two requests together."""
@@ -76,6 +94,8 @@ class Usage:
             completion_tokens=self.completion_tokens + other.completion_tokens,
             cached_tokens=self.cached_tokens + other.cached_tokens,
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+            accepted_prediction_tokens=self.accepted_prediction_tokens + other.accepted_prediction_tokens,
+            rejected_prediction_tokens=self.rejected_prediction_tokens + other.rejected_prediction_tokens,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -86,9 +106,8 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
-        if self.reasoning_tokens:
-            out["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
-        return out
+        details = {name: count for name in _COMPLETION_DETAILS if (count := getattr(self, name))}
+        return {**out, "completion_tokens_details": details} if details else out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -237,6 +237,7 @@ class GenerateRequest:
     `unset` names the sampling fields that the caller left open: the model's generation config fills those it has a
     default for, acceptance `seed` and `max_tokens`. `needs` names what the request cannot do without.
     `tools` are shown to the model by its chat template; with `parallel_tool_calls` False it calls one tool at most.
+    `prediction`: what the caller expects the answer to be; it makes it faster where it is right, and changes nothing.
     `continue_final_message`: the last message is the beginning of the answer, and is not closed. `echo`: the answer
     begins with the text of the prompt.
     `has_public_system`: the first message is the server's own (`with_system`), and its blocks need no salt; or the
@@ -258,6 +259,7 @@ class GenerateRequest:
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     parallel_tool_calls: bool = True
     grammar: Grammar | None = None
+    prediction: str = ""
     continue_final_message: bool = False
     echo: bool = False
     needs: tuple[str, ...] = ()

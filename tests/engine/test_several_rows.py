@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,7 +38,15 @@ def requests_of(way: str, **fields: Any) -> list[SequenceRequest]:
 
 
 def drive_of(runner: Any = None, **config: Any) -> Drive:
-    return Drive(runner=runner, num_blocks=257, max_model_len=52, **config)
+    return Drive(**{"runner": runner, "num_blocks": 257, "max_model_len": 52, "speculation": "off", **config})
+
+
+def repeating(way: str, *, n: int = 3) -> list[SequenceRequest]:
+    """Prompts that hold what the answer will be, as answers that quote do."""
+    alone = play(drive_of(speculation="off"), requests_of(way))
+    return [
+        replace(one, prediction_token_ids=(*alone[one.seq_id].token_ids[:-1], 7, 7)) for one in requests_of(way)[:n]
+    ]
 
 
 def play(drive: Drive, requests: list[SequenceRequest]) -> dict[int, Answer]:
@@ -128,3 +137,52 @@ def test_a_step_out_of_memory_is_tried_again_without_proposals() -> None:
     assert {n: outcome(one) for n, one in found.items()} == {n: outcome(one) for n, one in alone.items()}
     first = tried.index(True)
     assert tried[first + 1 : first + 3] == [False, False]
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
+@pytest.mark.parametrize("way", WAYS)
+def test_answers_that_were_predicted_are_the_same(way: str, overlap: bool) -> None:
+    """With fewer steps, and counts of what was tried; nothing is tried while steps overlap."""
+    requests = repeating(way)
+    drives = [drive_of(speculation=name, overlap=overlap) for name in ("off", "lookup")]
+    off, on = (play(drive, requests) for drive in drives)
+    assert {n: outcome(one) for n, one in on.items()} == {n: outcome(one) for n, one in off.items()}
+    drives[1].assert_empty()
+    stats = drives[1].core.stats
+    if overlap or way in ("penalties", "one token"):
+        assert not stats.tried_tokens
+        return
+    num_right = stats.right_tokens.get("chat", 0)
+    last = [one.updates[-1] for one in on.values()]
+    assert stats.tried_tokens.get("chat", 0) == sum(one.num_tried for one in last) >= num_right
+    assert num_right == sum(one.num_right for one in last)
+    if way != "short":
+        assert num_right > 5
+        assert len(drives[1].plans) < len(drives[0].plans)
+
+
+def test_a_preempted_answer_that_was_predicted_is_the_same() -> None:
+    """Its lookup stays; what was tried goes with the blocks."""
+    requests = repeating("drawn")
+    alone = play(drive_of(), requests)
+    drive = drive_of(speculation="lookup")
+    drive.core.scheduler.forced_preempt = lambda running: running[:1] if len(drive.plans) % 3 == 0 else ()
+    found = play(drive, requests)
+    assert {n: outcome(one) for n, one in found.items()} == {n: outcome(one) for n, one in alone.items()}
+    assert drive.core.stats.preemptions > 0
+    assert drive.core.stats.right_tokens["chat"] > 0
+
+
+def test_a_step_out_of_memory_tries_nothing_again() -> None:
+    """Its halves hold known tokens only, and the answers are the same."""
+    requests = repeating("greedy")
+    alone = play(drive_of(), requests)
+
+    def is_too_large(plan: StepPlan) -> bool:
+        return any(len(chunk.proposed_ids) > 2 for chunk in plan.chunks)
+
+    runner = SmallRunner(EchoRunner(num_blocks=257, block_size=4), is_too_large)
+    drive = drive_of(runner, speculation="lookup")
+    found = play(drive, requests)
+    assert {n: outcome(one) for n, one in found.items()} == {n: outcome(one) for n, one in alone.items()}
+    assert drive.core.stats.out_of_memory > 0

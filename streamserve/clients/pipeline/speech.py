@@ -104,6 +104,7 @@ class Speech:
         self.finish_reason = "stop"
         self._filters, self._chain = filters, Chain(())  # of the open block
         self._prompt_tokens = self._cached_tokens = self._reasoning_tokens = 0
+        self._accepted = self._rejected = 0  # tokens that were tried
         self._decode_seconds, self._num_gaps = 0.0, 0  # between the tokens of the answers
         self._open: str | None = None  # the kind of the block that is open; None outside of blocks
         self._index = 0  # of the open block, or of the next block
@@ -206,6 +207,8 @@ class Speech:
         self._prompt_tokens += usage.prompt_tokens
         self._cached_tokens += usage.cached_tokens
         self._reasoning_tokens += usage.reasoning_tokens
+        self._accepted += usage.accepted_prediction_tokens
+        self._rejected += usage.rejected_prediction_tokens
         self.finish_reason = done.finish_reason
         if decode_seconds is not None and usage.completion_tokens > 1:
             self._decode_seconds += decode_seconds
@@ -218,6 +221,8 @@ class Speech:
             completion_tokens=self.num_tokens,
             cached_tokens=self._cached_tokens,
             reasoning_tokens=self._reasoning_tokens,
+            accepted_prediction_tokens=self._accepted,
+            rejected_prediction_tokens=self._rejected,
         )
         breakdown = {}
         if self._num_gaps:

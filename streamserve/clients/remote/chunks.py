@@ -277,6 +277,8 @@ class ChunkParser:
             completion_tokens=usage.completion_tokens + self._num_shown,
             cached_tokens=min(usage.cached_tokens, prompt_tokens),
             reasoning_tokens=usage.reasoning_tokens,
+            accepted_prediction_tokens=usage.accepted_prediction_tokens,
+            rejected_prediction_tokens=usage.rejected_prediction_tokens,
         )
 
     def _take(self, choice: _Choice, ours: _ChoiceParser, out: list[Event]) -> None:
@@ -343,6 +345,8 @@ def _usage_of(given: Any) -> Usage | None:
         completion_tokens=_count(given, _COMPLETION),
         cached_tokens=_count(prompt, _CACHED),
         reasoning_tokens=_count(completion, ("reasoning_tokens",)),
+        accepted_prediction_tokens=_count(completion, ("accepted_prediction_tokens",)),
+        rejected_prediction_tokens=_count(completion, ("rejected_prediction_tokens",)),
     )
 
 

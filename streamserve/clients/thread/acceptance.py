@@ -20,7 +20,7 @@ from streamserve.engine.plan import Runner
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.engine.text.choice import Choice
 from streamserve.engine.text.formats.base import AnswerSource, OutputFormat, Parser
-from streamserve.engine.text.tokenizer import Prompt, PublicPrefixes, Tokenizer
+from streamserve.engine.text.tokenizer import Prompt, PublicPrefixes, Tokenizer, checked_bytes
 from streamserve.protocol.engine import Accepted
 from streamserve.protocol.errors import BadRequest, PromptTooLong, StreamserveError
 from streamserve.protocol.requests import (
@@ -101,6 +101,7 @@ class Prepared:
     grammar: Grammar | None = None
     matchers: tuple[Matcher, ...] = ()
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    prediction_token_ids: tuple[int, ...] = ()
     echoes: tuple[str, ...] = ()
     first_scored: int | None = None
 
@@ -137,6 +138,7 @@ class Prepared:
             queue_seconds=queue_seconds,
             matcher=self.matchers[index] if self.matchers else None,
             bad_word_ids=self.bad_word_ids,
+            prediction_token_ids=self.prediction_token_ids,
         )
 
 
@@ -182,9 +184,18 @@ def prepare(
         needs=() if source is None else ("blocks",),
         grammar=grammar,
         bad_word_ids=bad_word_ids,
+        prediction_token_ids=_ids_of_prediction(tokenizer, request.prediction, engine.max_tokens),
         echoes=_echoes(tokenizer, request, resume, prompt) if request.echo else (),
         first_scored=prompt.token_ids[0] if is_scored_first else None,
     )
+
+
+def _ids_of_prediction(tokenizer: Tokenizer, prediction: str, max_tokens: int) -> tuple[int, ...]:
+    """Return the tokens of what the caller expects, as far as an answer can be."""
+    if not prediction:
+        return ()
+    checked_bytes(prediction)
+    return tokenizer.text_ids(prediction)[:max_tokens]
 
 
 def _checked_class(config: EngineConfig, request: GenerateRequest) -> LatencyClass:

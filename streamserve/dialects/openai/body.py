@@ -43,7 +43,6 @@ IGNORED: Table = {
     "prompt_cache_key": _WORD,
     "prompt_cache_retention": _WORD,
     "prompt_cache_options": any_object,
-    "prediction": any_object,
     "verbosity": _WORD,
     # Of other servers: hints for their caches, queues and reports.
     "cache_control": any_object,

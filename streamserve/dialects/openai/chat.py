@@ -268,7 +268,9 @@ def _thinking_json(text: str, field: str) -> dict[str, str]:
 
 def _usage_json(usage: Usage) -> dict[str, Any]:
     """Return the counts with both details, which the native shape leaves out where they are 0."""
-    return {**usage.as_json(), "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens}}
+    out = usage.as_json()
+    details = {"reasoning_tokens": usage.reasoning_tokens, **out.get("completion_tokens_details", {})}
+    return {**out, "completion_tokens_details": details}
 
 
 def _logprobs_of(blocks: Sequence[AnswerBlock]) -> dict[str, Any] | None:

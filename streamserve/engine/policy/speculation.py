@@ -91,9 +91,12 @@ class Rates:
         is_better = not (self.tried and self.plain) or self.tried >= self.plain
         return is_better is not is_look
 
-    def note(self, rate: float, *, has_tried: bool) -> None:
-        """Learn from a step."""
+    def note(self, num_tokens: int, seconds: float, *, has_tried: bool) -> None:
+        """Learn from a step that gave so many tokens."""
         self.num_steps += 1
+        if seconds <= 0:
+            return
+        rate = num_tokens / seconds
         known = self.tried if has_tried else self.plain
         rate = known + _RATE_WEIGHT * (rate - known) if known else rate
         if has_tried:
@@ -137,10 +140,9 @@ class Speculation:
     def note_step(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Learn from a step that held nothing but decodes."""
         num_decodes, num_rows = len(plan.chunks), sum(len(chunk.samples) for chunk in plan.chunks)
-        if num_rows != plan.num_tokens or seconds <= 0:
-            return
-        num_given = sum(len(one.token_ids) for one in result.sampled)
-        self._rates_of(num_decodes).note(num_given / seconds, has_tried=num_rows > num_decodes)
+        if num_rows == plan.num_tokens:
+            num_given = sum(len(one.token_ids) for one in result.sampled)
+            self._rates_of(num_decodes).note(num_given, seconds, has_tried=num_rows > num_decodes)
 
     def _rates_of(self, num_decodes: int) -> Rates:
         return self.rates.setdefault(num_decodes.bit_length(), Rates())

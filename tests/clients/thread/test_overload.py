@@ -98,7 +98,7 @@ def test_retry_after_is_right() -> None:
     burst.run(2.0, 60.0, CHATS)
     for _ in range(256):
         burst.ask("chat")
-    one_seat = Probed(EngineConfig(max_num_seqs=1), seed=5)
+    one_seat = Probed(EngineConfig(max_num_seqs=1, speculation="off"), seed=5)
     one_seat.run(1.0, 150.0, CHATS)
     for overload in (steady, mixed, burst, one_seat):
         overload.drain()

@@ -160,7 +160,6 @@ IGNORABLE: dict[str, Any] = {
     "prompt_cache_key": "k",
     "prompt_cache_retention": "24h",
     "prompt_cache_options": {"mode": "implicit"},
-    "prediction": {"type": "content", "content": "x"},
     "verbosity": "low",
     "cache_control": {"type": "ephemeral"},
     "cache_prompt": True,
@@ -412,3 +411,35 @@ def test_a_grammar_that_is_text_is_gbnf_or_lark(source: str, kind: str):
     for fields in ({"grammar": source}, {"guided_grammar": source}, {"structured_outputs": {"grammar": source}}):
         assert parse(**fields).generate.grammar == expected
     assert parse(grammar={"type": kind, "grammar": source}).generate.grammar == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"type": "content", "content": "def total():"}, "def total():"),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "ab"),
+        ({"type": "content", "content": ""}, ""),
+    ],
+)
+def test_what_an_answer_is_expected_to_be(given, text):
+    """A text, or parts of text."""
+    assert parse(prediction=given).generate.prediction == text
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ("text", "prediction"),
+        ({}, "prediction.content"),
+        ({"type": "tokens", "content": "a"}, "prediction.type"),
+        ({"content": 3}, "prediction.content"),
+        ({"content": [{"type": "image_url"}]}, "prediction.content[0].type"),
+        ({"content": [{"type": "text", "text": 1}]}, "prediction.content[0].text"),
+        ({"content": "x" * 500_000}, "prediction.content"),
+    ],
+)
+def test_a_prediction_that_is_none(given, param):
+    """It is named."""
+    with pytest.raises(BadRequest) as caught:
+        parse(prediction=given)
+    assert caught.value.param == param

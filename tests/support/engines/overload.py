@@ -73,7 +73,7 @@ class Outcome:
 class Overload:
     """One engine and its admission control."""
 
-    config: EngineConfig = field(default_factory=lambda: EngineConfig(max_num_seqs=8))
+    config: EngineConfig = field(default_factory=lambda: EngineConfig(max_num_seqs=8, speculation="off"))
     num_blocks: int = 2000
     seed: int = 1
 
