@@ -8,5 +8,5 @@ from project.lab.pace import pace
 from streamserve import pipeline
 
 pipeline(latency_class="chat", title="Help desk")(billing)
-pipeline()(account_review)
+pipeline(permission="authenticated")(account_review)
 pipeline()(pace)

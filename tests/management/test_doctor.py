@@ -13,7 +13,9 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test.utils import override_settings
 
+from streamserve.conf import get_settings
 from streamserve.doctor.examination import CHECKS
+from streamserve.management.commands.streamserve_doctor import _model
 from streamserve.models import ApiKey
 from streamserve.testing import DaphneServer
 from streamserve.web.probe import Plan, token_for
@@ -151,6 +153,16 @@ def test_wrong_options_are_refused(arguments: tuple[str, str]) -> None:
     """Before anything is asked."""
     with pytest.raises(CommandError, match=r"--silence is|There is no model"):
         run("http://127.0.0.1:1", *arguments)
+
+
+def test_a_model_that_the_key_may_not_use_is_named(transactional_db: Any) -> None:
+    """The doctor's key belongs to no user; without --model the first that it may use is asked."""
+    staff = {"PATH": "echo", "PERMISSION": "staff"}
+    refused = pytest.raises(CommandError, match=r"'big' does not let the doctor's key in.*--model")
+    with override_settings(STREAMSERVE={"TESTING": True, "MODELS": {"big": staff}}), refused:
+        run("http://127.0.0.1:1")
+    with override_settings(STREAMSERVE={"TESTING": True, "MODELS": {"big": staff, "small": {"PATH": "echo"}}}):
+        assert _model(get_settings(), None) == "small"
 
 
 async def test_the_probe_needs_a_token_of_this_site(async_client: Any) -> None:

@@ -10,18 +10,23 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from channels.testing import WebsocketCommunicator
+from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission as DjangoPermission
 from django.test import RequestFactory
 from django.test.utils import override_settings
 
 from streamserve import Run, acomplete, aenqueue_job, pipeline, run_pipeline
+from streamserve.api.call import Caller as ApiCaller
 from streamserve.clients.pipeline.client import PIPELINES, forget
+from streamserve.conf import get_settings
 from streamserve.models import ApiKey, Job
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import NotFound, RuleFailed
 from streamserve.protocol.identity import Identity
 from streamserve.protocol.requests import BATCH
 from streamserve.web import site
+from streamserve.web.auth import KNOWN_SECONDS
+from streamserve.web.caller_rules import SiteRules
 from streamserve.web.chat_page import widget_config
 from tests.conftest import Caller, body_of, until_ready
 from tests.support.sites.batch_runs import Tenant, jsonl, line, without_worker
@@ -64,11 +69,15 @@ async def review(run: Run) -> None:
     await run.generate("hello", max_tokens=3, seed=7, ignore_eos=True)
 
 
+@pytest.fixture(autouse=True)
+def nothing_ruled() -> None:
+    ruled.clear()
+
+
 @pytest.fixture
 def pipelines() -> Iterator[None]:
     pipeline("review", model="staff", permission="authenticated")(review)
     pipeline("audit", permission="staff")(review)
-    ruled.clear()
     yield
     forget("review")
     forget("audit")
@@ -306,6 +315,22 @@ def test_a_page_offers_what_its_visitor_may_use(transactional_db: Any, bob: Any,
         assert (page["models"], page["default_model"], page["needs_sign_in"]) == ({"bobs": "bobs"}, "bobs", False)
         page = shown(None, model="staff")
         assert (page["models"], page["default_model"], page["needs_sign_in"]) == ({}, "", True)
+
+
+async def test_a_change_elsewhere_counts_after_some_seconds(transactional_db: Any, alice: Any) -> None:
+    """What was decided is known for as long as a key is: another process tells nothing of its changes."""
+    now = [1000.0]
+    caller = ApiCaller(f"user:{alice.pk}")
+    with override_settings(STREAMSERVE=SITE):
+        rules = SiteRules(get_settings(), clock=lambda: now[0])
+        hidden = await rules.hidden_from(caller)
+        assert hidden == {"staff", "live", "bobs"}
+        await get_user_model().objects.filter(pk=alice.pk).aupdate(is_staff=True)  # no signal is sent
+        now[0] += KNOWN_SECONDS - 1
+        assert await rules.hidden_from(caller) == hidden
+        now[0] += 1
+        assert await rules.hidden_from(caller) == hidden - {"staff"}
+        assert len(ruled) == 2
 
 
 async def test_a_rule_that_fails_serves_nothing(transactional_db: Any, alice: Any, caplog: Any) -> None:

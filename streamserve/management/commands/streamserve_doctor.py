@@ -25,6 +25,8 @@ from streamserve.doctor.examination import CHECKS, Examination, Order, examine, 
 from streamserve.doctor.lines import LINES, line_for
 from streamserve.doctor.verdicts import FOUND, LIMIT, UNKNOWN, Verdict
 from streamserve.models import ApiKey
+from streamserve.protocol.identity import Identity
+from streamserve.web.caller_rules import denied_by, permissions_of
 from streamserve.web.websocket import path_of, socket_path
 
 _KEY_LIFE = timedelta(minutes=10)
@@ -89,10 +91,23 @@ def _key() -> Iterator[tuple[str, str]]:
         row.delete()
 
 
-def _order(settings: SiteConfig, key: str, owner: str, options: dict[str, Any]) -> Order:
-    model = options["model"] or settings.default_model
+def _model(settings: SiteConfig, named: str | None) -> str:
+    """Return the model to ask: the named, the default, or the first that a key without a user may use."""
+    hidden = denied_by(permissions_of(settings), None, Identity.of("key:0", "key:0"))
+    usable = [alias for alias in (settings.default_model, *settings.models) if alias not in hidden]
+    model = named or (*usable, settings.default_model)[0]
     if model not in settings.models:
         raise CommandError(f"There is no model {model!r}. MODELS has: {', '.join(settings.models)}.")
+    if model in hidden:
+        raise CommandError(
+            f"PERMISSION of the model {model!r} does not let the doctor's key in, which belongs to no user. Name "
+            "another with --model, or leave the answers out with --no-answers."
+        )
+    return model
+
+
+def _order(settings: SiteConfig, key: str, owner: str, options: dict[str, Any]) -> Order:
+    model = "" if options["no_answers"] else _model(settings, options["model"])
     keepalive = settings.streams.keepalive_seconds
     silence = options["silence"] if options["silence"] is not None else keepalive * _SILENCE
     if not 0 < silence <= _MAX_SILENCE:
@@ -106,7 +121,7 @@ def _order(settings: SiteConfig, key: str, owner: str, options: dict[str, Any]) 
         },
         key=key,
         owner=owner,
-        model="" if options["no_answers"] else model,
+        model=model,
         silence_seconds=silence,
         keepalive_seconds=keepalive,
         only=tuple(options["only"] or CHECKS),
