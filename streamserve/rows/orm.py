@@ -604,13 +604,17 @@ def _insistently(work: Callable[[], T]) -> T:
     while True:
         _tidy(partial(_close_unfit, is_rested=True))
         _set_bounds()
-        is_done = False
+        alias, committed, is_done = router.db_for_write(Stream), threading.Event(), False
         try:
-            with _transaction(router.db_for_write(Stream), is_group=True):
+            with _transaction(alias, is_group=True):
+                transaction.on_commit(committed.set, using=alias)
                 value = work()
                 is_done = True
             return value
         except Exception as error:
+            if committed.is_set():
+                logger.exception("a function that a receiver gave to on_commit failed; the transaction is committed")
+                return value
             if not is_passing(error):
                 raise
             trouble = trouble_of(error) or Trouble.LOCKED

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, transaction
 
 from streamserve.models import ApiKey, Conversation, Job, Message
 from streamserve.models import Stream as StreamRow
@@ -175,6 +175,22 @@ async def test_trouble_that_does_not_pass_is_the_caller_s(running: StreamRow, mo
         with pytest.raises(DatabaseUnavailable):
             await finished()
         assert (await state(), await bills()) == ("running", [])
+
+
+async def test_an_error_after_the_commit_is_logged_and_no_more(
+    running: StreamRow, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is committed is done: a locked database that `on_commit` meets does not do it again."""
+    called: list[str] = []
+
+    def mail() -> None:
+        called.append("mail")
+        FailsOnce(1)()
+
+    with connected(answer_finished, bill, lambda **told: transaction.on_commit(mail)):
+        assert await finished() == 1
+    assert (called, await bills(), await state()) == (["mail"], [f"{ID} 7"], "finished")
+    assert "on_commit failed" in caplog.text
 
 
 async def test_an_async_receiver_is_in_the_transaction_too(running: StreamRow) -> None:
