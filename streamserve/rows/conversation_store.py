@@ -42,6 +42,8 @@ from streamserve.rows.conversation_lists import page_of
 from streamserve.rows.conversation_views import conversation_view, message_views
 from streamserve.rows.conversations import MAX_TITLE_CHARS, Attachment, Conversation, Message, new_row_id
 from streamserve.rows.queries import delete_in_parts, hold_limit, last_of, part_of
+from streamserve.rows.receivers import tell_rated, written
+from streamserve.signals import message_rated
 
 UNDO_SECONDS = 600.0  # how long a deletion can be undone
 _TITLE_WORDS_CHARS = 60  # of a question's first words
@@ -183,7 +185,7 @@ class ConversationRows:
             row.save(update_fields=["rating", "comment", "rated_at"])
             return message_views([row])[0]
 
-        return await orm.call(write)
+        return await written(message_rated, Message, write, partial(tell_rated, message_id), alone=orm.call)
 
     async def prepare(self, caller: Caller, conversation_id: str, ask: Ask) -> Prepared:
         """Return the prompt of a branch, and the turn to insert with the stream's row: see `Conversations`."""

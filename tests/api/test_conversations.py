@@ -16,10 +16,13 @@ from streamserve.clients.pipeline.client import forget
 from streamserve.models import Message, Share
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import BadRequest, NotFound
+from streamserve.protocol.events import Usage
 from streamserve.protocol.requests import GenerateRequest
+from streamserve.signals import answer_finished, message_rated
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
 from tests.support.checks.stream_checks import check_native, text_of
+from tests.support.sites.connected import connected
 from tests.support.streams.hand_made import Gate
 from tests.web.sockets.conftest import connect, receive, until_end
 
@@ -459,6 +462,29 @@ async def test_an_answer_is_rated(keeps: None, caller: Caller) -> None:
     assert question.status_code == 400
     unknown = await caller.post(path.replace(asked["answer"], UNKNOWN), {"rating": 1})
     assert error_of(unknown)[:2] == (404, "message_not_found")
+
+
+async def test_receivers_are_told_of_the_message(keeps: None, caller: Caller, alice: Any) -> None:
+    """An answer's end is told of when its message is written, in that transaction; a rating with its conversation."""
+    told: list[tuple[Any, ...]] = []
+
+    def note_end(message_id: str, conversation_id: str, usage: Usage, **others: Any) -> None:
+        row = Message.objects.get(pk=message_id)
+        told.append((conversation_id, message_id, row.state, row.completion_tokens == usage.completion_tokens))
+
+    def note_rating(message_id: str, conversation_id: str, rating: int, comment: str, **others: Any) -> None:
+        told.append((conversation_id, message_id, others["user_id"], others["stream_id"], rating, comment))
+
+    conversation = await begin(caller)
+    with connected(answer_finished, note_end), connected(message_rated, note_rating):
+        asked = await ask(caller, conversation, "hello")
+        path = f"/conversations/{conversation}/messages/{asked['answer']}"
+        assert (await caller.post(path, {"rating": -1, "comment": "Wrong."})).status_code == 200
+        assert (await caller.post(path.replace(asked["answer"], asked["question"]), {"rating": 1})).status_code == 400
+    assert told == [
+        (conversation, asked["answer"], "done", True),
+        (conversation, asked["answer"], alice.pk, asked["stream"], -1, "Wrong."),
+    ]
 
 
 async def test_a_conversation_is_exported(keeps: None, caller: Caller) -> None:
