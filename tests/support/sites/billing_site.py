@@ -1,0 +1,22 @@
+"""Settings: the site of two workers with an app that bills answers, on SQLite or, at BILLS_POSTGRES, PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+
+from tests.support.sites.workers.two_workers_site import *  # noqa: F403
+from tests.support.sites.workers.two_workers_site import INSTALLED_APPS as OF_THE_DEMO
+from tests.support.sites.workers.two_workers_site import STREAMSERVE as TWO_WORKERS
+
+INSTALLED_APPS = [*OF_THE_DEMO, "tests.support.sites.billing"]
+STREAMSERVE = {**TWO_WORKERS, "STREAMS": {"RESUME_WINDOW_SECONDS": 4}}
+if os.environ.get("BILLS_POSTGRES"):
+    DATABASES = {
+        "default": {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": "postgres",
+            "USER": "postgres",
+            "HOST": "127.0.0.1",
+            "PORT": os.environ["BILLS_POSTGRES"],
+        }
+    }
