@@ -198,8 +198,12 @@ OF_STATS: Mapping[str, str] = MappingProxyType(
 
 def engine_metrics(stats: EngineStats) -> dict[str, float]:
     """Return an engine's metrics, for `/metrics` and the live page."""
-    usage = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
-    return {**{name: getattr(stats, field) for name, field in OF_STATS.items()}, "kv_cache_usage_perc": usage}
+    num_right, num_tried = sum(stats.right_tokens.values()), sum(stats.tried_tokens.values())
+    return {
+        **{name: getattr(stats, field) for name, field in OF_STATS.items()},
+        "kv_cache_usage_perc": stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0,
+        "spec_decode_acceptance_rate": num_right / num_tried if num_tried else 0.0,
+    }
 
 
 def _stream_samples(clients: Mapping[str, EngineClient], streams: Iterable[Stream]) -> Iterator[Sample]:

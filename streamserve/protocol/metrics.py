@@ -126,6 +126,7 @@ METRICS: Mapping[str, Metric] = {
             "Of these, those that proved right: their answers got them in one step.",
             ("model_name", "latency_class"),
         ),
+        _metric("spec_decode_acceptance_rate", "gauge", "ratio", "The share of all tried tokens that proved right."),
         _metric("engine_busy_seconds", "counter", "seconds", "Seconds in which the engine computed."),
         _metric("engine_ready", "gauge", "bool", "1 when the model is loaded and serves."),
         _metric("engine_paused", "gauge", "bool", "1 while an operator has paused the model."),
