@@ -2,11 +2,13 @@
 
     records.py          `RecordAdmin`: rows that the program alone writes, and what their lists share
     keys.py, streams.py, work.py
+    conversations.py    the tree of a conversation, share links, attachments
+    messages.py         questions and answers, ratings; export.py: as a file
     live.py             the live page
 
 No query outside managers, no rule of the business: the admin shows, revokes, cancels and stops.
 """
 
-from streamserve.admin import keys, live, streams, work
+from streamserve.admin import conversations, keys, live, messages, streams, work
 
-__all__ = ["keys", "live", "streams", "work"]
+__all__ = ["conversations", "keys", "live", "messages", "streams", "work"]

@@ -5,19 +5,17 @@ It is the admin of a proxy model, so that the default AdminSite and any other on
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.contrib import admin
-from django.contrib.admin.models import CHANGE, LogEntry
-from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed, JsonResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, get_script_prefix, path, reverse
 from django.utils.translation import gettext_lazy as _
 
-from streamserve.admin.records import RecordAdmin
+from streamserve.admin.records import RecordAdmin, record_action
 from streamserve.api.call import Reply
 from streamserve.api.logs import get_logger
 from streamserve.api.ops import engine_metrics
@@ -33,18 +31,6 @@ from streamserve.web.views import non_atomic, to_django
 from streamserve.web.websocket import socket_path
 
 log = get_logger(__name__)
-
-
-def _record_action(request: HttpRequest, stream_id: str, words: str) -> None:
-    """Write what staff did to the admin's log, where Django keeps its own entries: who, when, what."""
-    LogEntry.objects.create(
-        user_id=cast(int, request.user.pk),  # of any type that the user model has
-        content_type=ContentType.objects.get_for_model(Stream if stream_id else Live, for_concrete_model=False),
-        object_id=stream_id,
-        object_repr=words[:200],
-        action_flag=CHANGE,
-        change_message=words,
-    )
 
 
 @admin.register(Live)
@@ -119,7 +105,7 @@ class LiveAdmin(RecordAdmin):
         stream = await get_site().streams.reach(stream_id)
         if stream is None:
             return JsonResponse({"error": {"code": "stream_not_found"}}, status=404)
-        await sync_to_async(_record_action)(request, stream_id, f"Stopped stream {stream_id}")
+        await sync_to_async(record_action)(request, Stream, stream_id, f"Stopped stream {stream_id}")
         log.info("stream_stopped_by_staff", stream_id=stream_id, user_id=request.user.pk)
         try:
             await stream.stop(None)
@@ -137,7 +123,7 @@ class LiveAdmin(RecordAdmin):
             state = await get_site().ops.control(alias, action)
         except StreamserveError as error:
             return JsonResponse({"error": {"code": error.code, "message": error.message}}, status=error.http_status)
-        await sync_to_async(_record_action)(request, "", f"{action.capitalize()} of model {alias}: it is {state}")
+        await sync_to_async(record_action)(request, Live, "", f"{action.capitalize()} of model {alias}: it is {state}")
         log.info("engine_controlled_by_staff", action=action, model=alias, user_id=request.user.pk)
         return JsonResponse({"model": alias, "state": state})
 

@@ -41,7 +41,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'conversation',
                 'verbose_name_plural': 'conversations',
                 'ordering': ('-updated_at', '-id'),
-                'default_permissions': ('view',),
+                'default_permissions': ('view', 'delete'),
             },
         ),
         migrations.CreateModel(
@@ -115,6 +115,7 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'share links',
                 'ordering': ('-created_at',),
                 'default_permissions': ('view',),
+                'permissions': (('revoke_share', "Can revoke anybody's share link"),),
             },
         ),
         migrations.AddIndex(
@@ -136,5 +137,9 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='message',
             index=models.Index(condition=models.Q(('rating__isnull', False)), fields=['-rated_at'], name='streamserve_messages_rated'),
+        ),
+        migrations.AddIndex(
+            model_name='message',
+            index=models.Index(condition=models.Q(('role', 'assistant')), fields=['created_at'], name='streamserve_answers_by_time'),
         ),
     ]

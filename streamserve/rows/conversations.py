@@ -88,7 +88,7 @@ class Conversation(models.Model):
         verbose_name = _("conversation")
         verbose_name_plural = _("conversations")
         ordering = ("-updated_at", "-id")
-        default_permissions = ("view",)
+        default_permissions = ("view", "delete")
         indexes = (
             models.Index(fields=["tenant", "-is_pinned", "-updated_at", "-id"], name="streamserve_conversations_of"),
             models.Index(fields=["updated_at"], name="streamserve_conversations_old"),
@@ -162,6 +162,9 @@ class Message(models.Model):
             models.Index(fields=["state"], condition=models.Q(state="running"), name="streamserve_messages_running"),
             models.Index(
                 fields=["-rated_at"], condition=models.Q(rating__isnull=False), name="streamserve_messages_rated"
+            ),
+            models.Index(  # of the admin's list
+                fields=["created_at"], condition=models.Q(role="assistant"), name="streamserve_answers_by_time"
             ),
         )
 
@@ -247,6 +250,14 @@ class Attachment(models.Model):
         return self.name
 
 
+class ShareQuerySet(models.QuerySet["Share"]):
+    """Share links."""
+
+    def revoke(self) -> int:
+        """End the links for good, and return how many changed."""
+        return self.filter(revoked_at=None).update(revoked_at=timezone.now())
+
+
 class Share(models.Model):
     """A link by which anyone reads one branch of a conversation, as it was then. The link's token is not stored."""
 
@@ -260,11 +271,21 @@ class Share(models.Model):
     expires_at = models.DateTimeField(_("expires"), null=True, editable=False)
     revoked_at = models.DateTimeField(_("revoked"), null=True, editable=False)
 
+    objects = ShareQuerySet.as_manager()
+
     class Meta:
         verbose_name = _("share link")
         verbose_name_plural = _("share links")
         ordering = ("-created_at",)
         default_permissions = ("view",)
+        permissions = (("revoke_share", _("Can revoke anybody's share link")),)
+
+    @property
+    def state(self) -> str:
+        """Return active, revoked or expired."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if self.expires_at is not None and self.expires_at <= timezone.now() else "active"
 
     def __str__(self) -> str:
         return self.id

@@ -64,13 +64,13 @@ def _shown(message: MessageView) -> dict[str, Any]:
     return {
         "is_question": message.role == "user",
         "text": text_of(message),
-        "sources": [{**source, "link": _link(source["url"])} for source in sources_of(message)],
+        "sources": [{**source, "link": safe_link(source["url"])} for source in sources_of(message)],
         "attachments": [attachment.name for attachment in message.attachments],
         "is_running": message.state == "running",
         "has_failed": message.state == "failed",
     }
 
 
-def _link(url: str) -> str:
+def safe_link(url: str) -> str:
     """Return an address that may be followed: of the web, or of this site; "" for any other."""
     return url if re.match(r"https?://|/(?![/\\])", url, re.IGNORECASE) else ""

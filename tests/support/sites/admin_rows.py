@@ -20,6 +20,13 @@ ANSWER = (
 )
 
 
+CITATIONS = [
+    {"source": "help", "id": "refunds", "title": "Refunds and second payments", "url": "https://help.example/refunds"},
+    {"source": "help", "id": "x", "title": "A source that is no address", "url": "javascript:alert(1)"},
+]
+STEPS = [{"status": "step", "step": 1, "of": 2, "message": "Reading the payments of October"}]
+
+
 def make_rows() -> dict[str, str]:
     """Insert rows of every kind that the admin shows; return the id of one of each by its model's name."""
     from django.contrib.auth import get_user_model
@@ -103,9 +110,75 @@ def make_rows() -> dict[str, str]:
         last_seq=12_345,
         ended_at=now,
     )
+    attachment, conversation, answer, share = _conversation(user, owners[1][0], streams)
     rows: dict[str, Any] = {"stream": streams[0], "job": job, "webhookdelivery": hook, "batch": batch, "watch": watch}
     rows |= {"apikey": key, "worker": Worker.objects.get(pk="w" * 32), "storedfile": StoredFile.objects.earliest("id")}
+    rows |= {"attachment": attachment, "conversation": conversation, "message": answer, "share": share}
     return {name: str(row.pk) for name, row in rows.items()}
+
+
+def _conversation(user: Any, owner: str, streams: list[Any]) -> tuple[Any, ...]:
+    """A question with two answers, a rated one that goes on to a second question whose answer is being written."""
+    from django.utils import timezone
+
+    from streamserve.models import Attachment, Conversation, Message, Share
+
+    now, tenant = timezone.now(), f"user:{user.pk}"
+    conversation = Conversation.objects.create(
+        id="cc" * 16, owner=owner, tenant=tenant, user=user, title=QUESTION, model=PIPELINE, leaf="04" * 16
+    )
+
+    def message(number: int, parent: int | None, text: str, **fields: Any) -> Any:
+        blocks = [{"index": 0, "kind": "text", "text": text}]
+        if "stream_id" in fields:
+            call = {
+                "index": 1,
+                "kind": "tool_use",
+                "name": "find_payments",
+                "text": '{"month": "2026-10", "all": true}',
+            }
+            blocks = [{"index": 0, "kind": "thinking", "text": "Two payments. " * 30}, call, *blocks]
+        content = (
+            {"blocks": blocks, "citations": CITATIONS, "steps": STEPS} if "stream_id" in fields else {"blocks": blocks}
+        )
+        return Message.objects.create(
+            id=f"{number:02}" * 16,
+            conversation=conversation,
+            parent_id=None if parent is None else f"{parent:02}" * 16,
+            role="assistant" if "stream_id" in fields else "user",
+            content=json.dumps(content),
+            text=text,
+            created_at=now + timedelta(seconds=number),
+            model=PIPELINE,
+            **fields,
+        )
+
+    question = message(1, None, QUESTION)
+    first = {"stream_id": streams[4].pk, "finish_reason": "stop", "finished_at": now + timedelta(seconds=75)}
+    rating = {
+        "rating": -1,
+        "comment": "=HYPERLINK(1) This is not what my bank says, see the statement.",
+        "rated_at": now,
+    }
+    answer = message(2, 1, ANSWER, **first, **rating, prompt_tokens=812, cached_tokens=768, completion_tokens=120)
+    message(3, 1, "You were not.", stream_id=streams[8].pk, state="failed", error_code="context_length_exceeded")
+    message(4, 2, "And what about " + "a" * 300 + "?")
+    message(5, 4, "", stream_id=streams[2].pk, state="running")
+    attachment = Attachment.objects.create(
+        owner=owner,
+        tenant=tenant,
+        user=user,
+        name="bank-statement-of-october-2026-for-the-joint-account.csv",
+        content_type="text/csv",
+        num_bytes=123_456,
+        num_chars=120_000,
+        text="date;amount\n" * 40,
+        is_ready=True,
+        is_sent=True,
+    )
+    attachment.messages.add(question)
+    share = Share.objects.create(conversation=conversation, leaf=answer.pk, digest="d" * 64, expires_at=now)
+    return attachment, conversation, answer, share
 
 
 def _stream(number: int, owner: str, tenant: str) -> Any:
