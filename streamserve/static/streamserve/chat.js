@@ -153,9 +153,10 @@ class Chat {
   }
 
   /** Ask after the turn `parent`, the last of the branch shown if none is named. */
-  begin(question, parent) {
+  begin(question, parent, attachments = []) {
     const turn = this.conversation.add(question, parent);
     turn.model = this.model;
+    if (attachments.length > 0) turn.attachments = attachments;
     this.drawPath({ isAsked: true });
   }
 
@@ -172,7 +173,7 @@ class Chat {
       this.conversation.remove(turn);
       this.drop(turn);
     }
-    this.begin(question, turn.parent);
+    this.begin(question, turn.parent, turn.attachments);
   }
 
   /** Ask another question in the place of `turn`: both are kept. Return whether it was asked. */

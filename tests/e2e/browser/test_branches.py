@@ -263,6 +263,24 @@ def test_a_long_question_is_folded(watched: Watched) -> None:
     assert page.evaluate(height) == folded
 
 
+def test_the_branch_shown_is_exported_as_markdown(watched: Watched) -> None:
+    """A file of the browser's own history, made without a request."""
+    page = watched.page
+    bodies = answer_each(page)
+    export = page.get_by_role("button", name="Export this chat as Markdown")
+    expect(export).to_be_hidden()
+    ask_and_wait(page, "One?")
+    edit(page, 0, "One, changed?")
+    expect(page.locator(".ss-foot:visible")).to_have_count(1)
+    with page.expect_download() as caught:
+        export.press("Enter")
+    assert caught.value.suggested_filename == "chat.md"
+    text = caught.value.path().read_text(encoding="utf-8")
+    assert text.endswith("## You asked\n\n> One, changed?\n\n## Answer\n\nAnswer 2 to One, changed?\n")
+    assert "> One?" not in text
+    assert len(bodies) == 2
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_on_branches(browser: Browser, site: str, scheme: Any) -> None:
     """On a phone, with versions, an open editor, a folded question, the button that continues; nothing is too wide."""
