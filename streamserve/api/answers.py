@@ -13,6 +13,7 @@ from typing import Any
 from streamserve.api.call import Call, Caller
 from streamserve.api.caller_rules import CallerRules, NoRules
 from streamserve.api.fitting import fit
+from streamserve.api.history import shorten
 from streamserve.api.idempotency import StartOnce
 from streamserve.clients.base import EngineClient
 from streamserve.clients.pipeline.client import PipelineClient
@@ -229,6 +230,7 @@ class Answers:
         request = self.with_own_system(request)
         if turn is not None:
             seconds = self.streams.settings.engine_wait_seconds
+            request, admission = await shorten(client, request, admission, loading_seconds=seconds)
             request, admission = await fit(client, request, admission, loading_seconds=seconds)
         stream = await start(request, admission, places)
         self._on_start(stream, caller)

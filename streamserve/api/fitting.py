@@ -30,12 +30,12 @@ async def fit(
     if turn is None or question is None or last is None or not last.attached:
         return request, admission
     await until_loaded(client, loading_seconds)
-    room = _room(client, request)
+    room = room_of(client, request)
     if not room:
         return request, admission  # its server alone knows how long its prompts may be
 
     async def num_tokens(message: Message) -> int:
-        return await _num_tokens(client, _with_last(request, message), admission)
+        return await num_tokens_of(client, _with_last(request, message), admission)
 
     whole = await num_tokens(last)
     if whole <= room:
@@ -52,6 +52,8 @@ async def fit(
     kept = kept_of(ends, num_kept)
     num_chars, of_chars = sum(kept), sum(len(file.text) for file in files_of(last))
     message = f"The attached text was cut to {num_chars:,} of {of_chars:,} characters ({room:,} tokens in all)."
+    if admission.trimmed is not None and admission.trimmed.message:  # of the conversation's history
+        message = f"{admission.trimmed.message} {message}"
     trimmed = Status(status="trimmed", step=num_kept, of=num_pieces, message=message)
     turn = replace(turn, question=replace(question, content=_with_kept(question, kept)))
     return _with_last(request, cut(last, kept)), replace(admission, turn=turn, trimmed=trimmed)
@@ -67,7 +69,7 @@ def _with_last(request: GenerateRequest, message: Message) -> GenerateRequest:
     return replace(request, messages=(*(request.messages or ())[:-1], message))
 
 
-def _room(client: EngineClient, request: GenerateRequest) -> int:
+def room_of(client: EngineClient, request: GenerateRequest) -> int:
     """Return how many tokens the prompt may have, 0 where that is not known."""
     length, most = client.describe().max_model_len, request.sampling.max_tokens
     if isinstance(client, PipelineClient):
@@ -75,7 +77,7 @@ def _room(client: EngineClient, request: GenerateRequest) -> int:
     return length - (length // _FOR_THE_ANSWER if most is None else min(most, length - 1))
 
 
-async def _num_tokens(client: EngineClient, request: GenerateRequest, admission: Admission) -> int:
+async def num_tokens_of(client: EngineClient, request: GenerateRequest, admission: Admission) -> int:
     """Return how many tokens the prompt has; an estimate where its server does not count, or has no place now."""
     try:
         return len(await client.tokenize(request, admission))

@@ -61,26 +61,6 @@ def answer_columns(events: Sequence[LoggedEvent], error_code: str) -> dict[str, 
     }
 
 
-def first_kept(num_chars: Sequence[int], are_questions: Sequence[bool], *, most_chars: int, most_messages: int) -> int:
-    """Return the first message of a branch that its prompt has, so that it has at most so many characters and messages.
-
-    Whole turns are left out, in jumps of a quarter of the bound: in between the prompts of one turn after the other
-    begin alike, and are found in the prefix cache.
-    """
-    cut, cut_chars = _jumps(len(num_chars), most_messages), _jumps(sum(num_chars), most_chars)
-    first = left_out = 0
-    while first < len(num_chars) - 1 and (first < cut or left_out < cut_chars or not are_questions[first]):
-        left_out += num_chars[first]
-        first += 1
-    return first
-
-
-def _jumps(num: int, most: int) -> int:
-    """Return how much to leave out of `num`, in whole jumps, so that at most `most` stay."""
-    jump = max(1, most // 4)
-    return -(-max(0, num - most) // jump) * jump
-
-
 def prompt_of(branch: Sequence[Message], questions: Mapping[str, Turn]) -> list[Turn]:
     """Return the messages of a branch as turns of a prompt, which end with a question or the text of an answer.
 

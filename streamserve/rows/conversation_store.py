@@ -30,6 +30,7 @@ from streamserve.api.conversations import (
     no_conversation,
     no_message,
 )
+from streamserve.api.history import first_kept
 from streamserve.dialects.batches import Page
 from streamserve.protocol.errors import BadRequest, NotFinished, QuotaExceeded
 from streamserve.protocol.ids import is_stream_id
@@ -37,7 +38,7 @@ from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import Question, Turn
 from streamserve.rows import orm
 from streamserve.rows.attachments import asked_before, new_question
-from streamserve.rows.branch import CAN_CONTINUE, first_kept, prompt_of, question_content, without_nul
+from streamserve.rows.branch import CAN_CONTINUE, prompt_of, question_content, without_nul
 from streamserve.rows.conversation_lists import page_of
 from streamserve.rows.conversation_views import conversation_view, message_views
 from streamserve.rows.conversations import MAX_TITLE_CHARS, Attachment, Conversation, Message, new_row_id

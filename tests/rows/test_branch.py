@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from streamserve.api.history import first_kept
 from streamserve.protocol.events import (
     BlockStart,
     BlockStop,
@@ -21,7 +22,7 @@ from streamserve.protocol.events import (
     Usage,
 )
 from streamserve.protocol.requests import Message as Turn
-from streamserve.rows.branch import answer_columns, first_kept, prompt_of, question_content
+from streamserve.rows.branch import answer_columns, prompt_of, question_content
 from streamserve.rows.conversations import Message
 
 
