@@ -22,6 +22,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from benchmarks.qoe_http.servers import MODEL, Server
 from benchmarks.support.machine import progress
 from streamserve.loadtest.reading import Reading
+from streamserve.loadtest.site_http import Address, Broken, Refused, SiteHTTP
 from streamserve.loadtest.visits import Visit
 
 ACKS, TAKEN, VLLM = "acks", "taken", "vllm"
@@ -128,23 +129,23 @@ def _own_fields(visit: Visit) -> dict[str, Any]:
 
 
 async def post(server: Server, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """Yield the data of each event that has an object; nothing after a refusal."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 20)
-    content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nAuthorization: Bearer {server.key}\r\n"
-    head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    writer.write(head.encode() + content)
+    """Yield the data of each event that has an object; nothing after a refusal by 429 or 503.
+
+    Raises ServerFault for another refusal, ConnectionError where there is no connection, or it breaks off.
+    """
+    site, rest = SiteHTTP(Address.parse(f"http://127.0.0.1:{server.port}")), b""
     try:
-        status = await reader.readline()
-        if b" 200 " not in status:
-            if not any(code in status for code in (b" 429 ", b" 503 ")):
-                raise ServerFault(f"{path}: {status!r} {await reader.read(2000)!r}")
-            return
-        while line := await reader.readline():
-            if line.startswith(b"data: {"):
-                yield json.loads(line[6:])
-    finally:
-        writer.close()
+        async with site.open("POST", path, server.key, body) as answer:
+            async for chunk in answer.chunks():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if line.startswith(b"data: {"):
+                        yield json.loads(line[6:])
+    except Refused as refused:
+        if refused.status not in (429, 503):
+            raise ServerFault(f"{path}: {refused.status} {refused}") from refused
+    except Broken as broken:
+        raise ConnectionError(str(broken)) from broken
 
 
 async def _read_websocket(run: Run, reading: Reading) -> None:
