@@ -3,7 +3,7 @@
     from streamserve import acomplete, complete, stream      docs/python.md
     from streamserve import Run, Static, pipeline, run_pipeline      docs/pipelines.md
     from streamserve import aenqueue_job, enqueue_job        docs/jobs.md
-    from streamserve import signals      docs/signals.md
+    from streamserve import answer_finished, job_finished    docs/signals.md, which has all five
 
 They are imported on first use (PEP 562): the package itself imports neither Django nor the engine.
 """
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from streamserve.clients.pipeline.client import pipeline as pipeline
     from streamserve.clients.pipeline.run import Run as Run
     from streamserve.clients.pipeline.static import Static as Static
+    from streamserve.signals import answer_finished as answer_finished
+    from streamserve.signals import answer_refused as answer_refused
+    from streamserve.signals import answer_started as answer_started
+    from streamserve.signals import job_finished as job_finished
+    from streamserve.signals import message_rated as message_rated
     from streamserve.web.calls.answers import acomplete as acomplete
     from streamserve.web.calls.answers import aenqueue_job as aenqueue_job
     from streamserve.web.calls.answers import complete as complete
@@ -36,6 +41,11 @@ _HOMES = {
     "pipeline": "streamserve.clients.pipeline.client",
     "Run": "streamserve.clients.pipeline.run",
     "Static": "streamserve.clients.pipeline.static",
+    "answer_finished": "streamserve.signals",
+    "answer_refused": "streamserve.signals",
+    "answer_started": "streamserve.signals",
+    "job_finished": "streamserve.signals",
+    "message_rated": "streamserve.signals",
 }
 
 

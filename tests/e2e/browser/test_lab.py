@@ -83,13 +83,35 @@ def test_an_answer_survives_all_interruptions(lab: Page) -> None:
     expect(part(lab, "text")).to_contain_text("what each reader has really received")
 
 
-def test_stop_keeps_what_was_shown(lab: Page) -> None:
-    """The answer ends at once; the log has what the page has."""
-    do(lab, "ask")
+def test_by_keyboard_alone_an_answer_is_slowed_and_stopped(lab: Page) -> None:
+    """Tab reaches each control, whose focus is seen; the stopped answer is what the log has, and another is asked."""
+    press_by_tab(lab, "ask", "Enter")
     expect(part(lab, "text")).to_contain_text("made to be", timeout=MINUTE)
-    do(lab, "stop")
+    slow = press_by_tab(lab, "slow", "Space")
+    expect(slow).to_have_attribute("aria-pressed", "true")
+    lab.keyboard.press("Space")
+    expect(slow).to_have_attribute("aria-pressed", "false")
+    for name in ("close", "close"):  # the tab is closed, and opened again
+        press_by_tab(lab, name, "Enter")
+    press_by_tab(lab, "stop", "Enter")
     happened(lab, "The answer is stopped")
     expect(part(lab, "verdict")).to_contain_text("none twice", timeout=MINUTE)
+    press_by_tab(lab, "ask", "Enter")
+    expect(part(lab, "verdict")).to_be_hidden()
+    expect(part(lab, "text")).to_contain_text("made to be", timeout=MINUTE)
+
+
+def press_by_tab(page: Page, name: str, key: str) -> Locator:
+    """Press a button as a visitor without a mouse does; return it. Its focus has an outline."""
+    button = page.locator(f"[data-lab-do={name}]")
+    expect(button).to_be_enabled()
+    for _ in range(60):
+        if button.evaluate("button => button === document.activeElement"):
+            assert button.evaluate("button => getComputedStyle(button).outlineStyle") != "none"
+            page.keyboard.press(key)
+            return button
+        page.keyboard.press("Tab")
+    raise AssertionError(f"Tab does not reach {name!r}")
 
 
 def test_the_simulator_measures_what_the_screen_has_shown(demo: str, browser: Browser) -> None:
