@@ -127,9 +127,13 @@ STREAMSERVE = {
     "STATE_DIR": STATE_DIR,
     "ANONYMOUS": True,
     "CONVERSATIONS": True,
+    "TITLES": "words" if _SMALL & set(MODELS) else "model",  # the shipped model knows nothing but its help pages
     "FLOW": {"DRAIN_SECONDS": 2},  # Ctrl-C ends the demo soon
     "JOBS": {"EMBEDDED": True},  # without a second command
 }
+
+# The demo's conversations stay in its state folder.
+SILENCED_SYSTEM_CHECKS = ["streamserve.W017"]
 
 LOGGING = {
     "version": 1,

@@ -280,7 +280,7 @@ class Chat {
   changed(answering) {
     if (this.answers.get(answering.turn) !== answering) return;
     this.showAnswering();
-    this.library?.changed({ isAccepted: answering.turn.streamId !== null });
+    this.library?.changed({ isAccepted: answering.turn.streamId !== null, isLive: answering.isLive });
     if (answering.isLive) return;
     this.announceEnd(answering.turn);
     this.corner?.ended();

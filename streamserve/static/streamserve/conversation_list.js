@@ -100,6 +100,12 @@ export class ConversationList {
     }
   }
 
+  /** An answer has ended before the reader's eyes: it is no news. */
+  ended(id) {
+    const known = this.get(id);
+    if (known !== null) this.know({ ...known, running: false });
+  }
+
   /** Take a conversation that was opened by its address. */
   know(conversation) {
     this.all.put(conversation);

@@ -8,19 +8,21 @@ export class ConversationRoutes {
   constructor(url, headers) {
     this.url = url;
     this.headers = headers;
+    this.polled = new Map(); // address → {etag, body}: the server says when nothing has changed
   }
 
   of(id) {
     return `${this.url}/${encodeURIComponent(id)}`;
   }
 
-  /** A page of the list: {conversations, has_more, last_id}. The browser asks for it again by its ETag. */
+  /** A page of the list: {conversations, has_more, last_id}. */
   list({ limit, source = "", after = null, q = "" }) {
     const query = new URLSearchParams({ limit: String(limit) });
     if (source !== "") query.set("source", source);
     if (after !== null) query.set("after", after);
     if (q !== "") query.set("q", q);
-    return this.get(`${this.url}?${query}`);
+    const url = `${this.url}?${query}`;
+    return after === null && q === "" ? this.poll(url) : this.get(url);
   }
 
   one(id) {
@@ -56,7 +58,18 @@ export class ConversationRoutes {
   }
 
   get(url) {
-    return read(fetch(url, { headers: { Accept: "application/json" }, cache: "no-cache" }));
+    return read(fetch(url, { headers: { Accept: "application/json" }, cache: "no-store" }));
+  }
+
+  async poll(url) {
+    const known = this.polled.get(url);
+    const headers = { Accept: "application/json", ...(known && { "If-None-Match": known.etag }) };
+    const response = await fetch(url, { headers, cache: "no-store" });
+    if (response.status === 304 && known !== undefined) return known.body;
+    const body = await read(response);
+    const etag = response.headers.get("ETag");
+    if (etag !== null) this.polled.set(url, { etag, body });
+    return body;
   }
 
   send(method, url, fields) {

@@ -164,8 +164,9 @@ export class Library {
   }
 
   /** An answer of the open conversation has begun, or ended. */
-  changed({ isAccepted }) {
+  changed({ isAccepted, isLive }) {
     if (isAccepted) this.keepDraft("");
+    if (!isLive && this.conversation.id !== null) this.list.ended(this.conversation.id);
     void this.list.refresh();
     this.list.tell();
   }
