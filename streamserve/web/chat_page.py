@@ -26,12 +26,14 @@ from django.utils.translation import gettext, gettext_noop
 from streamserve.clients.pipeline.client import PIPELINES
 from streamserve.conf import SiteConfig, get_settings
 from streamserve.conf_reader import nearest
+from streamserve.protocol.limits import Limits
 from streamserve.web.auth import give_cookie, visitor
 from streamserve.web.caller_rules import hidden_on_page
 from streamserve.web.sealed import seal
 from streamserve.web.site import start_loading
 from streamserve.web.views import non_atomic
 from streamserve.web.websocket import socket_path
+from streamserve.work.file_text import kinds
 
 FORMS = ("fill", "corner")  # fill the element around it, or float in the page's corner
 _STORAGE = "streamserve.chat"  # begins every key of the browser's storage that is ours
@@ -97,6 +99,7 @@ def widget_config(
         "signed_in_as": username,
         "storage_key": f"{_STORAGE}/{quote(username, safe='')}/{quote(own_name, safe='')}",
         "conversations_url": reverse("streamserve:conversations") if username and settings.conversations else "",
+        "attachments": json.dumps(_attachments(settings.limits) if username and settings.conversations else {}),
         "source": own_name if _SOURCE.fullmatch(own_name) else _digest(own_name),
         "address": address,
         "needs_sign_in": not (shown and (username or settings.anonymous)),
@@ -111,6 +114,16 @@ def _check_model(model: str, settings: SiteConfig) -> None:
     if model and model not in settings.models and model not in PIPELINES:
         hint = nearest(model, settings.models) or f"It has {', '.join(settings.models)}."
         raise ImproperlyConfigured(f'A chat names the model {model!r}, which is not in STREAMSERVE["MODELS"]. {hint}')
+
+
+def _attachments(limits: Limits) -> dict[str, Any]:
+    """Return what the page's script knows of files that are attached."""
+    return {
+        "url": reverse("streamserve:attachments"),
+        "accept": ",".join(kinds()),
+        "maxFiles": limits.max_attachments,
+        "maxBytes": limits.max_attachment_bytes,
+    }
 
 
 def _title(alias: str, settings: SiteConfig) -> str:
@@ -184,6 +197,7 @@ async def chat_context(request: HttpRequest) -> dict[str, Any]:
 # which are in English; the page brings what differs in its language. Texts of the templates are marked there.
 # `manage.py makemessages` finds both.
 WORDS = (
+    gettext_noop("A question brings {count} files at most."),
     gettext_noop("Answer"),
     gettext_noop("Answer complete"),
     gettext_noop("Connection lost. Trying again in {seconds} s."),
@@ -193,6 +207,7 @@ WORDS = (
     gettext_noop("Ended at the length limit"),
     gettext_noop("Ended by a filter"),
     gettext_noop("Ended, because it had no reader"),
+    gettext_noop("Files of this kind cannot be attached: {kinds} can."),
     gettext_noop("Found"),
     gettext_noop("From sending the question to the first words on this screen, and as the server measured it"),
     gettext_noop("From the question's arrival at the server to the end"),
@@ -213,9 +228,10 @@ WORDS = (
     gettext_noop("Press Ctrl+C"),
     gettext_noop("Reading"),
     gettext_noop("Reading, {percent} %"),
-    gettext_noop("Something on this page went wrong."),
+    gettext_noop("Remove {name}"),
     gettext_noop("Show less"),
     gettext_noop("Show more"),
+    gettext_noop("Something on this page went wrong."),
     gettext_noop("Source {number}: {title}"),
     gettext_noop("Speed after the first token"),
     gettext_noop("Step {step}"),
@@ -225,6 +241,8 @@ WORDS = (
     gettext_noop("The answer failed"),
     gettext_noop("The answer took too long and was ended."),
     gettext_noop("The budget of this chat"),
+    gettext_noop("The file is empty."),
+    gettext_noop("The file is over the limit of {size}."),
     gettext_noop("The last chat is back."),
     gettext_noop("The model cannot answer."),
     gettext_noop("The model has stopped working. The site's owner can see why in the log."),
@@ -255,6 +273,7 @@ WORDS = (
     gettext_noop("Trying again in {seconds} s"),
     gettext_noop("Unpin"),
     gettext_noop("Version {number} of {of}"),
+    gettext_noop("Wait until your files are here."),
     gettext_noop("Waiting for the model"),
     gettext_noop("Yesterday"),
     gettext_noop("You are offline."),
@@ -268,10 +287,14 @@ WORDS = (
     gettext_noop("code"),
     gettext_noop("first token {times}"),
     gettext_noop("is being answered"),
+    gettext_noop("the first {percent} % were read"),
     gettext_noop("{count} cached"),
     gettext_noop("{count} token"),
     gettext_noop("{count} tokens"),
     gettext_noop("{loaded} of {total} MB"),
+    gettext_noop("{name} is attached."),
+    gettext_noop("{name} was removed."),
+    gettext_noop("{percent} %"),
     gettext_noop("{rate} tok/s"),
     gettext_noop("{time} here"),
     gettext_noop("{time} in all"),

@@ -52,6 +52,11 @@ _PROBLEMS = {
 }
 
 
+def kinds() -> list[str]:
+    """Return the endings of the files that can be attached here."""
+    return [ending for ending, kind in TYPES.items() if kind != PDF or find_spec("pypdf") is not None]
+
+
 def type_of(name: str) -> str:
     """Return the type of a file by its name. Raises UnsupportedMedia."""
     ending = os.path.splitext(name)[1].lower()

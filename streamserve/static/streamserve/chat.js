@@ -1,6 +1,7 @@
 // The chat: composer, transcript, and the running answers. Configured by data attributes (chat.html).
 
 import { Answering } from "./answering.js";
+import { Attachments } from "./attachments.js";
 import { Banner } from "./banner.js";
 import { hasContent } from "./blocks.js";
 import { Corner } from "./corner.js";
@@ -44,6 +45,12 @@ class Chat {
       model: () => this.model,
       onChange: (state) => this.showLoading(state),
     });
+    /** @type {Attachments | null} */
+    this.attachments = null; // of the next question, where the server keeps the conversation
+    if (this.library !== null) {
+      const on = { changed: () => this.showSend(), announce: (text) => this.announce(text) };
+      this.attachments = new Attachments(root, { ...config.attachments, headers: config.headers }, on);
+    }
     this.listen();
   }
 
@@ -141,6 +148,7 @@ class Chat {
   ask(question) {
     const text = question.trim();
     if (text === "") return;
+    if (this.attachments?.isSending) return this.attachments.wait();
     if (this.library?.isOpening) return this.library.askLater();
     this.merge();
     if (this.isAnswering) return;
@@ -149,12 +157,13 @@ class Chat {
     if (left !== null && this.conversation.turns.length === 0) void this.forget(this.conversation.nameFor(left));
     this.parts.input.value = "";
     this.resize();
-    this.begin(text);
+    this.begin(text, undefined, this.attachments?.take());
   }
 
   /** Ask after the turn `parent`, the last of the branch shown if none is named. */
   begin(question, parent, attachments = []) {
     const turn = this.conversation.add(question, parent);
+    turn.attachments = attachments;
     turn.model = this.model;
     if (attachments.length > 0) turn.attachments = attachments;
     this.drawPath({ isAsked: true });
@@ -291,7 +300,12 @@ class Chat {
     this.parts.send.hidden = isAnswering;
     this.parts.stop.hidden = !isAnswering;
     this.root.classList.toggle("is-answering", isAnswering);
-    this.parts.send.disabled = this.parts.input.value.trim() === "";
+    this.showSend();
+  }
+
+  /** A question can be sent once there is one, and its files are here. */
+  showSend() {
+    this.parts.send.disabled = this.parts.input.value.trim() === "" || (this.attachments?.isSending ?? false);
   }
 
   announceEnd(turn) {
@@ -375,6 +389,7 @@ class Chat {
       canRate: ({ questionId = "" }) => this.conversation.rate !== undefined && questionId !== "",
       rate: (which, rating, comment) => this.conversation.rate(which, rating, comment),
       announce: (text) => this.announce(text),
+      fileUrl: (id) => `${this.config.attachments.url}/${id}/content`,
     };
     return new TurnView(this.parts.turn, turn, on, this.config);
   }
@@ -413,7 +428,7 @@ class Chat {
     const { input } = this.parts;
     input.style.height = "auto";
     input.style.height = `${Math.min(input.scrollHeight, window.innerHeight * 0.4)}px`;
-    this.parts.send.disabled = input.value.trim() === "";
+    this.showSend();
   }
 
   /** Not on a touch screen, where the keyboard would cover the answer. */
@@ -562,7 +577,7 @@ function watchServer(chats) {
 
 function readConfig(root) {
   const { streamsUrl, readyUrl, liveUrl, model, storageKey, keepaliveSeconds, request, csrfCookie } = root.dataset;
-  const { conversationsUrl = "", source = "", address } = root.dataset;
+  const { conversationsUrl = "", attachments, source = "", address } = root.dataset;
   const { figures, firstTokenBudget, totalBudget, math, pipelines } = root.dataset;
   const token = () => cookie(csrfCookie) ?? root.querySelector("input[name=csrfmiddlewaretoken]")?.value ?? "";
   return {
@@ -578,6 +593,7 @@ function readConfig(root) {
     hasAddress: address === "true",
     request: JSON.parse(request || "{}"),
     headers: () => ({ "X-CSRFToken": token() }),
+    attachments: JSON.parse(attachments || "{}"),
     showsFigures: figures === "true",
     hasMath: math === "true",
     budgets: { firstToken: Number(firstTokenBudget) || 0, total: Number(totalBudget) || 0 }, // seconds; 0: none

@@ -1,5 +1,6 @@
 // The question of a turn: its bubble, folded if it is long, the editor that takes its place, and the way to its siblings.
 
+import { showFiles } from "./attachments.js";
 import { words } from "./words.js";
 
 const FOLDED_CHARS = 900;
@@ -12,6 +13,7 @@ export class QuestionView {
     this.turn = turn;
     this.on = on;
     parts.question.textContent = turn.question;
+    if (parts["asked-files"] !== undefined) showFiles(parts["asked-files"], turn.attachments ?? [], on.fileUrl);
     const isLong = turn.question.length > FOLDED_CHARS || turn.question.split("\n").length > FOLDED_LINES;
     parts.fold.hidden = !isLong;
     this.fold(isLong);

@@ -126,9 +126,17 @@ export class ServerConversation extends TurnTree {
   async fieldsFor(turn, model) {
     const conversation = this.id ?? (await this.create(model));
     if (turn.earlier.length > 0) return { conversation, continue: turn.id };
-    const same = this.siblings(turn).find((other) => other.questionId !== "" && other.question === turn.question);
+    const same = this.sameAs(turn);
     if (same !== undefined) return { conversation, parent: same.questionId }; // another answer to that question
-    return { conversation, parent: turn.parent || null, prompt: turn.question };
+    const attachments = turn.attachments.map(({ id }) => id);
+    return { conversation, parent: turn.parent || null, prompt: turn.question, ...(attachments.length > 0 && { attachments }) };
+  }
+
+  /** A turn with the same question, and the same files, that the server has. */
+  sameAs(turn) {
+    const ids = ({ attachments }) => attachments.map(({ id }) => id).join();
+    const isSame = (other) => other.question === turn.question && ids(other) === ids(turn);
+    return this.siblings(turn).find((other) => other.questionId !== "" && isSame(other));
   }
 
   /** Make the conversation, once, however often its first question is sent. */
@@ -151,8 +159,7 @@ export class ServerConversation extends TurnTree {
   accepted(turn, headers) {
     const id = headers.get("X-Message-Id");
     if (id === null) return;
-    const same = this.siblings(turn).find((other) => other.questionId !== "" && other.question === turn.question);
-    turn.questionId = headers.get("X-Question-Id") ?? same?.questionId ?? "";
+    turn.questionId = headers.get("X-Question-Id") ?? this.sameAs(turn)?.questionId ?? "";
     this.renamed(turn, id);
   }
 
