@@ -6,7 +6,8 @@ a database (asgi/site.py), and a worker's, for the rows of batches (`rows_config
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from streamserve.clients.base import EngineClient
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects.asked import Asked
 from streamserve.dialects.openai.chat import REASONING_FIELDS
-from streamserve.protocol.errors import no_model, no_stream
+from streamserve.protocol.errors import BadRequest, no_model, no_stream
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import (
     BATCH,
@@ -105,6 +106,18 @@ class Found:
 
 def _ignore(stream: Stream, caller: Caller) -> None:
     """Note nothing."""
+
+
+@contextmanager
+def _as_asked(turn: Turn | None) -> Iterator[None]:
+    """Name a refusal's field as a conversation's body has it: `continue`."""
+    try:
+        yield
+    except BadRequest as error:
+        if turn is None or error.param != "continue_final_message":
+            raise
+        message = "This model's server cannot go on with an answer. Ask for another answer to the question."
+        raise BadRequest(message, code=error.code, param="continue") from error
 
 
 class Answers:
@@ -228,11 +241,12 @@ class Answers:
         client.start()
         start = self.streams.start if once is None else self._start_once
         request = self.with_own_system(request)
-        if turn is not None:
-            seconds = self.streams.settings.engine_wait_seconds
-            request, admission = await shorten(client, request, admission, loading_seconds=seconds)
-            request, admission = await fit(client, request, admission, loading_seconds=seconds)
-        stream = await start(request, admission, places)
+        with _as_asked(turn):
+            if turn is not None:
+                seconds = self.streams.settings.engine_wait_seconds
+                request, admission = await shorten(client, request, admission, loading_seconds=seconds)
+                request, admission = await fit(client, request, admission, loading_seconds=seconds)
+            stream = await start(request, admission, places)
         self._on_start(stream, caller)
         return stream
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from django.conf import settings
 from django.test.utils import override_settings
 
 from streamserve.protocol.metrics import METRICS, PREFIX
@@ -27,8 +29,8 @@ async def upstream(transactional_db: object, tmp_path: Path) -> AsyncIterator[Up
     """The server elsewhere, and this site with its model."""
     upstream = Upstream(says(*WHOLE))
     await upstream.start()
-    settings = {"MODELS": {"big": {"URL": upstream.url, "REMOTE_MODEL": "m"}}, "CLIENT": "thread", "LOG": "memory"}
-    with override_settings(STREAMSERVE={**settings, "STATE_DIR": str(tmp_path)}):
+    conf = {"MODELS": {"big": {"URL": upstream.url, "REMOTE_MODEL": "m"}}, "CLIENT": "thread", "LOG": "memory"}
+    with override_settings(STREAMSERVE={**conf, "STATE_DIR": str(tmp_path)}):
         await until_ready()
         yield upstream
         await site.reset()
@@ -66,6 +68,29 @@ async def test_a_refusal_is_the_callers(upstream: Upstream, alice_key: str) -> N
     assert answer.status_code == 400
     error = json.loads(await body_of(answer))["error"]
     assert (error["message"], error["code"], error["param"]) == ("too warm", "upstream_refused", "temperature")
+
+
+async def test_an_answer_that_its_server_cannot_continue_is_a_400(upstream: Upstream, alice_key: str) -> None:
+    """The error names `continue`, the field that was sent; nothing is added to the conversation, or asked."""
+    alice = Caller(key=alice_key)
+    await site.reset()
+    models = {"big": {"URL": upstream.url, "REMOTE_MODEL": "m", "SERVER": "openai"}}
+    kept = {"CONVERSATIONS": True, "TITLES": "words", "MODELS": models}
+    with override_settings(STREAMSERVE={**settings.STREAMSERVE, **kept}):
+        await until_ready()
+        upstream.answers = [says(delta(content="Hel"), delta(finish_reason="length"), usage(), DONE)]
+        head = f"/conversations/{(await alice.post('/conversations', {})).json()['id']}"
+        first = await alice.post(f"{head}/messages", {"content": "Hello?"})
+        await body_of(first)
+        async with asyncio.timeout(60):
+            while (await alice.get(head)).json()["running"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        refused = await alice.post(f"{head}/messages", {"continue": first["X-Message-Id"]})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", "continue")
+        assert len((await alice.get(f"{head}/messages")).json()["messages"]) == 2
+        assert len(upstream.posts) == 1
+        await site.reset()
 
 
 async def test_a_busy_server_is_a_retry(upstream: Upstream, alice_key: str) -> None:
