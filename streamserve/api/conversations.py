@@ -9,6 +9,7 @@ message of another conversation (`no_message`). Every call may raise a database 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -18,10 +19,13 @@ from streamserve.api.answers import Answers
 from streamserve.api.call import Caller
 from streamserve.dialects.conversation import Ask as Ask
 from streamserve.dialects.native import NativeRequest
-from streamserve.protocol.errors import BadRequest, NotFound, Unauthorized
+from streamserve.protocol.errors import BadRequest, NotFinished, NotFound, Unauthorized
 from streamserve.protocol.requests import Message, Turn
 from streamserve.streams.store import ANONYMOUS
 from streamserve.streams.stream import Stream
+
+# A client that has read the last event may ask before its answer's message is written. In seconds; two in all.
+_WRITE_DELAYS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +267,7 @@ async def with_history(
         raise conversations_off()
     if caller.owner in ANONYMOUS:
         raise Unauthorized("Conversations are kept for users and API keys. Sign in, or send an API key.")
-    prepared = await conversations.prepare(caller, asked.ask.conversation_id, asked.ask)
+    prepared = await _prepared(conversations, caller, asked.ask)
     own, continues = asked.generate, bool(asked.ask.answer_id)
     model = own.model or prepared.model or await answers.default_model(caller)
     if continues and model in await answers.pipelines_of(caller):
@@ -273,6 +277,16 @@ async def with_history(
     history = (*own.messages[:-1], *prepared.messages)
     generate = replace(own, model=model, messages=history, continue_final_message=continues)
     return replace(asked, generate=generate), prepared.turn
+
+
+async def _prepared(conversations: Conversations, caller: Caller, ask: Ask) -> Prepared:
+    """Return what `prepare` does. An answer that has just ended is being written: then it waits for that a little."""
+    for delay in _WRITE_DELAYS:
+        try:
+            return await conversations.prepare(caller, ask.conversation_id, ask)
+        except NotFinished:
+            await asyncio.sleep(delay)
+    return await conversations.prepare(caller, ask.conversation_id, ask)
 
 
 async def turn_in(stream: Stream, turn: Turn | None, conversations: Conversations | None) -> Turn | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from django.test.utils import override_settings
 
 from streamserve import Run, acomplete, pipeline
 from streamserve.clients.pipeline.client import forget
-from streamserve.models import Message, Share
+from streamserve.models import Conversation, Message, Share
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import BadRequest, NotFound
 from streamserve.protocol.events import Usage
@@ -21,6 +21,7 @@ from streamserve.protocol.requests import GenerateRequest
 from streamserve.signals import answer_finished, message_rated
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
+from tests.rows.test_rows import query_hook
 from tests.support.checks.stream_checks import check_native, text_of
 from tests.support.sites.connected import connected
 from tests.support.streams.hand_made import Gate
@@ -305,6 +306,7 @@ async def test_python_code_asks_in_a_conversation(keeps: None, alice: Any, calle
     """`conversation` is an option of `acomplete`, for its owner alone."""
     conversation = await begin(caller)
     answer = await acomplete("hello", user=alice, conversation=conversation, **SHORT)
+    await ended(answer.message_id)
     messages = await messages_of(caller, conversation)
     assert messages[answer.message_id]["blocks"][0]["text"] == answer.text
     again = await acomplete(
@@ -315,6 +317,17 @@ async def test_python_code_asks_in_a_conversation(keeps: None, alice: Any, calle
         await acomplete("hello", tenant="another", conversation=conversation)
     with pytest.raises(BadRequest, match="question alone"):
         await acomplete("hello", system="Be short.", user=alice, conversation=conversation)
+
+
+async def test_the_next_question_may_come_at_once(keeps: None, alice: Any, caller: Caller) -> None:
+    """Whoever has read an answer's end need not wait until its message is written."""
+    conversation = await begin(caller)
+    answers = [
+        await acomplete(text, user=alice, conversation=conversation, **SHORT) for text in ("one", "two", "three")
+    ]
+    assert [content for role, content in asked_of(answers[2].stream_id) if role == "assistant"] == [
+        answer.text for answer in answers[:2]
+    ]
 
 
 # -- Who may ----------------------------------------------------------------------------------------------------------
@@ -616,3 +629,48 @@ async def test_a_links_token_is_not_kept(keeps: None, caller: Caller) -> None:
     for wrong in (0, 59, 10**9, "1h", True):
         refused = await caller.post(f"/conversations/{conversation}/shares", {"expires_in": wrong})
         assert error_of(refused)[2] == "expires_in", wrong
+
+
+# -- How many queries -------------------------------------------------------------------------------------------------
+
+
+MOST_QUERIES = 4
+NUM_MESSAGES = 300
+
+
+@pytest.fixture
+def queries() -> Iterator[list[str]]:
+    """The statements that are sent, by any thread."""
+    statements: list[str] = []
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        statements.append(sql)
+        return execute(sql, params, many, context)
+
+    with query_hook(note):
+        yield statements
+
+
+@pytest.fixture
+def many(alice: Any) -> str:
+    """A conversation of many messages and links, among others of the same user."""
+    owner = {"owner": f"user:{alice.pk}", "tenant": f"user:{alice.pk}", "user": alice}
+    Conversation.objects.bulk_create([Conversation(title=f"{number}", **owner) for number in range(200)])
+    conversation = Conversation.objects.create(**owner)
+    content = json.dumps({"blocks": [{"index": 0, "kind": "text", "text": "x"}], "citations": [], "steps": []})
+    roles = ("user", "assistant") * (NUM_MESSAGES // 2)
+    Message.objects.bulk_create([Message(conversation=conversation, role=role, content=content) for role in roles])
+    Share.objects.bulk_create([Share(conversation=conversation, digest=f"{number}") for number in range(90)])
+    return str(conversation.pk)
+
+
+async def test_every_list_takes_few_queries(many: str, keeps: None, device: Caller, queries: list[str]) -> None:
+    """At most four on its rows, beside those of the login, for its first page as for a later."""
+    for path in ("/conversations", f"/conversations/{many}/messages", f"/conversations/{many}/shares", "/attachments"):
+        after = ""
+        for _ in range(2):
+            queries.clear()
+            page = (await device.get(f"{path}?limit=20{after}")).json()
+            own = [query for query in queries if "streamserve_" in query]
+            assert 0 < len(own) <= MOST_QUERIES, (path, own)
+            after = f"&after={page['last_id']}" if page["has_more"] else ""
