@@ -22,7 +22,7 @@ from streamserve.conf import SiteConfig
 from streamserve.models import Conversation, Job, Message, Watch
 from streamserve.models import Stream as StreamRow
 from streamserve.rows import orm
-from streamserve.rows.answer_messages import AnswerMessages, keep_needed_logs
+from streamserve.rows.answer_messages import LOST, AnswerMessages, keep_needed_logs, write_end
 from streamserve.rows.conversation_store import UNDO_SECONDS, drop_conversations
 from streamserve.rows.queries import delete_in_parts
 from streamserve.rows.receivers import finish_stream
@@ -89,6 +89,44 @@ def row_ages(settings: SiteConfig) -> RowAges:
         jobs_days=settings.keep_jobs_days,
         conversations_days=settings.keep_conversations_days,
     )
+
+
+class Sweeper:
+    """What there is in place of a reaper where the log is in memory: it drops old rows, and fails lost answers.
+
+    No process sees the streams of another there, so that an answer counts as lost after a day. `aclose()` ends its
+    task.
+    """
+
+    def __init__(self, streams: Streams, ages: RowAges) -> None:
+        self._streams, self._ages = streams, ages
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start the task."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="row sweeper", context=Context())
+
+    async def aclose(self) -> None:
+        """Cancel the task."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(PURGE_EVERY_SECONDS)
+            try:
+                await self.round()
+            except Exception:
+                log.exception("row_sweeper_failed")  # the next round tries again
+
+    async def round(self) -> None:
+        """Drop what is old, and fail what is lost."""
+        lost = Message.objects.running().filter(created_at__lt=timezone.now() - timedelta(seconds=FOREIGN_SECONDS))
+        for stream_id in await orm.read(lambda: list(lost.streams())):
+            if stream_id is not None and self._streams.find(stream_id) is None:
+                await orm.write(write_end, stream_id, (), LOST)
+        await orm.bulk(self._ages.drop_old, self._streams.settings, timezone.now())
 
 
 class Reaper:

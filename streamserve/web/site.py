@@ -28,7 +28,7 @@ from streamserve.rows.answer_messages import AnswerMessages
 from streamserve.rows.completions import CompletionRows
 from streamserve.rows.conversation_store import ConversationRows
 from streamserve.rows.health import DatabaseHealth
-from streamserve.rows.reaper import Reaper, row_ages
+from streamserve.rows.reaper import Reaper, Sweeper, row_ages
 from streamserve.rows.shares import ShareRows
 from streamserve.rows.store import RowStore
 from streamserve.rows.titles import Titles
@@ -117,6 +117,10 @@ class DjangoSite:
             reaper = Reaper(self.streams, liveness, row_ages(settings), purges)
             reaper.start()
             self._closing.push_async_callback(reaper.aclose)
+        elif settings.conversations:
+            sweeper = Sweeper(self.streams, row_ages(settings))
+            sweeper.start()
+            self._closing.push_async_callback(sweeper.aclose)
         self._closing.push_async_callback(self.watches.aclose)
         database = DatabaseHealth()
         self._closing.push_async_callback(database.aclose)

@@ -27,8 +27,9 @@ from streamserve.rows import answer_messages, orm, receivers
 from streamserve.rows.answer_messages import AnswerMessages, keep_needed_logs
 from streamserve.rows.completions import CompletionRows
 from streamserve.rows.conversation_store import UNDO_SECONDS, ConversationRows, first_words
-from streamserve.rows.reaper import RowAges, purge_before
-from streamserve.streams.log.base import LogFull, LogUnavailable
+from streamserve.rows.reaper import RowAges, Sweeper, purge_before
+from streamserve.streams.log.base import LogFull, LogUnavailable, MemoryLog
+from streamserve.streams.registry import Streams
 from streamserve.streams.store import KeyTaken, answer_text
 from streamserve.streams.stream import Stream
 from tests.rows.conftest import FINE, NUM_TOKENS, asked, left
@@ -414,6 +415,25 @@ async def test_unused_conversations_go_unless_they_are_pinned(ann: Caller) -> No
     assert await orm.bulk(RowAges(conversations_days=7).drop_old, FINE, timezone.now()) == (0, 0, 0, 1)
     assert {one.pk async for one in Conversation.objects.all()} == {pinned.id, new.id}
     assert old.id not in {pinned.id, new.id}
+
+
+async def test_a_site_with_its_log_in_memory_sweeps_its_rows(one: Worker, gate: Gate, ann: Caller) -> None:
+    """Deleted conversations are dropped; an answer of a process that has ended fails after a day, others stay."""
+    gone, lost = await ROWS.create(ann), await ROWS.create(ann)
+    gate.allow(2)
+    stream = await start(one, ann, await prepare(ann, lost.id, question="one"))
+    other = await start(one, ann, await prepare(ann, (await ROWS.create(ann)).id, question="two"))
+    await Message.objects.aupdate(created_at=timezone.now() - timedelta(days=2))
+    await ROWS.delete(ann, gone.id)
+    await Conversation.objects.filter(pk=gone.id).aupdate(deleted_at=timezone.now() - timedelta(hours=1))
+    streams = Streams({}, MemoryLog())
+    streams._streams[other.id] = other
+    await Sweeper(streams, RowAges()).round()
+    assert not await Conversation.objects.filter(pk=gone.id).aexists()
+    assert (await message_of(stream.id, state="failed")).error_code == "producer_lost"
+    assert await message_of(other.id, state="running")
+    gate.open()
+    await one.read(other.id)
 
 
 async def test_a_rating_is_of_an_answer(one: Worker, ann: Caller) -> None:
