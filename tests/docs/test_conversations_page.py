@@ -60,6 +60,12 @@ def shapes(heading: str) -> list[set[str]]:
     return [set(json.loads(block.text)) for block in blocks_of(PAGE, heading) if block.language == "json"]
 
 
+def shown(heading: str) -> dict[str, Any]:
+    """Return the one object that the page shows under a heading."""
+    (block,) = (block for block in blocks_of(PAGE, heading) if block.language == "json")
+    return dict(json.loads(block.text))
+
+
 def commands(heading: str) -> list[Block]:
     return [block for block in blocks_of(PAGE, heading) if block.language == "sh"]
 
@@ -84,6 +90,11 @@ def test_the_page_s_commands_run(hard_server: DaphneServer) -> None:
     for block in commands("Ask"):
         for events in shell.run(block):
             check_native(events)
+    upload, brought = commands("Attachments")
+    attached = json.loads(shell.run(upload)[0])
+    assert attached == {**shown("Attachments"), "id": attached["id"], "created": attached["created"]}
+    shell.set(ATTACHMENT=attached["id"])
+    check_native(shell.run(brought)[0])
     (share,) = commands("Share links")
     link = json.loads(shell.run(share)[0])
     assert set(link) == shapes("Share links")[0]
