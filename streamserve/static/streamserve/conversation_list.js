@@ -39,7 +39,10 @@ export class ConversationList {
     this.query = "";
     this.currentId = null;
     this.news = new Set(); // ids of conversations whose answer has ended while another was open
-    this.isLoading = false;
+    this.isLoading = false; // a further page
+    this.isLoaded = false; // the first page has come
+    this.isWanted = false;
+    this.refreshes = 0;
     /** @type {any} */
     this.removed = null; // the conversation whose deletion can be undone
     this.sleep = new Sleep();
@@ -70,7 +73,9 @@ export class ConversationList {
   /** Never ends. */
   async follow() {
     for (;;) {
+      this.isWanted = false;
       const isHeard = !document.hidden && (await this.refresh());
+      if (isHeard && this.isWanted) continue; // something has changed meanwhile
       const isRunning = [...this.all.known.values()].some(({ running }) => running);
       const seconds = isRunning ? RUNNING_POLL_SECONDS : POLL_SECONDS;
       await this.sleep.wait(isHeard || document.hidden ? seconds : this.backoff.nextSeconds());
@@ -83,19 +88,22 @@ export class ConversationList {
 
   /** Load the first page anew. Resolves to whether the server has answered. */
   async refresh() {
+    const number = (this.refreshes += 1);
     try {
       const { conversations, has_more: hasMore } = await this.page({});
+      if (number !== this.refreshes) return true; // a later answer knows more
       for (const { id, running } of conversations) {
         if (this.all.get(id)?.running && !running && id !== this.currentId) this.news.add(id);
       }
       this.all.takeFirst(conversations, hasMore);
+      this.isLoaded = true;
       this.backoff.reset();
       this.parts.failed.hidden = true;
       this.draw();
       this.on.refreshed();
       return true;
     } catch (error) {
-      this.fail(error);
+      this.fail(error, this.isLoaded);
       return false;
     }
   }
@@ -154,11 +162,14 @@ export class ConversationList {
     this.draw();
   }
 
-  fail(error) {
+  /** A list that is there stays, and is asked for again. */
+  fail(error, isSilent = false) {
     if (error.status === 401) return this.signedOut();
     console.info("conversations:", error);
+    if (isSilent) return undefined;
     this.parts.loading.hidden = true;
     this.parts.failed.hidden = false;
+    return undefined;
   }
 
   /** The session has ended, perhaps by a logout in another tab: nothing of the user's is shown any more. */
@@ -188,6 +199,7 @@ export class ConversationList {
     this.take({ ...before, ...fields });
     try {
       this.take(await this.routes.change(id, fields));
+      void this.refresh(); // a list that was under way may be older
       this.tell();
     } catch (error) {
       this.take(before);
@@ -258,6 +270,7 @@ export class ConversationList {
       }
     }
     this.toast(words("“{title}” is deleted.", { title: titleOf(conversation) }), { conversation, wasOpen });
+    void this.refresh();
     this.tell();
     return this.on.removed(id);
   }
@@ -463,7 +476,9 @@ export class ConversationList {
   }
 
   look() {
-    if (!document.hidden) this.sleep.wake();
+    if (document.hidden) return;
+    this.isWanted = true;
+    this.sleep.wake();
   }
 
   click(event) {

@@ -475,6 +475,24 @@ def test_beside_the_chat_the_list_can_be_hidden(browser: Browser, home: Site) ->
         expect(page.get_by_role("button", name="Hide the conversations")).to_be_focused()
 
 
+def test_from_right_to_left_the_list_is_on_the_right(browser: Browser, home: Site) -> None:
+    """Beside the chat, and as a drawer; the arrow to the menu is the other one."""
+    with device(browser, home, "reader") as visit:
+        page = visit.page
+        page.evaluate("document.documentElement.dir = 'rtl'")
+        first = item(page, "Late fees").locator(".ss-item-link")
+        first.focus()
+        page.keyboard.press("ArrowLeft")
+        expect(page.get_by_role("button", name="Options of “Late fees”")).to_be_focused()
+        assert page.evaluate("document.querySelector('.ss-list').getBoundingClientRect().right") == 1280
+        page.set_viewport_size({"width": 600, "height": 800})
+        expect(page.locator(".ss-list")).not_to_be_in_viewport()
+        page.get_by_role("button", name="Conversations", exact=True).click()
+        expect(page.locator(".ss-list")).to_be_in_viewport(ratio=1)
+        assert page.evaluate("document.querySelector('.ss-list').getBoundingClientRect().right") == 600
+        assert page.evaluate("document.documentElement.scrollWidth") == 600
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_with_the_list_has_nothing_that_axe_finds(browser: Browser, home: Site, scheme: Any) -> None:
     """With a conversation open, a menu open, a title in change, and a deletion to undo."""
