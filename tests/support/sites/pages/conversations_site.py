@@ -8,4 +8,4 @@ from tests.support.sites.pages.browser_site import BASE_DIR, STREAMSERVE, TEMPLA
 ROOT_URLCONF = "tests.support.sites.pages.conversations_urls"
 _OURS = BASE_DIR / "tests" / "support" / "sites" / "pages" / "templates"
 TEMPLATES = [{**TEMPLATES[0], "DIRS": [*TEMPLATES[0]["DIRS"], _OURS]}]
-STREAMSERVE = {**STREAMSERVE, "CONVERSATIONS": True}
+STREAMSERVE = {**STREAMSERVE, "CONVERSATIONS": True, "SHARE_LINKS": True}
