@@ -20,8 +20,8 @@ from django.test.utils import override_settings
 from django.utils import timezone
 
 from streamserve.conf import get_settings
-from streamserve.models import Batch, StoredFile, Stream, Watch
-from streamserve.protocol.events import Done, Status
+from streamserve.models import Batch, Conversation, Message, StoredFile, Stream, Watch
+from streamserve.protocol.events import Done, Status, Token
 from streamserve.rows.reaper import Reaper, row_ages
 from streamserve.streams.log.base import append
 from streamserve.web import resources, site
@@ -155,3 +155,29 @@ def test_the_command_drops_expired_files_and_old_batches(tmp_path: Path) -> None
     assert "Deleted 1 files of batches and 1 batches." in done
     assert sorted(StoredFile.objects.values_list("pk", flat=True)) == ["kept", "read"]
     assert sorted(Batch.objects.values_list("pk", flat=True)) == ["new", "running"]
+
+
+def test_an_answer_is_in_its_message_before_its_log_goes(tmp_path: Path) -> None:
+    """The command writes what no process has written; a dry run counts its log as needed. A deletion is over then."""
+    tenant = {"owner": "key:1", "tenant": "key:1"}
+    for name in ("a", "b"):
+        Stream.objects.create(id=name * 32, log_id=name, model="m", state="finished", **tenant)
+    conversation = Conversation.objects.create(**tenant)
+    Conversation.objects.create(deleted_at=timezone.now() - timedelta(hours=1), **tenant)
+    Message.objects.create(conversation=conversation, role="assistant", state="running", stream_id="a" * 32)
+    words = [Token(text="Because.", token_ids=(1,)), Done(finish_reason="stop")]
+
+    async def write() -> None:
+        log = resources.log_for(get_settings())
+        for name in ("a", "b"):
+            await append(log, name, 0, words)
+        await log.aclose()
+
+    with override_settings(STREAMSERVE=conf(tmp_path, CONVERSATIONS=True)):
+        asyncio.run(write())
+        with closing(sqlite3.connect(tmp_path / resources.LOG_FILE)) as database, database:
+            database.execute("UPDATE logs SET touched_at = 1")
+        assert "Would delete 1 logs" in printed("--dry-run")
+        assert "Deleted 1 conversations." in printed()
+    assert Message.objects.get().text == "Because."
+    assert list(Conversation.objects.all()) == [conversation]
