@@ -8,19 +8,23 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
 from django.db import connection
-from django.test.utils import CaptureQueriesContext
+from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils import timezone
+from redis.asyncio import Redis
 
 from streamserve.api.call import Caller
 from streamserve.api.conversations import Ask, Change, Prepared
+from streamserve.conf import get_settings
 from streamserve.models import Conversation, Message, StoredCompletion
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import BadRequest, DatabaseUnavailable, NotFinished, NotFound, QuotaExceeded
+from streamserve.protocol.events import Done
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import Once
 from streamserve.rows import answer_messages, orm, receivers
@@ -28,12 +32,14 @@ from streamserve.rows.answer_messages import AnswerMessages, keep_needed_logs
 from streamserve.rows.completions import CompletionRows
 from streamserve.rows.conversation_store import UNDO_SECONDS, ConversationRows, first_words
 from streamserve.rows.reaper import RowAges, Sweeper, purge_before
-from streamserve.streams.log.base import LogFull, LogUnavailable, MemoryLog
+from streamserve.streams.log.base import UNFINISHED_SECONDS, LogFull, LogUnavailable, MemoryLog, append
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import KeyTaken, answer_text
 from streamserve.streams.stream import Stream
+from streamserve.web import resources
 from tests.rows.conftest import FINE, NUM_TOKENS, asked, left
 from tests.support.engines.runners import DEADLINE_SECONDS
+from tests.support.servers.redis_server import RedisServer
 from tests.support.sites.rows import in_row
 from tests.support.sites.two_workers import Worker
 from tests.support.streams.hand_made import Gate, until
@@ -434,6 +440,22 @@ async def test_a_site_with_its_log_in_memory_sweeps_its_rows(one: Worker, gate: 
     assert await message_of(other.id, state="running")
     gate.open()
     await one.read(other.id)
+
+
+@pytest.mark.parametrize("has_conversations", [True, False])
+async def test_redis_keeps_an_ended_log_until_a_purge_has_had_its_time(tmp_path: Path, has_conversations: bool) -> None:
+    """With conversations Redis drops a log a day later than without; purges, which spare what is needed, as before."""
+    with RedisServer(tmp_path) as server:
+        models = {"MODELS": {"echo": {"PATH": "echo"}}, "STATE_DIR": str(tmp_path)}
+        conf = {**models, "LOG": server.url, "CONVERSATIONS": has_conversations}
+        with override_settings(STREAMSERVE=conf):
+            log = resources.log_for(get_settings())
+            await append(log, "ended", 1, [Done(finish_reason="stop")])
+            async with Redis.from_url(server.url) as client:
+                seconds = [await client.ttl(key) async for key in client.scan_iter("*ended*")]
+            await log.aclose()
+    assert seconds
+    assert all((one > UNFINISHED_SECONDS) == has_conversations for one in seconds)
 
 
 async def test_a_rating_is_of_an_answer(one: Worker, ann: Caller) -> None:
