@@ -5,7 +5,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from django.apps import AppConfig
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.db.models.signals import post_delete
 
 from streamserve.engine.model.openmp import limit_spin
 
@@ -25,10 +27,12 @@ class StreamserveConfig(AppConfig):
         # OpenMP reads this when torch is imported: also by a view of the site, before a model is loaded.
         limit_spin()
         from streamserve import checks  # noqa: F401  (importing registers the checks)
+        from streamserve.rows.attachments import forget_user
         from streamserve.web.calls import view_errors
         from streamserve.web.pipelines import find_pipelines
 
         view_errors.install()
+        post_delete.connect(forget_user, sender=settings.AUTH_USER_MODEL, dispatch_uid="streamserve.attachments")
         _install_flow_server()
         find_pipelines()
 

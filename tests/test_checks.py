@@ -271,14 +271,15 @@ async def test_the_state_folder_ignores_itself_in_git(tmp_path: Path, transactio
 
 
 def test_a_storage_that_sites_serve_is_found(tmp_path: Path) -> None:
-    """Files of batches are private: in a folder of their own, and not in MEDIA_ROOT."""
+    """Files of batches, and of questions, are private: in a folder of their own, and not in MEDIA_ROOT."""
     backend = "django.core.files.storage.FileSystemStorage"
     places = {"media": tmp_path / "media" / "files", "own": tmp_path / "own"}
     aliases = {name: {"BACKEND": backend, "OPTIONS": {"location": path}} for name, path in places.items()}
     for alias, found in (("media", {"streamserve.W013"}), ("own", set()), ("none", {"streamserve.E011"})):
-        settings = {"TESTING": True, "BATCHES": {"STORAGE": alias}}
-        with override_settings(STREAMSERVE=settings, STORAGES=aliases, MEDIA_ROOT=str(tmp_path / "media")):
-            assert ids() == found
+        for key in ("BATCHES", "ATTACHMENTS"):
+            settings = {"TESTING": True, key: {"STORAGE": alias}}
+            with override_settings(STREAMSERVE=settings, STORAGES=aliases, MEDIA_ROOT=str(tmp_path / "media")):
+                assert ids() == found
 
 
 def test_a_redis_log_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ NO_ANSWER = (
     "Sorry, I could not find that in our help pages. Please write to help@quillbox.example, or press Talk to a human "
     "in this chat."
 )
+FILES_UNREAD = "This assistant answers from the help pages, and has not read your files."
 NOT_FROM_PAGES = "Not from the help pages:"
 SYSTEM = Static(
     "You are the help desk of Quillbox. Answer in two or three sentences, from the numbered passages only, and write "
@@ -52,6 +53,8 @@ _SMALL_TALK = re.compile(
 async def billing(run: Run) -> None:
     """Answer a question about Quillbox from its help pages, with its sources."""
     warm(run)
+    if run.messages and run.messages[-1].attached:
+        await run.say(f"*{FILES_UNREAD}*\n\n")
     found = await run.step("Searching the help pages", candidates, run.question, of=3, phase="retrieval")
     hits = await run.step("Choosing the passages", choose, found, _earlier(run), of=3, phase="rerank")
     language = languages().get(found["language"])
@@ -135,7 +138,7 @@ def _as_text(hit: Hit) -> str:
 
 def _earlier(run: Run) -> str:
     """Return the earlier question that the question may lean on; "" for the first, and for a greeting."""
-    asked = [message.content for message in run.messages if message.role == "user"]
+    asked = [message.words for message in run.messages if message.role == "user"]
     return "" if len(asked) < 2 or is_small_talk(run.question) else asked[-2]
 
 
@@ -144,4 +147,4 @@ def _conversation(run: Run) -> list[dict[str, str]]:
     turns = [message for message in run.messages if message.role in ("user", "assistant")][-5:]
     if not turns:
         return [{"role": "user", "content": run.question}]
-    return [{"role": turn.role, "content": _MARKER.sub("", turn.content)} for turn in turns]
+    return [{"role": turn.role, "content": _MARKER.sub("", turn.words)} for turn in turns]

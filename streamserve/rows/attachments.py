@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from streamserve.api.attachments import no_attachment
 from streamserve.protocol.attached import TextFile, message_of
@@ -24,6 +25,12 @@ def new_question(tenant: str, words: str, attachment_ids: Sequence[str]) -> Requ
         if one not in rows:
             raise no_attachment(one, param="attachments")
     return message_of(words, [_file_of(rows[one]) for one in dict.fromkeys(attachment_ids)])
+
+
+def forget_user(instance: Any, using: str, **kwargs: Any) -> None:
+    """Take away the text and names of a deleted user's files, in that transaction; the purge drops files and rows."""
+    rows = Attachment.objects.using(using).filter(tenant=f"user:{instance.pk}")
+    rows.update(is_ready=False, is_sent=True, text="", name="")
 
 
 def asked_before(rows: Iterable[Message]) -> dict[str, RequestMessage]:
