@@ -269,6 +269,7 @@ async def test_streams_of_other_processes_are_seen(root: Any, tmp_path: Path) ->
             await site.reset()
             other.close()
     assert [(one["id"][0], one["state"]) for one in figures["streams"]] == [("a", "running"), ("b", "parked")]
+    assert {one["owner_name"] for one in figures["streams"]} == {"user 9, deleted"}
     [model] = figures["models"]
     assert (model["streams"], model["by_state"]) == (2, {"starting": 0, "running": 1, "parked": 1})
 

@@ -82,6 +82,8 @@ class LiveAdmin(RecordAdmin):
             "control_url_template": reverse(
                 "admin:streamserve_live_control", args=["ACTION", "MODEL"], current_app=name
             ),
+            "stream_url_template": reverse("admin:streamserve_stream_change", args=["STREAM_ID"], current_app=name),
+            "can_view": request.user.has_perm("streamserve.view_stream"),
             "can_stop": request.user.has_perm("streamserve.stop_stream"),
             "can_control": request.user.has_perm("streamserve.control_engine"),
             "figures": [METRICS[name] for name in METRICS if name in engine_metrics(EngineStats())],

@@ -18,7 +18,8 @@ const SILENCE_SECONDS = 20; // the server sends an event every second
 const ROW_LABELS = ["Stream", "Owner", "Model", "Age", "Tokens", "Lead", "Tokens/s", "First token", "Transport", ""];
 
 class StreamRow {
-  constructor({ id }, stop) {
+  /** `address` is the page of the stream; null for a user who may not view it. */
+  constructor({ id }, stop, address) {
     this.button = element("button", { type: "button", "aria-label": `Stop stream ${id.slice(0, 8)}` }, "Stop");
     this.button.hidden = stop === null;
     this.button.addEventListener("click", () => void this.stop(() => stop(id)));
@@ -27,7 +28,8 @@ class StreamRow {
     for (const name of ["age", "tokens", "lead", "speed", "ttft"]) this.cells[name].className = "ss-number";
     this.cells.owner.className = "ss-owner";
     const { owner, model, age, tokens, lead, speed, ttft, transport } = this.cells;
-    const short = element("td", { title: id }, element("code", {}, id.slice(0, 8)));
+    const name = element("code", {}, id.slice(0, 8));
+    const short = element("td", { title: id }, address === null ? name : element("a", { href: address }, name));
     const cells = [short, owner, model, age, tokens, lead, speed, ttft, transport, element("td", { class: "ss-act" }, this.button)];
     this.node = stackedRow({ "data-stream-id": id }, element("td", {}, this.state), ROW_LABELS, cells);
   }
@@ -42,7 +44,7 @@ class StreamRow {
 
   update(stream) {
     showState(this.state, stream.state, stream.park_reason);
-    write(this.cells.owner, stream.owner || "–");
+    write(this.cells.owner, stream.owner_name || "–");
     this.cells.owner.title = stream.owner || "";
     write(this.cells.model, stream.model);
     write(this.cells.age, ageText(stream.age_seconds));
@@ -71,7 +73,9 @@ class LivePage {
     const figures = part("figures");
     this.cards = new Keyed(part("cards"), (model) => new ModelCard(model, control, figures.content.cloneNode(true)));
     const stop = root.dataset.stopUrl ? (id) => this.stop(id) : null; // null without the permission to stop
-    this.rows = new Keyed(part("rows"), (stream) => new StreamRow(stream, stop));
+    const { streamUrl } = root.dataset;
+    const addressOf = (id) => (streamUrl ? streamUrl.replace("STREAM_ID", id) : null);
+    this.rows = new Keyed(part("rows"), (stream) => new StreamRow(stream, stop, addressOf(stream.id)));
     this.backoff = new Backoff({ first: 1, most: 10 });
     this.sleep = new Sleep();
     for (const name of ["online", "pageshow", "focus"]) window.addEventListener(name, () => this.sleep.wake());

@@ -29,6 +29,7 @@ from streamserve.protocol.errors import DatabaseUnavailable
 from streamserve.protocol.history import WINDOW_SECONDS, History, Point
 from streamserve.protocol.measures import ITL, TTFT, Recently
 from streamserve.rows import orm
+from streamserve.rows.owners import names_of
 from streamserve.streams.registry import Streams
 from streamserve.web.live.headline import Seen
 from streamserve.web.live.snapshot import SPEED_SECONDS, Snapshot
@@ -42,6 +43,7 @@ _COPY_SECONDS = 60
 _PERCENTILES = {"ttft_p50": (TTFT, 0.5), "ttft_p95": (TTFT, 0.95), "itl_p50": (ITL, 0.5), "itl_p95": (ITL, 0.95)}
 # An engine process reports once a second; these engines do.
 _REPORT_SECONDS, _POLL_SECONDS = 1.2, 0.02
+_NAMES_SECONDS = 60.0  # after which owners are asked for their names again
 _REPORTING = ("ready", "paused", "draining")
 
 
@@ -61,6 +63,8 @@ class LiveMetrics:
         self._look: asyncio.Task[Snapshot] | None = None
         self._looked_at = 0.0
         self._reports: dict[str, EngineStats] = {}
+        self._names: dict[str, str] = {}  # of owners
+        self._named_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -87,7 +91,10 @@ class LiveMetrics:
         self.num_made += 1
         await self._news()
         others, num_more = await self._others()
+        await self._ask_names(others)
         streams = [stream_metrics(stream) for stream in self._streams.all() if stream.is_live]
+        for row in (*streams, *others):
+            row["owner_name"] = self._names.get(row["owner"], row["owner"])
         self._set_speeds(streams, time.monotonic())
         known = {stream.id for stream in self._streams.all() if not stream.lease.is_elsewhere}
         return Snapshot(
@@ -159,6 +166,18 @@ class LiveMetrics:
         except DatabaseUnavailable:  # the page shows what is known here
             return [], 0
         return [_row_metrics(row) for row in rows], max(0, num_rows - len(rows))
+
+    async def _ask_names(self, others: list[dict[str, Any]]) -> None:
+        """Learn the names of the rows' owners: those that are new, and all of them once in `_NAMES_SECONDS`."""
+        if time.monotonic() - self._named_at >= _NAMES_SECONDS:
+            self._names, self._named_at = {}, time.monotonic()
+        owners = {stream.owner for stream in self._streams.all() if stream.is_live} | {row["owner"] for row in others}
+        if unknown := owners - self._names.keys():
+            try:
+                found = await orm.read(names_of, unknown)
+            except DatabaseUnavailable:  # the page shows the owners' own texts
+                return
+            self._names |= {owner: named.name for owner, named in found.items()}
 
 
 def _percentiles(recently: Recently) -> dict[str, float | None]:

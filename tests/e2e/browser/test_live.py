@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
@@ -72,6 +74,9 @@ SHOWN = """() => {
     now: text('.ss-now'),
     sum: text('.ss-sum'),
     rows: [...document.querySelectorAll('[data-stream-id] .ss-state')].map((state) => state.textContent.split(':')[0]),
+    owners: [...document.querySelectorAll('[data-stream-id] .ss-owner')].map((owner) => owner.textContent),
+    links: [...document.querySelectorAll('[data-stream-id] a')].map((link) => link.getAttribute('href')),
+    ids: [...document.querySelectorAll('[data-stream-id]')].map((row) => row.dataset.streamId),
   };
 }"""
 READER_STATES = ("late", "hungry", "ahead", "away")
@@ -109,6 +114,8 @@ def test_what_is_shown_at_one_moment_adds_up(browser: Browser, site: str) -> Non
         assert parts in shown["sum"]
         assert parts in shown["now"]
         assert f"Snapshot {shown['snapshot']}" in shown["source"]
+        assert shown["links"] == [f"/admin/streamserve/stream/{stream_id}/change/" for stream_id in shown["ids"]]
+        assert any(re.fullmatch("visitor [0-9a-f]{8}", owner) for owner in shown["owners"])
         visitor.page.keyboard.press("Escape")
         wait_for_status(visitor.page, "Stopped")
 
@@ -151,7 +158,7 @@ def test_an_answer_is_watched_from_the_admin(browser: Browser, site: str) -> Non
         assert admin.locator("[data-ss=text]").text_content() == log_text(server_log(visitor.page, stream_id))
         admin.goto(f"{site}/admin/streamserve/watch/?q={stream_id}")
         expect(admin.locator("#result_list tbody tr")).to_have_count(1)
-        expect(admin.locator(".field-username")).to_have_text(ADMIN_NAME)
+        expect(admin.locator(".field-short_user")).to_have_text(ADMIN_NAME)
 
 
 def test_a_model_is_paused_and_resumed_from_the_live_page(browser: Browser, site: str) -> None:
