@@ -20,7 +20,7 @@ from streamserve.web.chat_page import WORDS
 
 PACKAGE = Path(streamserve.__file__).parent
 LANGUAGES = ["de", "es", "fr", "ja"]
-TEMPLATES = ["chat.html", "chat_page.html", "conversation_list.html"]
+TEMPLATES = ["chat.html", "chat_page.html", "conversation_list.html", "shared_page.html"]
 MARKED = re.compile(r"""\b(?:gettext|_)\(u?("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""")
 MESSAGE = re.compile(r'^msgid ("(?:[^"\\]|\\.)+")\nmsgstr ("(?:[^"\\]|\\.)+")$', re.MULTILINE)
 PLACEHOLDER = re.compile(r"\{\w+\}|</?\w+>")
