@@ -165,7 +165,6 @@ class Chat {
     const turn = this.conversation.add(question, parent);
     turn.attachments = attachments;
     turn.model = this.model;
-    if (attachments.length > 0) turn.attachments = attachments;
     this.drawPath({ isAsked: true });
   }
 
@@ -357,13 +356,13 @@ class Chat {
     this.painted();
   }
 
-  /** Show the branch, and follow what runs in it. Views of other branches stay for their answers that have not ended. */
+  /** Show the branch, and follow what runs in it. Views of other branches stay for what has not ended in them: an answer, an edit. */
   drawPath(options = {}) {
     const { path } = this.conversation;
     for (const [turn, view] of this.views) {
       if (path.includes(turn)) continue;
       view.node.remove();
-      if (!this.answers.has(turn)) this.views.delete(turn);
+      if (!this.answers.has(turn) && !view.question.isEdited) this.views.delete(turn);
     }
     for (const [at, turn] of path.entries()) {
       if (!this.views.has(turn)) this.views.set(turn, this.makeView(turn));

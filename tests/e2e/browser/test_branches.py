@@ -104,11 +104,13 @@ def test_a_changed_question_is_a_branch_and_the_other_stays(watched: Watched) ->
 
 
 def test_answer_again_is_a_sibling(watched: Watched) -> None:
-    """Also of an earlier question: what followed its first answer stays with that answer."""
+    """Also of an earlier question: what followed its first answer stays with that answer, an edit that is open too."""
     page = watched.page
     bodies = answer_each(page)
     ask_and_wait(page, "One?")
     ask_and_wait(page, "Two?")
+    turn(page, 1).get_by_role("button", name="Edit", exact=True).click()
+    draft(page).fill("Two, not asked yet")
     turn(page, 0).get_by_role("button", name="Answer again").click()
     expect(asked(page)).to_have_text(["One?"])
     expect(page.locator(".ss-foot:visible")).to_have_count(1)
@@ -117,6 +119,7 @@ def test_answer_again_is_a_sibling(watched: Watched) -> None:
     turn(page, 0).get_by_role("button", name="Version before").click()
     expect(asked(page)).to_have_text(["One?", "Two?"])
     assert answer_text(page, 0) == "Answer 1 to One?"
+    expect(draft(page)).to_have_value("Two, not asked yet")
 
 
 def test_the_editor_by_keyboard(watched: Watched) -> None:
