@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from streamserve.web import site
 from tests.conftest import Caller, body_of
 from tests.support.checks.stream_checks import check_native
 from tests.support.sites.rows import in_row
+from tests.support.streams.hand_made import started_echo
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -58,3 +60,26 @@ async def test_every_turn_finds_the_turn_before_in_the_cache(engine: ThreadClien
         await in_row(response["X-Stream-Id"], state="finished")
         row = await Message.objects.aget(stream_id=response["X-Stream-Id"])
         assert (row.state, row.cached_tokens, row.prompt_tokens) == ("done", num_cached, usage["prompt_tokens"])
+
+
+async def test_a_conversation_that_is_too_long_goes_on(engine: ThreadClient, alice_key: str) -> None:
+    """Its oldest turns are left out, its readers are told, and the message keeps that; all messages stay."""
+    small = await started_echo(max_model_len=640)
+    await reload(small)
+    caller = Caller(key=alice_key)
+    conversation = (await caller.post("/conversations", {})).json()["id"]
+    num_told = 0
+    for turn in range(6):
+        body = {"content": f"Question {turn}", "max_tokens": 40, "ignore_eos": True}
+        response = await caller.post(f"/conversations/{conversation}/messages", body)
+        frames = check_native(await body_of(response))
+        assert frames[-1].event == "done", frames[-1]
+        told = [frame.json for frame in frames if frame.json.get("status") == "trimmed"]
+        num_told += bool(told)
+        await in_row(response["X-Stream-Id"], state="finished")
+        row = await Message.objects.aget(stream_id=response["X-Stream-Id"])
+        assert [step["status"] for step in json.loads(row.content)["steps"]] == ["trimmed"] * len(told)
+    assert num_told
+    assert await Message.objects.acount() == 12
+    await site.reset()
+    await small.aclose()
