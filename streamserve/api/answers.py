@@ -245,7 +245,8 @@ class Answers:
             if turn is not None:
                 seconds = self.streams.settings.engine_wait_seconds
                 request, admission = await shorten(client, request, admission, loading_seconds=seconds)
-                request, admission = await fit(client, request, admission, loading_seconds=seconds)
+                most = self.limits.max_prompt_chars
+                request, admission = await fit(client, request, admission, loading_seconds=seconds, most_chars=most)
             stream = await start(request, admission, places)
         self._on_start(stream, caller)
         return stream

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from streamserve.protocol.attached import TextFile, files_of, message_of
 from streamserve.protocol.requests import NO_CALLER, Admission, GenerateRequest, Question, SamplingParams, Turn
 from tests.support.engines.clients import serving
 
+BOUNDS: dict[str, Any] = {"loading_seconds": 1, "most_chars": 400_000}
 PAGES = "\n\n".join(f"Page {number}: " + "word " * 8 for number in range(40))
 
 
@@ -28,7 +30,7 @@ async def test_what_fits_is_left_as_it_is() -> None:
     """Nothing is cut, nothing is said."""
     request, admission = asked("One line.")
     async with serving() as client:
-        assert await fit(client, request, admission, loading_seconds=1) == (request, admission)
+        assert await fit(client, request, admission, **BOUNDS) == (request, admission)
 
 
 @pytest.mark.parametrize("texts", [(PAGES,), ("First of all.", PAGES), (PAGES, "Last.")])
@@ -36,7 +38,7 @@ async def test_whole_pages_from_the_front_are_kept(texts: tuple[str, ...]) -> No
     """As many as the model has room for beside its answer; the question keeps how many, and the reader is told."""
     request, admission = asked(*texts)
     async with serving() as client:
-        fitted, said = await fit(client, request, admission, loading_seconds=1)
+        fitted, said = await fit(client, request, admission, **BOUNDS)
         num_tokens = len(await client.tokenize(fitted))
     assert fitted.messages is not None
     kept = files_of(fitted.messages[-1])
@@ -60,5 +62,16 @@ async def test_the_answer_keeps_the_room_that_it_asks_for() -> None:
     """`max_tokens` of the request is left free."""
     request, admission = asked(PAGES, max_tokens=300)
     async with serving() as client:
-        fitted, _ = await fit(client, request, admission, loading_seconds=1)
+        fitted, _ = await fit(client, request, admission, **BOUNDS)
         assert len(await client.tokenize(fitted)) <= 512 - 300
+
+
+async def test_a_prompt_is_bounded_in_characters_too() -> None:
+    """Whatever a model takes: its server may not say how long its prompts may be."""
+    request, admission = asked("One.\n\nTwo.\n\n" + "word " * 20, "Three.")
+    async with serving() as client:
+        fitted, said = await fit(client, request, admission, loading_seconds=1, most_chars=30)
+    assert fitted.messages is not None
+    assert [file.text for file in files_of(fitted.messages[-1])] == ["One.\n\nTwo.\n\n", ""]
+    assert said.trimmed is not None
+    assert "12 of" in (said.trimmed.message or "")

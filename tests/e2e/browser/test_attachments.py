@@ -114,6 +114,9 @@ def test_a_file_goes_with_its_question(browser: Browser, home: str) -> None:
             asked_files(page).first.get_by_role("link").click()
         assert Path(download.value.path()).read_bytes() == BILL
         assert axe_violations(page) == []
+        page.emulate_media(color_scheme="dark")
+        shoot(page, "dark")
+        assert axe_violations(page) == []
         page.get_by_role("button", name="Answer again").click()
         wait_for_status(page, "Answer complete")
         expect(asked_files(page)).to_contain_text(["bill.csv", "report.pdf"])
