@@ -18,7 +18,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from streamserve.api.logs import get_logger
-from streamserve.models import Conversation, Message
+from streamserve.models import Attachment, Conversation, Message
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.events import LoggedEvent, is_terminal
 from streamserve.rows import orm
@@ -129,6 +129,7 @@ def withdraw(stream_id: str) -> None:
     answer.delete()
     if question is not None and question.role == "user" and not question.children.exists():
         before = question.parent_id or ""
+        Attachment.objects.filter(messages=question.pk).update(is_sent=False)  # they may be sent again
         question.delete()
     Conversation.objects.filter(pk=answer.conversation_id, leaf=answer_id).update(leaf=before)
 

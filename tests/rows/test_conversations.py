@@ -21,7 +21,7 @@ from redis.asyncio import Redis
 from streamserve.api.call import Caller
 from streamserve.api.conversations import Ask, Change, Prepared
 from streamserve.conf import get_settings
-from streamserve.models import Conversation, Message, StoredCompletion
+from streamserve.models import Attachment, Conversation, Message, StoredCompletion
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import BadRequest, DatabaseUnavailable, NotFinished, NotFound, QuotaExceeded
 from streamserve.protocol.events import Done
@@ -202,7 +202,8 @@ async def test_what_is_refused_is_not_stored(one: Worker, ann: Caller, monkeypat
     before = await ids_of(conversation.id)
     once = Once(key="k", digest="d")
     await start(one, ann, await prepare(ann, (await ROWS.create(ann)).id, question="x"), once=once)
-    prepared = await prepare(ann, conversation.id, question="two")
+    file = await Attachment.objects.acreate(tenant=ann.tenant, name="a.txt", num_bytes=1, text="a", is_ready=True)
+    prepared = await prepare(ann, conversation.id, question="two", attachment_ids=(file.pk,))
     with pytest.raises(KeyTaken):
         await start(one, ann, prepared, once=once)
 
@@ -214,6 +215,7 @@ async def test_what_is_refused_is_not_stored(one: Worker, ann: Caller, monkeypat
         with pytest.raises(LogFull):
             await start(one, ann, prepared)
     await until_gone(prepared)
+    assert not (await Attachment.objects.aget(pk=file.pk)).is_sent
     again = await prepare(ann, conversation.id, question_id=str(first.parent_id))
     with monkeypatch.context() as patch:
         patch.setattr(Stream, "open", refuse)
