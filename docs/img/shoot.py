@@ -2,7 +2,8 @@
 
     chat.png                             a few questions are asked
     lab.png, compare.png, token.png      processes are killed, deliveries compared, a token followed
-    live.png                             the admin's live page; with USER PASSWORD behind URL, and none of the others
+    live.png, admin.png                  the admin's live page, and a conversation there; with USER PASSWORD behind URL,
+                                         and none of the others
 
 For live.png use `make run MODEL=echo`, whose answers are long. The moving picture: film.py.
 """
@@ -68,11 +69,43 @@ def shoot_token(page: Page, url: str) -> None:
     page.screenshot(path=FOLDER / "token.png", full_page=True)
 
 
-def shoot_live(page: Page, visitors: list[Page], url: str, user: str, password: str) -> None:
-    page.goto(f"{url}/admin/login/?next=/admin/streamserve/live/")
+def log_in(page: Page, url: str, user: str, password: str, path: str) -> None:
+    page.goto(f"{url}/admin/login/?next={path}")
     page.get_by_label("Username").fill(user)
     page.get_by_label("Password").fill(password)
     page.get_by_role("button", name="Log in").click()
+    page.wait_for_url(f"{url}{path}")
+
+
+# A conversation of two questions, the first with two answers, the second of them rated.
+CONVERSE = """async (questions) => {
+  const token = document.cookie.match(/csrftoken=([^;]+)/)[1];
+  const headers = { 'Content-Type': 'application/json', 'X-CSRFToken': token };
+  const post = (path, body) => fetch(path, { method: 'POST', headers, body: JSON.stringify(body) });
+  const { id } = await (await post('/conversations', {})).json();
+  const ask = async (body) => {
+    const answer = await post(`/conversations/${id}/messages`, { ...body, max_tokens: 200 });
+    await answer.text();
+    return [answer.headers.get('X-Question-Id'), answer.headers.get('X-Message-Id')];
+  };
+  const [question] = await ask({ content: questions[0] });
+  const [, other] = await ask({ parent: question });
+  await post(`/conversations/${id}/messages/${other}`, { rating: -1, comment: 'It can be paused for longer.' });
+  await ask({ content: questions[1] });
+  return id;
+}"""
+
+
+def shoot_admin(page: Page, url: str, user: str, password: str) -> None:
+    log_in(page, url, user, password, "/admin/")
+    made = page.evaluate(CONVERSE, QUESTIONS)
+    page.goto(f"{url}/admin/streamserve/conversation/{made}/change/")
+    page.wait_for_function("() => !document.body.textContent.includes('still being written')")
+    page.screenshot(path=FOLDER / "admin.png")
+
+
+def shoot_live(page: Page, visitors: list[Page], url: str, user: str, password: str) -> None:
+    log_in(page, url, user, password, "/admin/streamserve/live/")
     page.get_by_text("Up to date").wait_for()
     for visitor in visitors:
         visitor.goto(url)
@@ -94,6 +127,7 @@ def main(url: str, user: str = "", password: str = "") -> None:
             for shoot in (shoot_chat, shoot_lab, shoot_compare, shoot_token):
                 shoot(browser.new_context(viewport=size).new_page(), url)
         else:
+            shoot_admin(browser.new_context(viewport=size).new_page(), url, user, password)
             visitors = [browser.new_context().new_page() for _ in range(3)]
             shoot_live(browser.new_context(viewport=size).new_page(), visitors, url, user, password)
         browser.close()

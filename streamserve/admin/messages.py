@@ -105,6 +105,7 @@ class MessageAdmin(OfConversation):
     search_fields = ("id", "stream_id", "conversation__id")
     search_help_text = _("The name of a user or key, or the beginning of a message's, stream's or conversation's id")
     sortable_by = ("created",)
+    ordering = ("-created_at", "-id")
     change_form_template = "streamserve/admin/message.html"
     fieldsets = (
         (_("Belongs to it"), {"fields": ("of", "who", "stream", "before", "after", "beside")}),
@@ -126,7 +127,7 @@ class MessageAdmin(OfConversation):
     def get_ordering(self, request: HttpRequest) -> Any:
         """Return the order of the index that the filters use."""
         is_rated = request.GET.get("rating") or request.GET.get("rated")
-        return ("-rated_at", "-id") if is_rated else ("-created_at", "-id")
+        return ("-rated_at", "-id") if is_rated else self.ordering
 
     @admin.display(description=_("question"))
     def asked(self, message: Any) -> str:

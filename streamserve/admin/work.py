@@ -189,7 +189,7 @@ class BatchAdmin(RecordAdmin):
         ),
     )
     empty_words = _(
-        "No batch yet. POST /v1/batches, or /v1/messages/batches, makes one of a file of requests; "
+        "No batch yet. POST /v1/batches, or /v1/messages/batches, makes a batch of a file of requests; "
         "manage.py streamserve_worker runs its rows."
     )
 
