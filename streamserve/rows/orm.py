@@ -16,7 +16,8 @@ is posted has no caller: it is kept, and tried again until the database is back;
 
 A connection is kept while it is used. CONN_MAX_AGE counts from when it was opened, as in Django; 0, Django's default,
 closes it after `IDLE_SECONDS` without a query, since no request owns it. A connection that an error has broken is
-closed. Inside synchronous code (`async_to_sync`, a `TestCase`) queries run on that code's own thread and connection.
+closed. Inside synchronous code (`async_to_sync`, a `TestCase`) queries run on that code's own thread and connection,
+which is not closed: it may be in a transaction of that code's.
 
 Functions of the site (`of_site`), bulk work (`bulk`), and writes whose transaction calls receivers of the site
 (`apart`, receivers.py) may take any time, and have threads of their own.
@@ -41,7 +42,7 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from asgiref.sync import AsyncToSync
+from asgiref.sync import AsyncToSync, sync_to_async
 from channels.db import database_sync_to_async
 from django.db import connections, router, transaction
 
@@ -526,7 +527,7 @@ async def call(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 async def _run(lane: Lane, work: Callable[[], T], *, can_share: bool = False) -> T:
     if _is_inside_sync():
-        result: T = await database_sync_to_async(work)()
+        result: T = await sync_to_async(work)()
         return result
     return await lane.run(work, can_share=can_share)
 
@@ -573,10 +574,8 @@ async def bulk(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 async def _elsewhere(threads: ThreadPoolExecutor, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     if _is_inside_sync():
-        threads_of = database_sync_to_async(work)
-    else:
-        threads_of = database_sync_to_async(work, thread_sensitive=False, executor=threads)
-    result: T = await threads_of(*args, **kwargs)
+        return await sync_to_async(work)(*args, **kwargs)
+    result: T = await database_sync_to_async(work, thread_sensitive=False, executor=threads)(*args, **kwargs)
     return result
 
 
@@ -587,7 +586,7 @@ async def apart(work: Callable[[], T]) -> T:
     of it is done again, until its deadline. Raises DatabaseUnavailable, and what `work` raises.
     """
     if _is_inside_sync():
-        result: T = await database_sync_to_async(_atomically)(work)
+        result: T = await sync_to_async(_atomically)(work)
         return result
     # Without a context: an async receiver gets a loop of its own, not this one.
     return await asyncio.get_running_loop().run_in_executor(_door.receiver_threads, _insistently, work)

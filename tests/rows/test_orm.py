@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group
-from django.db import IntegrityError, OperationalError, connection, connections
+from django.db import IntegrityError, OperationalError, connection, connections, transaction
 
 from streamserve.protocol.errors import DatabaseUnavailable
 from streamserve.rows import orm
@@ -320,6 +320,17 @@ def test_synchronous_code_keeps_its_thread() -> None:
         return await orm.call(threading.get_ident)
 
     assert async_to_sync(ask)() == threading.get_ident()
+
+
+@pytest.mark.parametrize("ask", [orm.read, orm.write, orm.call, orm.of_site, orm.bulk])
+def test_a_transaction_of_synchronous_code_goes_on(ask: Any) -> None:
+    """A query inside async_to_sync is in its caller's transaction, and does not close its connection."""
+    with transaction.atomic():
+        Group.objects.create(name="before")
+        assert async_to_sync(ask)(Group.objects.count) == 1
+        Group.objects.create(name="after")
+        transaction.set_rollback(True)
+    assert not Group.objects.exists()
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group
 from django.db import OperationalError, connection, transaction
 
@@ -243,6 +244,22 @@ async def test_a_slow_receiver_holds_up_nobody_else(running: StreamRow) -> None:
         assert await state() == "running"
         go.set()
         assert await finishing == 1
+
+
+def test_a_site_s_own_tests_see_what_receivers_write() -> None:
+    """Inside a transaction of synchronous code, as a TestCase's, all of it is on that code's thread, and in it."""
+    here = threading.current_thread()
+
+    def bill_here(**told: Any) -> None:
+        assert threading.current_thread() is here
+        bill(**told)
+
+    with transaction.atomic(), connected(answer_finished, bill_here):
+        async_to_sync(insert_stream)(a_row())
+        assert async_to_sync(finished)() == 1
+        assert [one.name for one in Group.objects.all()] == [f"{ID} 7"]
+        transaction.set_rollback(True)
+    assert not Group.objects.exists()
 
 
 async def test_what_goes_with_the_end_is_in_its_transaction(running: StreamRow) -> None:
