@@ -31,7 +31,7 @@ class Identity:
     def of(cls, owner: str, tenant: str) -> Identity:
         """Return the identity of an owner such as "user:5", "key:3" (of the tenant "user:5", or its own), "site:x"."""
         name, _, own_id = owner.partition(":")
-        kind = _KINDS.get(name, OTHER) if own_id else OTHER
+        kind = _KINDS.get(name, OTHER) if own_id or owner == "site:" else OTHER
         if kind == KEY and not own_id.isdecimal():
             kind = OTHER
         holder, _, user_id = (owner if kind == USER else tenant).partition(":")

@@ -202,6 +202,7 @@ async def test_python_calls_ask_for_their_user(ready: None, alice: Any, staff: A
         await aenqueue_job("audit", "hi", user=alice)
     assert (await acomplete("hi", user=staff, model="staff", **ASK)).text
     assert (await acomplete("hi", tenant="newsletter", model="bobs", **ASK)).text
+    assert (await acomplete("hi", model="staff", **ASK)).text
     assert str(await run_pipeline("review", "hi", user=alice))
 
 
