@@ -28,7 +28,7 @@ LINES: Mapping[str, Mapping[str, str]] = {
     "compressed": {
         NGINX: "gzip off;  (and no proxy_hide_header Content-Encoding)",
         APACHE: "SetEnv no-gzip 1",
-        CADDY: "encode only for other paths: @rest not path /streams* /v1/* /jobs* /pipelines*",
+        CADDY: "encode only for other paths: @rest not path /streams* /v1/* /jobs* /pipelines* /conversations*",
         TRAEFIK: "compress: excludedContentTypes: [text/event-stream]",
         HAPROXY: "compression type … without text/event-stream",
         CLOUDFLARE: "a compression rule for these paths: Disable compression",

@@ -283,7 +283,19 @@ def test_a_file_of_a_batch_may_be_larger(site: httpx.Client) -> None:
     up = site.post("/v1/files", files={"file": content}, data={"purpose": "batch"})
     assert up.json()["bytes"] == len(content)
     assert site.get(f"/v1/files/{up.json()['id']}/content").content == content
-    head = f"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Length: {300 * 2**20}\r\nConnection: close\r\n\r\n"
+    assert_refused(site, "/v1/files", 300)
+
+
+def test_a_file_of_a_question_may_be_larger(site: httpx.Client) -> None:
+    """The site reads it, and says itself what is wrong with it; one over the limit is refused by its length."""
+    read = site.post("/attachments", files={"file": ("a.exe", b"x" * (5 * 1024 * 1024))})
+    assert read.json()["error"]["code"] == "unsupported_file"
+    assert_refused(site, "/attachments", 22)
+
+
+def assert_refused(site: httpx.Client, path: str, megabytes: int) -> None:
+    """Assert that a file of this length is refused before it is sent, as JSON."""
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {megabytes * 2**20}\r\nConnection: close\r\n\r\n"
     with socket.create_connection((site.base_url.host, site.base_url.port or 80), timeout=_SECONDS) as client:
         client.sendall(head.encode())
         answer = b"".join(iter(lambda: client.recv(4096), b""))
