@@ -225,6 +225,19 @@ def test_a_continuation_that_is_refused_takes_nothing_back(watched: Watched) -> 
     expect(page.get_by_role("button", name="Answer again")).to_be_visible()
 
 
+def test_a_pipelines_answer_is_not_continued(watched: Watched) -> None:
+    """It would write another answer after the first. The picker has its title; what is asked is its name."""
+    page = watched.page
+    bodies = post_bodies(page)
+    page.route("**/streams", lambda route: route.fulfill(**fake_answer("Half of the", ending=LENGTH)))
+    page.get_by_role("combobox", name="Model").select_option(label="Account review")
+    ask(page, "Why?")
+    expect(notice(page)).to_contain_text("Ended at the length limit")
+    assert bodies[0]["model"] == "account_review"
+    expect(page.get_by_role("button", name="Continue")).to_be_hidden()
+    expect(page.get_by_role("button", name="Answer again")).to_be_visible()
+
+
 def test_another_tab_sees_branches_and_follows_a_continuation(watched: Watched) -> None:
     """What one tab continues grows in the other one too, and both end with the same text."""
     page = watched.page
