@@ -277,6 +277,29 @@ def test_lists_take_few_queries(admin: Client) -> None:
     assert num_queries() == few
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "stream/",
+        "stream/?model=m",
+        "job/",
+        "conversation/",
+        "message/",
+        "message/?role=all",
+        "message/?rating=bad&rated=7",
+        "message/?rating=any",
+    ],
+)
+def test_no_list_sorts_its_rows(admin: Client, rows: dict[str, str], path: str) -> None:
+    """They come in the order of an index, so that a page of a million rows reads a page."""
+    if connection.vendor != "sqlite":
+        pytest.skip("the plan is SQLite's")
+    listed = admin.get(f"{LISTS}/{path}").context["cl"]
+    plan = listed.queryset.explain()
+    assert "USING INDEX" in plan, plan
+    assert "TEMP B-TREE FOR ORDER BY" not in plan, plan
+
+
 async def test_running_answers_are_stopped_first(root: Any, alice_key: str) -> None:
     """An answer whose conversation is deleted while it is being written ends, and takes the engine no longer."""
     settings = {"TESTING": True, "CONVERSATIONS": True, "ECHO_STEP_SECONDS": 0.02}

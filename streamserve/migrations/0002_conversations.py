@@ -140,6 +140,6 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='message',
-            index=models.Index(condition=models.Q(('role', 'assistant')), fields=['created_at'], name='streamserve_answers_by_time'),
+            index=models.Index(fields=['created_at'], name='streamserve_messages_by_time'),
         ),
     ]

@@ -163,9 +163,7 @@ class Message(models.Model):
             models.Index(
                 fields=["-rated_at"], condition=models.Q(rating__isnull=False), name="streamserve_messages_rated"
             ),
-            models.Index(  # of the admin's list
-                fields=["created_at"], condition=models.Q(role="assistant"), name="streamserve_answers_by_time"
-            ),
+            models.Index(fields=["created_at"], name="streamserve_messages_by_time"),  # of the admin's list
         )
 
     def __str__(self) -> str:
