@@ -19,10 +19,12 @@ from streamserve.models import Stream as StreamRow
 from streamserve.models import Worker as WorkerRow
 from streamserve.protocol.errors import BadRequest
 from streamserve.rows import orm
+from streamserve.signals import answer_finished, answer_started, job_finished
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
 from tests.support.checks.stream_checks import check_native, text_of
 from tests.support.sites.batch_runs import without_worker
+from tests.support.sites.connected import connected
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -102,6 +104,28 @@ async def test_a_job_is_the_run_that_a_pipeline_gives(caller: Caller, author: Au
     assert (job["attempts"], job["error"], job["progress"]["message"]) == (1, None, "Checking")
     events = check_native(await body_of(await caller.get(f"/jobs/{first['job_id']}/events")))
     assert text_of(events) == whole["text"]
+
+
+async def test_receivers_are_told_of_a_job_and_its_answer(caller: Caller, author: Author, alice: Any) -> None:
+    """Its answer starts when it is queued and ends once, after a failed attempt too; then the job ends, once."""
+    told: list[tuple[str, str, Any]] = []
+    author.num_failures = 1
+
+    def note(name: str, outcome: str) -> Any:
+        return lambda **values: told.append((name, values["job_id"], values.get(outcome)))
+
+    with (
+        connected(answer_started, note("started", "user_id")),
+        connected(answer_finished, lambda **values: told.append(("end", values["job_id"], values["usage"]))),
+        connected(job_finished, note("job", "state")),
+    ):
+        job_id = (await caller.post("/jobs", ASKED)).json()["job_id"]
+        job = await ended(caller, job_id)
+        await until(lambda: len(told) == 3)
+    tokens = job["result"]["usage"]["completion_tokens"]
+    assert {one[:2] for one in told} == {("started", job_id), ("end", job_id), ("job", job_id)}
+    outcomes = {name: outcome for name, _, outcome in told}
+    assert (outcomes["started"], outcomes["end"].completion_tokens, outcomes["job"]) == (alice.pk, tokens, "done")
 
 
 async def test_who_reads_a_jobs_events_chooses_the_pace(caller: Caller, author: Author) -> None:
