@@ -163,7 +163,7 @@ class Chat {
   /** Ask after the turn `parent`, the last of the branch shown if none is named. */
   begin(question, parent, attachments = []) {
     const turn = this.conversation.add(question, parent);
-    turn.attachments = attachments;
+    if (attachments.length > 0) turn.attachments = attachments;
     turn.model = this.model;
     this.drawPath({ isAsked: true });
   }

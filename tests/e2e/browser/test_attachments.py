@@ -167,7 +167,7 @@ def test_what_cannot_be_attached_says_why(browser: Browser, home: str) -> None:
 
 
 def test_a_question_waits_for_its_files(browser: Browser, home: str) -> None:
-    """Enter while a file is on its way asks nothing, and says so; then it is asked with the file."""
+    """Enter while a file is on its way asks nothing, and says so. An edited question has the files of the old one."""
     with signed_in(browser, home) as visit:
         page = visit.page
         held: list[Any] = []
@@ -182,4 +182,12 @@ def test_a_question_waits_for_its_files(browser: Browser, home: str) -> None:
         expect(page.locator(".ss-chip.is-sending")).to_have_count(0)
         page.locator("[data-ss=input]").press("Enter")
         wait_for_status(page, "Answer complete")
+        expect(asked_files(page)).to_contain_text(["bill.csv"])
+        page.get_by_role("button", name="Edit", exact=True).click()
+        page.get_by_label("Change the question").fill("What was June's?")
+        with page.expect_request(lambda one: one.method == "POST" and "June's" in (one.post_data or "")) as sent:
+            page.get_by_label("Change the question").press("Enter")
+        assert len(sent.value.post_data_json["attachments"]) == 1
+        wait_for_status(page, "Answer complete")
+        expect(page.locator("[data-ss=place]")).to_have_text("2/2")
         expect(asked_files(page)).to_contain_text(["bill.csv"])
