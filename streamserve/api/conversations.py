@@ -291,7 +291,7 @@ async def _prepared(conversations: Conversations, caller: Caller, ask: Ask) -> P
 
 async def turn_in(stream: Stream, turn: Turn | None, conversations: Conversations | None) -> Turn | None:
     """Return the turn that a stream has added: `turn`, unless its Idempotency-Key has started the stream before."""
-    if conversations is None or stream.admission.turn is turn:
+    if conversations is None or (turn is not None and stream.admission.turn is turn):
         return turn
     return await conversations.turn_of(stream.id)
 

@@ -26,7 +26,7 @@ from streamserve.api.resume import (
 )
 from streamserve.dialects import native
 from streamserve.dialects.native import NativeEncoder, NativeRequest
-from streamserve.protocol.errors import Forbidden
+from streamserve.protocol.errors import Forbidden, NotFinished
 from streamserve.protocol.requests import Once
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.store import Record
@@ -90,20 +90,29 @@ async def _start(
 ) -> Reply:
     if call.is_head:
         return head_of_new(asked.format)
-    turn = None
-    # An answer that the key has started before has changed the branch: nothing is prepared for it again.
-    stream = await answers.earlier(once) if once is not None and asked.ask is not None else None
+    turn, stream = None, await _earlier(answers, asked, once)
     if stream is None:
-        asked, turn = await with_history(asked, call.caller, answers, conversations)
+        try:
+            asked, turn = await with_history(asked, call.caller, answers, conversations)
+        except NotFinished:  # perhaps of the same request, which another task has begun meanwhile
+            stream = await _earlier(answers, asked, once)
+            if stream is None:
+                raise
+    if stream is None:
         request = answers.with_class(asked.generate, asked, call.caller, "streams")
         # The other formats cannot show what the answer waits for.
         begins_unloaded = asked.format == "native"
         stream = await answers.begin(
             call, request, asked.on_disconnect, once=once, begins_unloaded=begins_unloaded, turn=turn
         )
-    turn = await turn_in(stream, turn, conversations)
+    ids = {} if asked.ask is None else id_headers(await turn_in(stream, turn, conversations))
     delivery = Delivery(answers.streams, stream, encoder_for(asked.format, stream), pace=asked.pace)
-    return Reply(body=delivery, headers=id_headers(turn))
+    return Reply(body=delivery, headers=ids)
+
+
+async def _earlier(answers: Answers, asked: NativeRequest, once: Once | None) -> Stream | None:
+    """Return the answer in a conversation that the key has started: it has changed the branch, so no other begins."""
+    return None if once is None or asked.ask is None else await answers.earlier(once)
 
 
 async def stream_state(call: Call, answers: Answers) -> Reply:

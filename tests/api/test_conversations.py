@@ -181,6 +181,21 @@ async def test_what_is_sent_again_with_its_key_is_asked_once(keeps: None, caller
     assert error_of(changed) == (422, "idempotency_key_reused", None)
 
 
+async def test_of_two_equal_questions_at_once_one_is_asked(keeps: None, caller: Caller, site_gate: Gate) -> None:
+    """Both POSTs with one key show one answer with its ids, while it runs."""
+    conversation = await begin(caller)
+    site_gate.allow(0)
+    path, body = f"/conversations/{conversation}/messages", {**SHORT, "content": "once"}
+    posts = [caller.post(path, body, **{"idempotency-key": "k"}) for _ in range(3)]
+    answers = await asyncio.gather(*posts)
+    site_gate.open()
+    assert [answer.status_code for answer in answers] == [200] * 3
+    for name in ("X-Stream-Id", "X-Question-Id", "X-Message-Id"):
+        assert len({answer[name] for answer in answers}) == 1
+    assert len({text_of(check_native(await body_of(answer))) for answer in answers}) == 1
+    assert len(await messages_of(caller, conversation)) == 2
+
+
 async def test_a_running_answer_is_shown_as_such(keeps: None, caller: Caller, device: Caller, site_gate: Gate) -> None:
     """To a key and to the login of one user alike; its stream is read by either, and no question follows it yet."""
     conversation = await begin(caller)
