@@ -230,10 +230,10 @@ def test_a_pipelines_answer_is_not_continued(watched: Watched) -> None:
     page = watched.page
     bodies = post_bodies(page)
     page.route("**/streams", lambda route: route.fulfill(**fake_answer("Half of the", ending=LENGTH)))
-    page.get_by_role("combobox", name="Model").select_option(label="Account review")
+    page.get_by_role("combobox", name="Model").select_option(label="Help desk")
     ask(page, "Why?")
     expect(notice(page)).to_contain_text("Ended at the length limit")
-    assert bodies[0]["model"] == "account_review"
+    assert bodies[0]["model"] == "billing"
     expect(page.get_by_role("button", name="Continue")).to_be_hidden()
     expect(page.get_by_role("button", name="Answer again")).to_be_visible()
 
