@@ -5,8 +5,22 @@ import { test } from "node:test";
 import { wholeOf } from "../../streamserve/static/streamserve/blocks.js";
 import { ConversationIndex, groupsOf, inOrder } from "../../streamserve/static/streamserve/conversation_index.js";
 import { beginPart } from "../../streamserve/static/streamserve/parts.js";
+import { ConversationRoutes } from "../../streamserve/static/streamserve/conversation_routes.js";
 import { ServerConversation } from "../../streamserve/static/streamserve/server_conversation.js";
 import { turnsOf } from "../../streamserve/static/streamserve/server_turns.js";
+
+test("a list that has not changed is not sent again", async (t) => {
+  const sent = [];
+  t.mock.method(globalThis, "fetch", async (_url, { headers }) => {
+    sent.push(headers["If-None-Match"]);
+    if (headers["If-None-Match"] === '"1"') return new Response(null, { status: 304 });
+    return new Response(JSON.stringify({ conversations: [], has_more: false }), { headers: { ETag: '"1"' } });
+  });
+  const routes = new ConversationRoutes("/conversations", () => ({}));
+  const first = await routes.list({ limit: 40 });
+  assert.deepEqual(await routes.list({ limit: 40 }), first);
+  assert.deepEqual(sent, [undefined, '"1"']);
+});
 
 const conversation = (id, updated, fields = {}) => ({ id, updated, pinned: false, title: id, leaf: "m", running: false, ...fields });
 const ids = (index) => index.shown.map(({ id }) => id);

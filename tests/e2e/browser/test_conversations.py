@@ -26,7 +26,7 @@ from tests.support.servers.browser import (
     ask,
     manage,
     origin_of,
-    slow_down,
+    shorten_answers,
     wait_for_status,
     wait_for_text,
     watching,
@@ -36,6 +36,8 @@ from tests.support.servers.web_servers import Server, daphne, free_port, wait_un
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 SETTINGS = "tests.support.sites.pages.conversations_site"
+# A whole answer takes some twenty seconds: long enough for a second device to open it. Tests shorten the others.
+STEP_SECONDS = "0.016"
 PHONE = {"viewport": {"width": 390, "height": 780}, "has_touch": True}
 # What a page logs while its server is killed and started again, and for what a test refuses on purpose.
 WHILE_GONE = ("net::ERR", "status of 503")
@@ -82,7 +84,7 @@ class Site:
 
     @property
     def env(self) -> dict[str, str]:
-        state = {"STREAMSERVE_STATE_DIR": str(self.state), "STREAMSERVE_MODEL": "echo"}
+        state = {"STREAMSERVE_STATE_DIR": str(self.state), "STREAMSERVE_MODEL": "echo", "STEP_SECONDS": STEP_SECONDS}
         return {"DJANGO_SETTINGS_MODULE": SETTINGS, "DJANGO_SUPERUSER_PASSWORD": ADMIN_PASSWORD, **state}
 
     def start(self) -> None:
@@ -183,20 +185,18 @@ def test_two_devices_show_one_conversation_whole_although_the_worker_is_killed(b
         one, two = first.page, second.page
         for visit in (first, second):
             visit.expect_complaint(*WHILE_GONE)
-        slow_down(one, 6)
         ask(one, "What is asked on the first?")
         wait_for_text(one, 60)
         running = two.locator(".ss-item.is-running")
         two.evaluate(LOOK)
         expect(running).to_contain_text("is being answered")
-        slow_down(two, 6)
         running.locator(".ss-item-link").click()
         wait_for_text(two, 60)
         home.kill()
         home.start()
         for page in (one, two):
-            slow_down(page, None)
             wait_for_status(page, "Answer complete")
+        shorten_answers(two, 60)
         ask(two, "And on the second?")
         wait_for_status(two, "Answer complete")
         expect(one.locator(".ss-foot:visible")).to_have_count(2, timeout=60_000)
@@ -403,6 +403,7 @@ def test_a_question_that_does_not_reach_the_server_is_kept(browser: Browser, hom
         page.reload()
         expect(page.get_by_label("Your question")).to_have_value("Where am I?")
         page.unroute("**/streams")
+        shorten_answers(page, 60)
         page.get_by_label("Your question").press("Enter")
         wait_for_status(page, "Answer complete")
         expect(page.get_by_label("Your question")).to_have_value("")
