@@ -58,6 +58,7 @@ _OF_ENTRIES = {
     "title": "TITLE",
     "system": "SYSTEM",
     "default_class": "LATENCY_CLASS",
+    "permission": "PERMISSION",
     "filters": "FILTERS",
     "engine": "ENGINE",
 }
@@ -71,7 +72,14 @@ _DEFAULTS = {
     (StreamConfig, "engine_wait_seconds"): '`60.0`, or `ENGINE_PROCESS["DRAIN_SECONDS"]` + 10 if that is longer',
     (ModelConfig, "answers"): "`{}`",
 }
-_TYPES = {"bool": "boolean", "int": "integer", "float": "number", "str": "text", "bytes": "text"}
+_TYPES = {
+    "bool": "boolean",
+    "int": "integer",
+    "float": "number",
+    "str": "text",
+    "bytes": "text",
+    "Permission": "text or function",
+}
 
 
 def page() -> str:
@@ -91,6 +99,11 @@ def keys_without_meaning() -> list[str]:
         for name in _key_names(cls)
         if not meanings_of(cls).get(name)
     ]
+
+
+def entry_keys_left_out() -> set[str]:
+    """Return the fields of an entry of MODELS that are neither the model's own keys nor in its table."""
+    return {field.name for field in dataclasses.fields(ServedModel)} - _OF_ENTRIES.keys() - {"model", "remote"}
 
 
 def _key_names(cls: Any) -> list[str]:

@@ -25,6 +25,11 @@ def test_every_setting_has_its_meaning() -> None:
     assert settings.keys_without_meaning() == []
 
 
+def test_every_key_of_a_model_is_in_its_table() -> None:
+    """Also those that the site keeps beside the model's own."""
+    assert settings.entry_keys_left_out() == set()
+
+
 def test_every_route_is_in_a_group() -> None:
     """A new first part of addresses needs its heading."""
     assert routes.ungrouped() == []
