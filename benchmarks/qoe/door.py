@@ -31,7 +31,7 @@ class Door(Simulation):
     """`has_door` False: every request is added, and only counted."""
 
     def __init__(self, machine: Machine, visits: Sequence[Visit], *, has_door: bool) -> None:
-        super().__init__(machine, EngineConfig(), visits)
+        super().__init__(machine, EngineConfig(speculation="off"), visits)
         self.num_refused = self.num_right = self.num_expired = self.num_judged = self.num_begun_right = 0
         self._refused: list[tuple[float, Visit, int]] = []  # when, Retry-After: while the door would refuse them
         self._unbegun: list[tuple[float, Visit, int]] = []  # the same, until one of the class that came later has begun
