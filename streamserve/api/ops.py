@@ -144,10 +144,10 @@ def _engine_samples(clients: Mapping[str, EngineClient]) -> Iterator[Sample]:
         stats = client.stats()
         for name, value in engine_metrics(stats).items():
             yield Sample(name=name, value=value, labels=labels)
-        for latency_class, num_tried in stats.tried_tokens.items():
+        for latency_class in stats.classes:
             of_class = {**labels, "latency_class": latency_class}
+            num_tried, num_right = (of.get(latency_class, 0) for of in (stats.tried_tokens, stats.right_tokens))
             yield Sample(name="spec_decode_num_draft_tokens", value=num_tried, labels=of_class)
-            num_right = stats.right_tokens.get(latency_class, 0)
             yield Sample(name="spec_decode_num_accepted_tokens", value=num_right, labels=of_class)
         for name, value in stats.upstream.items():
             yield Sample(name=f"upstream_{name}", value=value, labels=labels)
