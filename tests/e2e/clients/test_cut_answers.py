@@ -69,7 +69,8 @@ def said_in(events: list[Read]) -> dict[str, Any]:
             block[3] += data["token_ids"]
     assert events[-1].event == "done", events[-1]
     done = json.loads(events[-1].data)
-    counts = done["usage"]["completion_tokens"], done["usage"]["completion_tokens_details"]
+    usage = done["usage"]  # how many tokens were tried depends on the time that steps take
+    counts = usage["completion_tokens"], usage["completion_tokens_details"]["reasoning_tokens"]
     return {"blocks": [tuple(block) for block in blocks.values()], "end": done["finish_reason"], "counts": counts}
 
 

@@ -17,7 +17,7 @@ from tests.support.engines.cores import Answer, Drive, request, sampling  # noqa
 from tests.support.models.model_driver import load_tiny  # noqa: E402
 from tests.support.models.smollm2 import smollm2  # noqa: E402
 
-NUM_NEW = 24
+NUM_NEW = 40
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
