@@ -127,6 +127,7 @@ STREAMSERVE = {
     "STATE_DIR": STATE_DIR,
     "ANONYMOUS": True,
     "CONVERSATIONS": True,
+    "SHARE_LINKS": True,
     "TITLES": "words" if _SMALL & set(MODELS) else "model",  # the shipped model knows nothing but its help pages
     "FLOW": {"DRAIN_SECONDS": 2},  # Ctrl-C ends the demo soon
     "JOBS": {"EMBEDDED": True},  # without a second command

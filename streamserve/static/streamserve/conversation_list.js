@@ -1,12 +1,12 @@
 // The list of a user's conversations: beside the chat where there is room, else a drawer over it. Search, groups by age, more
-// pages on scrolling; open, rename, pin, delete with undo, by mouse, touch, or keyboard alone.
+// pages on scrolling; open, rename, pin, share, delete with undo, by mouse, touch, or keyboard alone.
 //
 // It follows the server: at once when the page is looked at again or another tab of this browser has changed something,
 // else by a conditional request now and then while the page is visible. Knows no messages: chat.js opens conversations.
 
 import { ConversationIndex, groupsOf } from "./conversation_index.js";
 import { ListMenu } from "./list_menu.js";
-import { element } from "./render.js";
+import { copyText, element } from "./render.js";
 import { Backoff, Sleep } from "./stream.js";
 import { pageLanguage, words } from "./words.js";
 
@@ -43,14 +43,15 @@ export class ConversationList {
     this.isLoaded = false; // the first page has come
     this.isWanted = false;
     this.refreshes = 0;
-    /** @type {any} */
-    this.removed = null; // the conversation whose deletion can be undone
+    /** @type {(() => Promise<void>) | null} */
+    this.undoing = null; // undoes what the line below the list says
     this.sleep = new Sleep();
     this.backoff = new Backoff({ first: POLL_SECONDS, most: 120 });
     this.channel = new BroadcastChannel("streamserve.conversations");
     this.menu = new ListMenu(root, {
       rename: (id) => this.rename(id),
       pin: (id) => void this.pin(id),
+      share: (id) => void this.share(id),
       remove: (id) => void this.remove(id),
       exportUrl: (id) => routes.exportUrl(id),
       closed: () => this.draw(),
@@ -203,7 +204,29 @@ export class ConversationList {
       this.tell();
     } catch (error) {
       this.take(before);
-      this.toast(error instanceof TypeError ? words("The server could not be reached.") : error.message, null);
+      this.complain(error);
+    }
+  }
+
+  complain(error) {
+    this.toast(error instanceof TypeError ? words("The server could not be reached.") : error.message);
+  }
+
+  /** Make a link to the branch shown, and copy it. */
+  async share(id) {
+    try {
+      const { id: shareId, url } = await this.routes.share(id);
+      const address = new URL(url, location.href).href;
+      const isCopied = await copyText(address);
+      const said = isCopied
+        ? words("The link is copied. Whoever has it reads this conversation as it is now.")
+        : words("Whoever has this link reads this conversation as it is now: {url}", { url: address });
+      this.toast(said, async () => {
+        await this.routes.unshare(id, shareId);
+        this.toast(words("The link does not work any more."));
+      });
+    } catch (error) {
+      this.complain(error);
     }
   }
 
@@ -266,34 +289,37 @@ export class ConversationList {
     } catch (error) {
       if (error.status !== 404) {
         this.take(conversation);
-        return this.toast(error instanceof TypeError ? words("The server could not be reached.") : error.message, null);
+        return this.complain(error);
       }
     }
-    this.toast(words("“{title}” is deleted.", { title: titleOf(conversation) }), { conversation, wasOpen });
+    this.toast(words("“{title}” is deleted.", { title: titleOf(conversation) }), () => this.restore(conversation, wasOpen));
     void this.refresh();
     this.tell();
     return this.on.removed(id);
   }
 
-  async undo() {
-    if (this.removed === null) return;
-    const { conversation, wasOpen } = this.removed;
-    this.hideToast();
-    try {
-      this.take(await this.routes.change(conversation.id, { deleted: false }));
-    } catch (error) {
-      return this.toast(error instanceof TypeError ? words("The server could not be reached.") : error.message, null);
-    }
+  async restore(conversation, wasOpen) {
+    this.take(await this.routes.change(conversation.id, { deleted: false }));
     this.tell();
     if (wasOpen) this.on.open(conversation.id);
-    return this.focusItem(conversation.id);
+    this.focusItem(conversation.id);
   }
 
-  /** Show a line below the list; with a `removed` conversation, the way to bring it back. */
-  toast(text, removed) {
-    this.removed = removed;
+  async undo() {
+    const undo = this.undoing;
+    this.hideToast();
+    try {
+      await undo?.();
+    } catch (error) {
+      this.complain(error);
+    }
+  }
+
+  /** Show a line below the list, and the way to undo what it says. */
+  toast(text, /** @type {(() => Promise<void>) | null} */ undo = null) {
+    this.undoing = undo;
     this.parts["toast-words"].textContent = text;
-    this.parts.undo.hidden = removed === null;
+    this.parts.undo.hidden = undo === null;
     this.parts.toast.hidden = false;
     this.waitToast();
   }
@@ -310,7 +336,7 @@ export class ConversationList {
   hideToast() {
     const hadFocus = this.parts.toast.contains(document.activeElement);
     this.parts.toast.hidden = true;
-    this.removed = null;
+    this.undoing = null;
     if (hadFocus) this.focusItem(this.currentId);
   }
 
@@ -523,7 +549,7 @@ export class ConversationList {
     if (inSearch && event.target.value !== "") out.Escape = () => this.clearSearch();
     else if (this.isDrawer) out.Escape = () => this.close();
     if (inSearch) out.ArrowDown = () => this.focusItem(this.index.shown[0]?.id);
-    if ((event.ctrlKey || event.metaKey) && !inSearch && this.removed !== null) out.z = () => void this.undo();
+    if ((event.ctrlKey || event.metaKey) && !inSearch && this.undoing !== null) out.z = () => void this.undo();
     if (item == null || event.ctrlKey || event.metaKey || event.altKey) return out;
     const ids = this.index.shown.map((one) => one.id);
     const at = ids.indexOf(id);

@@ -53,6 +53,15 @@ export class ConversationRoutes {
     return this.send("POST", `${this.of(id)}/messages/${encodeURIComponent(messageId)}`, fields);
   }
 
+  /** Make a link by which anyone reads the branch shown: {id, url}. The address is told once. */
+  share(id) {
+    return this.send("POST", `${this.of(id)}/shares`, {});
+  }
+
+  unshare(id, shareId) {
+    return this.send("DELETE", `${this.of(id)}/shares/${encodeURIComponent(shareId)}`);
+  }
+
   exportUrl(id) {
     return `${this.of(id)}/export?format=markdown`;
   }

@@ -1,11 +1,11 @@
-// The menu of a conversation in the list: rename, pin, export, delete. By mouse, or by arrows, Home, End, Enter and Escape.
+// The menu of a conversation in the list: rename, pin, share (where the site has links), export, delete. By mouse, or by arrows, Home, End, Enter and Escape.
 
 import { words } from "./words.js";
 
 const EDGE_PX = 8;
 
 export class ListMenu {
-  /** `on.rename(id)`, `on.pin(id)`, `on.remove(id)`, and `on.exportUrl(id)` for the link; `on.closed()` after each. */
+  /** `on.rename(id)`, `on.pin(id)`, `on.share(id)`, `on.remove(id)`, and `on.exportUrl(id)` for the link; `on.closed()` after each. */
   constructor(root, on) {
     const part = (name) => root.querySelector(`[data-list="${name}"]`);
     this.node = part("menu");
@@ -17,6 +17,7 @@ export class ListMenu {
     this.button = null;
     part("rename").addEventListener("click", () => this.act(on.rename));
     part("pin").addEventListener("click", () => this.act(on.pin));
+    part("share")?.addEventListener("click", () => this.act(on.share));
     part("delete").addEventListener("click", () => this.act(on.remove));
     this.link.addEventListener("click", () => this.close());
     this.node.addEventListener("keydown", (event) => this.key(event));

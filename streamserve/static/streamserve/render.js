@@ -498,7 +498,7 @@ export async function copyFrom(button, read) {
   }, 1600);
 }
 
-async function copyText(text) {
+export async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
     return true;

@@ -10,7 +10,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import parse_qs, urlsplit
+from urllib.request import urlopen
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
@@ -238,6 +240,27 @@ def test_a_title_that_is_changed_on_one_device_is_shown_on_the_other(browser: Br
         one.keyboard.type("Late fees")
         one.keyboard.press("Enter")
         expect(item(one, "Late fees")).to_be_visible()
+
+
+def test_a_link_is_copied_and_taken_back(browser: Browser, home: Site) -> None:
+    """Whoever has it reads the conversation without a login, until that is undone."""
+    with device(browser, home, "reader") as visit:
+        page = visit.page
+        with page.expect_response(lambda response: response.url.endswith("/shares")) as made:
+            open_menu(page, "Export to Markdown").get_by_role("menuitem", name="Copy a link").click()
+        link = home.url + made.value.json()["url"]
+        expect(page.get_by_text("Whoever has")).to_be_visible()
+        assert "About Export to Markdown" in read(link)
+        page.get_by_role("button", name="Undo").click()
+        expect(page.get_by_text("The link does not work any more.")).to_be_visible()
+        with pytest.raises(HTTPError, match="404"):
+            read(link)
+
+
+def read(url: str) -> str:
+    """Return a page as a visitor gets it."""
+    with urlopen(url, timeout=30) as response:
+        return str(response.read().decode())
 
 
 # --- the list --------------------------------------------------------------------------------------------------------
