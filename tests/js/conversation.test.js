@@ -3,7 +3,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { withoutThinking } from "../../streamserve/static/streamserve/blocks.js";
-import { Conversation, isLive, newId, newTurn } from "../../streamserve/static/streamserve/conversation.js";
+import { Conversation, newId } from "../../streamserve/static/streamserve/conversation.js";
+import { isLive, newTurn } from "../../streamserve/static/streamserve/turn_tree.js";
 import { beginPart } from "../../streamserve/static/streamserve/parts.js";
 
 /** Web Storage in memory: names are its keys, as `Object.keys(localStorage)` gives them. */

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { newTurn } from "../../streamserve/static/streamserve/conversation.js";
+import { newTurn } from "../../streamserve/static/streamserve/turn_tree.js";
 import { markdownOf } from "../../streamserve/static/streamserve/export.js";
 
 test("each question is a quote, and its answer stands as the model wrote it", () => {

@@ -44,7 +44,8 @@ class ProcessClient:
     ) -> Generation:
         """Accept the request or raise: BadRequest (never fits, bad template), Refused (not now)."""
         answer = await self._link.require().ask(
-            lambda new_id: Open(new_id, request, admission, resume), stream_id=admission.stream_id
+            lambda new_id: Open(new_id, request, replace(admission, turn=None), resume),  # rows are no engine's
+            stream_id=admission.stream_id,
         )
         assert isinstance(answer, Generation)
         return answer

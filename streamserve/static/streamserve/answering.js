@@ -7,9 +7,10 @@
 // same stream, and store nothing. When the owner closes, one of them takes over.
 
 import { addEvent, cutTo, endAll, extentOf, hasContent } from "./blocks.js";
-import { isLive, newId } from "./conversation.js";
+import { newId } from "./conversation.js";
 import { endPart } from "./parts.js";
 import { AnswerStream, RequestFailed, Sleep, seqOf } from "./stream.js";
+import { isLive } from "./turn_tree.js";
 import { words } from "./words.js";
 
 const MAX_SENDS = 8;

@@ -101,17 +101,26 @@ export class Attachments {
   remove(one) {
     const at = this.files.indexOf(one);
     if (at === -1) return;
-    this.files.splice(at, 1);
-    one.view.node.remove();
-    one.request?.abort();
-    if (one.stored !== null) {
-      const url = `${this.config.url}/${encodeURIComponent(one.stored.id)}`;
-      fetch(url, { method: "DELETE", headers: this.config.headers() }).catch((error) => console.info("attachments:", error));
-    }
+    this.drop(one);
     this.on.announce(words("{name} was removed.", { name: one.file.name }));
     this.changed();
     const next = this.files[Math.min(at, this.files.length - 1)];
     (next?.view.remove ?? this.parts.attach).focus();
+  }
+
+  /** Another conversation is opened: these files were for this one. */
+  clear() {
+    for (const one of [...this.files]) this.drop(one);
+    this.changed();
+  }
+
+  drop(one) {
+    this.files.splice(this.files.indexOf(one), 1);
+    one.view.node.remove();
+    one.request?.abort();
+    if (one.stored === null) return;
+    const url = `${this.config.url}/${encodeURIComponent(one.stored.id)}`;
+    fetch(url, { method: "DELETE", headers: this.config.headers() }).catch((error) => console.info("attachments:", error));
   }
 
   changed() {

@@ -6,13 +6,14 @@ import { Banner } from "./banner.js";
 import { hasContent } from "./blocks.js";
 import { Corner } from "./corner.js";
 import { download, markdownOf } from "./export.js";
-import { Conversation, forgetOtherUsers, isLive } from "./conversation.js";
+import { Conversation, forgetOtherUsers } from "./conversation.js";
 import { Heartbeat } from "./heartbeat.js";
 import { Library } from "./library.js";
 import { loadingWords } from "./loading.js";
 import { makeLocks } from "./locks.js";
 import { beginPart, canContinue } from "./parts.js";
 import { Readiness } from "./readiness.js";
+import { isLive } from "./turn_tree.js";
 import { TurnView } from "./turn_view.js";
 import { useWords, words } from "./words.js";
 
@@ -254,6 +255,7 @@ class Chat {
   show() {
     for (const answering of this.answers.values()) answering.detach();
     this.answers.clear();
+    this.attachments?.clear();
     this.drawAll();
     this.showAnswering();
     this.link({ isLost: false });

@@ -27,8 +27,6 @@ import { withoutThinking, wholeOf } from "./blocks.js";
 import { beginningOf } from "./parts.js";
 import { TurnTree, isLive, newTurn } from "./turn_tree.js";
 
-export { isLive, newTurn };
-
 const VERSION = 3;
 const LINEAR_VERSION = 2; // each turn follows the turn before it in time
 const MAX_TURNS = 200;
