@@ -39,7 +39,7 @@ class Told:
     """
 
     choices: tuple[tuple[tuple[tuple[str, str | None, str], ...], str | None], ...] = ()
-    usage: Usage = field(default_factory=Usage)  # without cached tokens: where they are is no part of the answer
+    usage: Usage = field(default_factory=Usage)  # without what was cached and tried: that is no part of the answer
     logprobs: tuple[tuple[tuple[bytes, float], ...], ...] = field(default=(), compare=False)
     refused: str | None = None
 
@@ -79,7 +79,8 @@ def told(events: Iterable[Event], n: int) -> Told:
         elif isinstance(event, ChoiceDone):
             choices[event.choice] = replace(choices[event.choice], finish_reason=event.finish_reason)
         elif isinstance(event, Done):
-            usage = replace(event.usage, cached_tokens=0)
+            none = {"cached_tokens": 0, "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+            usage = replace(event.usage, **none)
             if n == 1:
                 choices[0] = replace(choices[0], finish_reason=event.finish_reason)
     assert usage is not None, "it ended without an end"
