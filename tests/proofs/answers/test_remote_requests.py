@@ -166,7 +166,7 @@ def chat_with(pair: tuple[str, ...]) -> GenerateRequest:
 @pytest.mark.parametrize("how", ["park", "kill"])
 async def test_pairs_with_a_park_or_a_kill_of_the_connection(how: str) -> None:
     """Text of one choice goes on where it was; what no server takes up is held, or ends in an error that says so."""
-    async with serving(REPEATING, replace(config_of(), num_blocks=1025)) as engine:
+    async with serving(REPEATING, replace(config_of(), num_blocks=1025, speculation="off")) as engine:
         plain = {pair: await ask(engine, chat_with(pair)) for pair in CUT_PAIRS}
         async with endpoint(engine) as port:
             cutter = Cutter(port)
