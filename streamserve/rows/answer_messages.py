@@ -121,9 +121,12 @@ def write_end(stream_id: str, events: Sequence[LoggedEvent], error_code: str) ->
 
 
 def withdraw(stream_id: str) -> None:
-    """Delete the messages of an answer that was refused, and show the branch before it. Call it in a transaction."""
-    answer = Message.objects.running().filter(stream_id=stream_id).first()
-    if answer is None:
+    """Delete the messages of an answer that was refused or is lost, and show the branch before it.
+
+    What has text, or was continued, stays. Call it in a transaction.
+    """
+    answer = Message.objects.exclude(state="done").filter(stream_id=stream_id, text="").first()
+    if answer is None or answer.children.exists():
         return
     answer_id, before, question = answer.pk, answer.parent_id or "", answer.parent
     answer.delete()

@@ -13,14 +13,14 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from django.db import IntegrityError
+from django.db import IntegrityError, transaction
 
 from streamserve.api.logs import get_logger
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import UnmetNeeds
 from streamserve.protocol.requests import Admission, Once, decode_request, encode_request
 from streamserve.rows import orm
-from streamserve.rows.answer_messages import AnswerMessages, Write
+from streamserve.rows.answer_messages import AnswerMessages, Write, withdraw
 from streamserve.rows.completions import CompletionRows
 from streamserve.rows.conversation_store import insert_turn
 from streamserve.rows.receivers import finish_stream, insert_stream
@@ -71,7 +71,7 @@ class RowStore:
         return None if row is None else record_of(row)
 
     async def forget_key(self, stream_id: str) -> None:
-        await orm.write(StreamRow.objects.filter(pk=stream_id).update, request_key=None)
+        await orm.write(_forget_key, stream_id)
 
     async def claim(self, stream_id: str, seen_fence: int) -> bool:
         return bool(await orm.write(StreamRow.objects.claim, stream_id, seen_fence, self.own_id))
@@ -117,6 +117,13 @@ class RowStore:
 
     def is_alive(self, producer: str) -> bool:
         return self._liveness is not None and self._liveness.is_alive(producer)
+
+
+def _forget_key(stream_id: str) -> None:
+    """Free the key of an answer whose events are gone, and drop its messages: its question is asked again."""
+    with transaction.atomic(using=StreamRow.objects.db):
+        StreamRow.objects.filter(pk=stream_id).update(request_key=None)
+        withdraw(stream_id)
 
 
 def _turn_of(record: Record) -> Callable[[], None] | None:

@@ -331,6 +331,31 @@ async def test_an_answer_whose_log_is_gone_has_failed(one: Worker, two: Worker, 
     gate.open()
 
 
+@pytest.mark.parametrize("is_written", [False, True])
+async def test_a_question_that_is_sent_again_is_there_once(
+    one: Worker, two: Worker, gate: Gate, ann: Caller, is_written: bool
+) -> None:
+    """Of an answer whose events are gone nothing stays once its key is forgotten: the same question is asked anew."""
+    conversation = await ROWS.create(ann)
+    gate.allow(4)
+    prepared = await prepare(ann, conversation.id, question="one")
+    stream = await start(one, ann, prepared)
+    reading = asyncio.create_task(one.read(stream.id))
+    await until(lambda: gate.is_holding and stream.last_seq > 2 and stream.readers.num_holding == 1, "it is held")
+    await left(reading)
+    await in_row(stream.id, producer="")
+    await one.log.drop(stream.log_id)
+    if is_written:
+        dead = f"{one.workers.host}-dead"
+        await StreamRow.objects.filter(pk=stream.id).aupdate(producer=dead, on_disconnect="abort")
+        await two.reaper.round()
+        await message_of(stream.id, state="failed")
+    await two.streams.store.forget_key(stream.id)
+    assert await ids_of(conversation.id) == []
+    assert not (await ROWS.find(ann, conversation.id)).leaf
+    gate.open()
+
+
 async def test_a_worker_that_takes_over_writes_the_message(one: Worker, two: Worker, gate: Gate, ann: Caller) -> None:
     """When the worker of an answer dies, the answer is whole in its message, whoever has made its end."""
     conversation = await ROWS.create(ann)
