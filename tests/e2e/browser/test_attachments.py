@@ -15,15 +15,13 @@ from tests.support.bodies.pdfs import pdf
 from tests.support.checks.axe import axe_violations
 from tests.support.plugins.migrated import Migrate
 from tests.support.servers.browser import (
-    ADMIN_NAME,
-    ADMIN_PASSWORD,
     Watched,
     ask,
     echo_site,
     origin_of,
     shorten_answers,
+    signed_in,
     wait_for_status,
-    watching,
 )
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -56,16 +54,9 @@ def home(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterato
 
 
 @contextmanager
-def signed_in(browser: Browser, home: str, **options: Any) -> Iterator[Watched]:
-    with watching(browser, home, **options) as visit:
-        visit.expect_complaint("404")  # the admin has no icon
-        page = visit.page
-        page.goto(f"{home}/admin/login/?next=/")
-        page.get_by_label("Username").fill(ADMIN_NAME)
-        page.get_by_label("Password").fill(ADMIN_PASSWORD)
-        page.get_by_role("button", name="Log in").click()
-        page.wait_for_url(f"{home}/")
-        shorten_answers(page, 40)
+def visiting(browser: Browser, home: str, **options: Any) -> Iterator[Watched]:
+    with signed_in(browser, home, **options) as visit:
+        shorten_answers(visit.page, 40)
         yield visit
 
 
@@ -93,7 +84,7 @@ def shoot(page: Page, name: str) -> None:
 
 def test_a_file_goes_with_its_question(browser: Browser, home: str) -> None:
     """A real CSV and a real PDF: chips with name and size, also on the question after a reload, as links."""
-    with signed_in(browser, home) as visit:
+    with visiting(browser, home) as visit:
         page = visit.page
         choose(page, "bill.csv", BILL)
         expect(chips(page)).to_contain_text(["bill.csv"])
@@ -124,7 +115,7 @@ def test_a_file_goes_with_its_question(browser: Browser, home: str) -> None:
 
 def test_files_are_dropped_pasted_and_taken_back(browser: Browser, home: str) -> None:
     """By keyboard too; the server forgets a file that was taken back, and the focus stays near."""
-    with signed_in(browser, home) as visit:
+    with visiting(browser, home) as visit:
         page = visit.page
         page.evaluate(DROP, ["a.txt", "dropped"])
         expect(chips(page)).to_contain_text(["a.txt"])
@@ -149,7 +140,7 @@ def test_files_are_dropped_pasted_and_taken_back(browser: Browser, home: str) ->
 
 def test_what_cannot_be_attached_says_why(browser: Browser, home: str) -> None:
     """In the chip and to a screen reader; the question can still be asked, without it."""
-    with signed_in(browser, home, **PHONE) as visit:
+    with visiting(browser, home, **PHONE) as visit:
         visit.expect_complaint("404", "status of 400")
         page = visit.page
         page.evaluate(DROP, ["a.exe", "x"])
@@ -168,7 +159,7 @@ def test_what_cannot_be_attached_says_why(browser: Browser, home: str) -> None:
 
 def test_a_question_waits_for_its_files(browser: Browser, home: str) -> None:
     """Enter while a file is on its way asks nothing, and says so. An edited question has the files of the old one."""
-    with signed_in(browser, home) as visit:
+    with visiting(browser, home) as visit:
         page = visit.page
         held: list[Any] = []
         page.route("**/attachments", lambda route: held.append(route))

@@ -6,7 +6,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from tests.support.servers.browser import (
     manage,
     origin_of,
     shorten_answers,
+    signed_in,
     wait_for_status,
     wait_for_text,
     watching,
@@ -120,18 +121,11 @@ def home(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterato
     end_engines(site.state)
 
 
-@contextmanager
-def device(browser: Browser, home: Site, user: str = ADMIN_NAME, path: str = "/", **options: Any) -> Iterator[Watched]:
+def device(
+    browser: Browser, home: Site, user: str = ADMIN_NAME, path: str = "/", **options: Any
+) -> AbstractContextManager[Watched]:
     """Sign a user in, in a browser of its own, and open a page."""
-    with watching(browser, home.url, **options) as visit:
-        visit.expect_complaint("404")  # the admin has no icon
-        page = visit.page
-        page.goto(f"{home.url}/admin/login/?next={path}")
-        page.get_by_label("Username").fill(user)
-        page.get_by_label("Password").fill(ADMIN_PASSWORD)
-        page.get_by_role("button", name="Log in").click()
-        page.wait_for_url(f"{home.url}{path}")
-        yield visit
+    return signed_in(browser, home.url, user=user, path=path, **options)
 
 
 def titles(page: Page) -> list[str]:

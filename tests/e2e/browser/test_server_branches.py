@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,18 +12,15 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from tests.support.checks.axe import axe_violations
 from tests.support.plugins.migrated import Migrate
 from tests.support.servers.browser import (
-    ADMIN_NAME,
-    ADMIN_PASSWORD,
-    Watched,
     answer_text,
     ask,
     echo_site,
     origin_of,
     shorten_answers,
+    signed_in,
     slow_down,
     wait_for_status,
     wait_for_text,
-    watching,
 )
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
@@ -37,20 +33,6 @@ def home(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterato
     """Serve the demo, which keeps its users' conversations."""
     with echo_site(SETTINGS, tmp_path_factory.mktemp("state"), migrated) as url:
         yield url
-
-
-@contextmanager
-def device(browser: Browser, home: str, **options: Any) -> Iterator[Watched]:
-    """Sign the user in, in a browser of its own."""
-    with watching(browser, home, **options) as visit:
-        visit.expect_complaint("404")  # the admin has no icon
-        page = visit.page
-        page.goto(f"{home}/admin/login/?next=/")
-        page.get_by_label("Username").fill(ADMIN_NAME)
-        page.get_by_label("Password").fill(ADMIN_PASSWORD)
-        page.get_by_role("button", name="Log in").click()
-        page.wait_for_url(f"{home}/")
-        yield visit
 
 
 def ask_and_wait(page: Page, question: str) -> None:
@@ -81,7 +63,7 @@ def text_of(message: dict[str, Any]) -> str:
 
 def test_a_branch_is_shown_on_another_device(browser: Browser, home: str) -> None:
     """An edited question and another answer are siblings; the branch chosen here is the one that opens there."""
-    with device(browser, home) as here, device(browser, home) as there:
+    with signed_in(browser, home) as here, signed_in(browser, home) as there:
         page, other = here.page, there.page
         shorten_answers(page, 8)
         ask_and_wait(page, "One?")
@@ -110,7 +92,7 @@ def test_a_branch_is_shown_on_another_device(browser: Browser, home: str) -> Non
 
 def test_a_continuation_is_one_answer_on_both_devices(browser: Browser, home: str) -> None:
     """It is a message of its own, shown in the bubble that it continues, through a reload in its middle."""
-    with device(browser, home) as here, device(browser, home) as there:
+    with signed_in(browser, home) as here, signed_in(browser, home) as there:
         page, other = here.page, there.page
         slow_down(page, 8)
         ask(page, "Something long")
@@ -139,7 +121,7 @@ def test_a_continuation_is_one_answer_on_both_devices(browser: Browser, home: st
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_an_answer_is_rated_with_a_comment(browser: Browser, home: str, scheme: Any) -> None:
     """By keyboard; a reload shows it, pressing again takes it back, and axe finds nothing in the form."""
-    with device(browser, home, color_scheme=scheme) as visit:
+    with signed_in(browser, home, color_scheme=scheme) as visit:
         page = visit.page
         shorten_answers(page, 8)
         ask_and_wait(page, "One?")
@@ -161,7 +143,7 @@ def test_an_answer_is_rated_with_a_comment(browser: Browser, home: str, scheme: 
 
 
 def test_a_rating_that_is_not_stored_is_told(browser: Browser, home: str) -> None:
-    with device(browser, home) as visit:
+    with signed_in(browser, home) as visit:
         page = visit.page
         visit.expect_complaint("500")
         shorten_answers(page, 8)
@@ -174,7 +156,7 @@ def test_a_rating_that_is_not_stored_is_told(browser: Browser, home: str) -> Non
 
 
 def test_the_server_exports_the_branch(browser: Browser, home: str) -> None:
-    with device(browser, home) as visit:
+    with signed_in(browser, home) as visit:
         page = visit.page
         shorten_answers(page, 8)
         ask_and_wait(page, "Exported?")

@@ -182,6 +182,22 @@ def watching(browser: Browser, origin: str, **options: Any) -> Iterator[Watched]
         context.close()
 
 
+@contextmanager
+def signed_in(
+    browser: Browser, url: str, *, user: str = ADMIN_NAME, path: str = "/", **options: Any
+) -> Iterator[Watched]:
+    """Sign a user in, in a browser of its own, and open a page."""
+    with watching(browser, url, **options) as visit:
+        visit.expect_complaint("404")  # the admin has no icon
+        page = visit.page
+        page.goto(f"{url}/admin/login/?next={path}")
+        page.get_by_label("Username").fill(user)
+        page.get_by_label("Password").fill(ADMIN_PASSWORD)
+        page.get_by_role("button", name="Log in").click()
+        page.wait_for_url(f"{url}{path}")
+        yield visit
+
+
 @pytest.fixture
 def watched(browser: Browser, site: str) -> Iterator[Watched]:
     """A page with the chat open."""
