@@ -164,7 +164,7 @@ def main() -> None:
     if options.json:
         print(json.dumps({"machine": describe_machine(), "found": found}, indent=1))
         return
-    print("| | streams | tok/s with | without | with ÷ without | accepted of tried |\n|---|---|---|---|---|---|")
+    print("| | streams | tok/s with | without | with ÷ without | accepted of proposed |\n|---|---|---|---|---|---|")
     for one in found:
         share = "–" if one["accepted"] is None else f"{one['accepted']:.0%}"
         figures = f"{one['lookup']:.1f} | {one['off']:.1f} | {one['ratio']:.2f} | {share}"

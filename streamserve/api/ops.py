@@ -146,9 +146,11 @@ def _engine_samples(clients: Mapping[str, EngineClient]) -> Iterator[Sample]:
             yield Sample(name=name, value=value, labels=labels)
         for latency_class in stats.classes:
             of_class = {**labels, "latency_class": latency_class}
-            num_tried, num_right = (of.get(latency_class, 0) for of in (stats.tried_tokens, stats.right_tokens))
-            yield Sample(name="spec_decode_num_draft_tokens", value=num_tried, labels=of_class)
-            yield Sample(name="spec_decode_num_accepted_tokens", value=num_right, labels=of_class)
+            num_proposed, num_accepted = (
+                of.get(latency_class, 0) for of in (stats.proposed_tokens, stats.accepted_tokens)
+            )
+            yield Sample(name="spec_decode_num_draft_tokens", value=num_proposed, labels=of_class)
+            yield Sample(name="spec_decode_num_accepted_tokens", value=num_accepted, labels=of_class)
         for name, value in stats.upstream.items():
             yield Sample(name=f"upstream_{name}", value=value, labels=labels)
         state = client.describe().state
@@ -198,11 +200,11 @@ OF_STATS: Mapping[str, str] = MappingProxyType(
 
 def engine_metrics(stats: EngineStats) -> dict[str, float]:
     """Return an engine's metrics, for `/metrics` and the live page."""
-    num_right, num_tried = sum(stats.right_tokens.values()), sum(stats.tried_tokens.values())
+    num_accepted, num_proposed = sum(stats.accepted_tokens.values()), sum(stats.proposed_tokens.values())
     return {
         **{name: getattr(stats, field) for name, field in OF_STATS.items()},
         "kv_cache_usage_perc": stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0,
-        "spec_decode_acceptance_rate": num_right / num_tried if num_tried else 0.0,
+        "spec_decode_acceptance_rate": num_accepted / num_proposed if num_proposed else 0.0,
     }
 
 

@@ -151,9 +151,9 @@ class EngineConfig:
     batch_weight: float = 0.5
     """What a token of class `batch` counts in that share; of any other class a token is a token."""
     speculation: str = SPECULATION[0]
-    """What tries several tokens of an answer in one step. `"lookup"`: what followed the same tokens before, in the
-    prompt, in the answer so far, or in the request's `prediction`; the answer is the same, token by token. It is tried
-    only where that pays by the measured time of steps, and not while steps overlap (GPU). `"off"`: nothing.
+    """What proposes further tokens of an answer to a step, which keeps those it would have chosen. `"lookup"`: what
+    followed the same tokens before, in the prompt, in the answer so far, or in the request's `prediction`, where that
+    pays by the measured time of steps, and not while steps overlap (GPU). `"off"`: nothing.
     """
     overlap: bool | None = None
     """Launch a step before the previous step is collected; `None`: where it pays (CUDA)."""

@@ -381,8 +381,8 @@ class EngineCore:
             computed_tokens=usage.num_computed,
             recomputed_tokens=usage.num_recomputed,
             busy_seconds=usage.busy_seconds,
-            tried_tokens={} if speculation is None else dict(speculation.num_tried),
-            right_tokens={} if speculation is None else dict(speculation.num_right),
+            proposed_tokens={} if speculation is None else dict(speculation.num_proposed),
+            accepted_tokens={} if speculation is None else dict(speculation.num_accepted),
         )
 
 

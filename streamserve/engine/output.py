@@ -32,9 +32,9 @@ class SequenceUpdate:
     `scheduled_at` and `first_token_at` are repeated in each update; an update without tokens means that the sequence
     waits, was scheduled, has more of its prompt computed, or ended. Times are the core's clock; `at` is the end of the
     step. `place`: a step was planned without the sequence, which is so far from the front of the queue (1 is next).
-    `num_prefilled`: so many tokens of its prompt are computed, and not all. `num_tried`: so many tokens were tried
-    after another token so far, of which `num_right` proved right. `scored`: the next tokens of its prompt with their
-    log-probabilities, each once; the first token has none.
+    `num_prefilled`: so many tokens of its prompt are computed, and not all. `num_proposed`: tokens so far that were
+    proposed after another token, of which `num_accepted` were accepted. `scored`: the next tokens of its prompt with
+    their log-probabilities, each once; the first token has none.
     """
 
     seq_id: int
@@ -50,8 +50,8 @@ class SequenceUpdate:
     place: int | None = None
     num_prefilled: int | None = None
     is_complete: bool = False
-    num_tried: int = 0
-    num_right: int = 0
+    num_proposed: int = 0
+    num_accepted: int = 0
     scored: tuple[tuple[int, RawLogprobs], ...] = ()
 
     @property
@@ -226,8 +226,8 @@ class OutputProcessor:
             place=place,
             num_prefilled=num_prefilled,
             is_complete=finish_reason == "stop" and sequence.is_complete,
-            num_tried=0 if sequence.guesses is None else sequence.guesses.num_tried,
-            num_right=0 if sequence.guesses is None else sequence.guesses.num_right,
+            num_proposed=0 if sequence.proposer is None else sequence.proposer.num_proposed,
+            num_accepted=0 if sequence.proposer is None else sequence.proposer.num_accepted,
             scored=scored,
         )
         self._updates.append(update)
@@ -287,12 +287,14 @@ class OutputProcessor:
         return token_ids
 
     def _learn(self, sequence: Sequence, chunk: Chunk, token_ids: tuple[int, ...]) -> None:
-        """Count which of the tokens that were tried are right."""
-        speculation, tried = self._scheduler.speculation, chunk.proposed_ids
-        if speculation is None or sequence.guesses is None or not tried:
+        """Count which of the proposed tokens were accepted."""
+        speculation, proposed = self._scheduler.speculation, chunk.proposed_ids
+        if speculation is None or sequence.proposer is None or not proposed:
             return
-        num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(token_ids, tried, strict=False)))
-        speculation.note(sequence.guesses, sequence.request.latency_class, len(tried), num_right)
+        num_accepted = sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(token_ids, proposed, strict=False))
+        )
+        speculation.note(sequence.proposer, sequence.request.latency_class, len(proposed), num_accepted)
 
     def _remove(self, sequence: Sequence) -> None:
         self.num_grammar_waits += sequence.num_grammar_waits

@@ -47,7 +47,7 @@ from streamserve.engine.plan import Chunk
 from streamserve.engine.policy import leads
 from streamserve.engine.policy.backlog import Rank
 from streamserve.engine.policy.reserve import MemoryReserve
-from streamserve.engine.policy.speculation import MOST_TRIED, Speculation
+from streamserve.engine.policy.speculation import MOST_PROPOSED, Speculation
 from streamserve.engine.policy.waiting import WaitingQueue, order_key, rank_of
 from streamserve.engine.sequence import Sequence, State
 from streamserve.engine.shared_prefill import SharedPrefixes
@@ -244,10 +244,10 @@ class Scheduler:
                 if not self._make_room(sequence, step, now, spares_peers=spares_peers and bool(step.chunks)):
                     continue
                 sequence.block_table += self._pool.allocate(num_lacking)
-            step.add(sequence, 1, num_rows=1 + self._num_tried(sequence, step, num_rows))
+            step.add(sequence, 1, num_rows=1 + self._num_proposed(sequence, step, num_rows))
 
-    def _num_tried(self, sequence: Sequence, step: StepBudget, num_rows: int) -> int:
-        """Return how many tokens to try after the next token of a decode: they cost other sequences nothing.
+    def _num_proposed(self, sequence: Sequence, step: StepBudget, num_rows: int) -> int:
+        """Return how many tokens to propose after the next token of a decode: they cost other sequences nothing.
 
         They get no block of their own, no token that a seat may need, and none beyond the lead or the answer's end. A
         runner counts tokens for penalties one by one. `num_rows`: decodes in the step.
@@ -261,15 +261,15 @@ class Scheduler:
             sequence.num_remaining_tokens - 1,
             (config.max_model_len or sys.maxsize) - num_known - 1,
             leads.lead_left(sequence, config) - 1,
-            MOST_TRIED,
+            MOST_PROPOSED,
         )
         if most > 0 and self.speculation and not sequence.proposed_ids:
             request = sequence.request
-            if sequence.guesses is None:
+            if sequence.proposer is None:
                 num_prompt_tokens = len(request.prompt_token_ids)
-                sequence.guesses = self.speculation.guesses_for(num_prompt_tokens, request.prediction_token_ids)
+                sequence.proposer = self.speculation.proposer_for(num_prompt_tokens, request.prediction_token_ids)
             sequence.proposed_ids = self.speculation.propose(
-                sequence.guesses,
+                sequence.proposer,
                 sequence.token_ids,
                 int(most),
                 num_rows=num_rows,

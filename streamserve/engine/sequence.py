@@ -19,7 +19,7 @@ from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.plan import SampleSpec, ScoreSpec, TokenRules
 from streamserve.engine.policy.backlog import Ticket
 from streamserve.engine.policy.pace import ReaderPace
-from streamserve.engine.policy.speculation import Guesses
+from streamserve.engine.policy.speculation import Proposer
 from streamserve.protocol.engine import SUSPECT_LOSSES
 from streamserve.protocol.requests import NO_CALLER, START, Admission, Resume, SamplingParams
 
@@ -112,7 +112,7 @@ class Sequence:
     In flight are the tokens of launched, uncollected steps. While `num_pending` the last of these samples so many rows.
     One row gives the sequence one token, which a runner that can overlap knows before the core does; of several
     rows it is known only afterwards how many tokens they gave. `proposed_ids`: what is expected after the known
-    tokens, by the runner or by `guesses`; a chunk may compute them too, and those that prove right are kept.
+    tokens, by the runner or by `proposer`; a chunk may compute them too, and those that prove right are kept.
 
     A step's result counts only if the sequence still runs and `num_preemptions` is what it was at the launch: otherwise
     its blocks were freed, and it starts again.
@@ -143,7 +143,7 @@ class Sequence:
     num_preemptions: int = 0
     num_pending: int = 0
     proposed_ids: tuple[int, ...] = ()
-    guesses: Guesses | None = None
+    proposer: Proposer | None = None
     penalty_slot: int | None = None
     is_counted: bool = False
     num_grammar_waits: int = 0

@@ -132,8 +132,8 @@ class CoreStats:
     soon, `readers_ahead` do not; those that are not away read `readers_pace` tokens a second together. `rows` are of
     batches, and have no readers. `expired` counts requests that waited too long for their first step. Of all
     `computed_tokens`, `recomputed_tokens` had been computed before a preemption or a park. The engine worked for
-    `busy_seconds` so far. By latency class: `tried_tokens` were tried after another token of a step, of which
-    `right_tokens` proved right.
+    `busy_seconds` so far. By latency class: `proposed_tokens` came after another token of a step, of which
+    `accepted_tokens` were accepted.
     """
 
     running: int = 0
@@ -167,8 +167,8 @@ class CoreStats:
     computed_tokens: int = 0
     recomputed_tokens: int = 0
     busy_seconds: float = 0.0
-    tried_tokens: dict[str, int] = field(default_factory=dict)
-    right_tokens: dict[str, int] = field(default_factory=dict)
+    proposed_tokens: dict[str, int] = field(default_factory=dict)
+    accepted_tokens: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,8 +76,8 @@ _COMPLETION_DETAILS = ("reasoning_tokens", "accepted_prediction_tokens", "reject
 class Usage:
     """Token counts of a whole request (all choices). `reasoning_tokens` of `completion_tokens` are thinking.
 
-    `accepted_prediction_tokens` of `completion_tokens` came from a step that tried them after another token;
-    `rejected_prediction_tokens` were tried and proved wrong. Of the run that ended the answer.
+    `accepted_prediction_tokens` of `completion_tokens` were proposed after another token of their step;
+    `rejected_prediction_tokens` were proposed and not accepted. Of the run that ended the answer.
     """
 
     prompt_tokens: int = 0

@@ -116,17 +116,19 @@ METRICS: Mapping[str, Metric] = {
             "spec_decode_num_draft_tokens",
             "counter",
             "tokens",
-            "Tokens that steps have tried after another token, by latency_class.",
+            "Tokens that steps have proposed after another token, by latency_class.",
             ("model_name", "latency_class"),
         ),
         _metric(
             "spec_decode_num_accepted_tokens",
             "counter",
             "tokens",
-            "Of these, those that proved right: their answers got them in one step.",
+            "Of these, those that were accepted: their answers got them in one step.",
             ("model_name", "latency_class"),
         ),
-        _metric("spec_decode_acceptance_rate", "gauge", "ratio", "The share of all tried tokens that proved right."),
+        _metric(
+            "spec_decode_acceptance_rate", "gauge", "ratio", "The share of all proposed tokens that were accepted."
+        ),
         _metric("engine_busy_seconds", "counter", "seconds", "Seconds in which the engine computed."),
         _metric("engine_ready", "gauge", "bool", "1 when the model is loaded and serves."),
         _metric("engine_paused", "gauge", "bool", "1 while an operator has paused the model."),

@@ -142,7 +142,7 @@ def test_a_step_out_of_memory_is_tried_again_without_proposals() -> None:
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
 @pytest.mark.parametrize("way", WAYS)
 def test_answers_that_were_predicted_are_the_same(way: str, overlap: bool) -> None:
-    """With fewer steps, and counts of what was tried; nothing is tried while steps overlap."""
+    """With fewer steps, and counts of what was proposed; nothing is proposed while steps overlap."""
     requests = repeating(way)
     drives = [drive_of(speculation=name, overlap=overlap) for name in ("off", "lookup")]
     off, on = (play(drive, requests) for drive in drives)
@@ -150,19 +150,19 @@ def test_answers_that_were_predicted_are_the_same(way: str, overlap: bool) -> No
     drives[1].assert_empty()
     stats = drives[1].core.stats
     if overlap or way in ("penalties", "one token"):
-        assert not stats.tried_tokens
+        assert not stats.proposed_tokens
         return
-    num_right = stats.right_tokens.get("chat", 0)
+    num_accepted = stats.accepted_tokens.get("chat", 0)
     last = [one.updates[-1] for one in on.values()]
-    assert stats.tried_tokens.get("chat", 0) == sum(one.num_tried for one in last) >= num_right
-    assert num_right == sum(one.num_right for one in last)
+    assert stats.proposed_tokens.get("chat", 0) == sum(one.num_proposed for one in last) >= num_accepted
+    assert num_accepted == sum(one.num_accepted for one in last)
     if way != "short":
-        assert num_right > 5
+        assert num_accepted > 5
         assert len(drives[1].plans) < len(drives[0].plans)
 
 
 def test_a_preempted_answer_that_was_predicted_is_the_same() -> None:
-    """Its lookup stays; what was tried goes with the blocks."""
+    """Its lookup stays; what was proposed goes with the blocks."""
     requests = repeating("drawn")
     alone = play(drive_of(), requests)
     drive = drive_of(speculation="lookup")
@@ -170,7 +170,7 @@ def test_a_preempted_answer_that_was_predicted_is_the_same() -> None:
     found = play(drive, requests)
     assert {n: outcome(one) for n, one in found.items()} == {n: outcome(one) for n, one in alone.items()}
     assert drive.core.stats.preemptions > 0
-    assert drive.core.stats.right_tokens["chat"] > 0
+    assert drive.core.stats.accepted_tokens["chat"] > 0
 
 
 def test_a_step_out_of_memory_tries_nothing_again() -> None:

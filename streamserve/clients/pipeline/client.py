@@ -285,7 +285,10 @@ class PipelineClient:
         self._client.start()
         model = self._client.describe()
         if model.state == "failed":
-            raise EngineUnavailable(f"model {self._model} is not available. {model.message}".strip(), retry_after=5)
+            message = (
+                f"The model of the pipeline {self.alias} is not available. {model.message}"  # unnamed: it may be hidden
+            )
+            raise EngineUnavailable(message.strip(), retry_after=5)
 
     async def _run(self, run: Run, speech: Speech, memo: Memo | None) -> None:
         """Run the author's function to its end; the events end with `done` or `error`."""

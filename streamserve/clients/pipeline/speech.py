@@ -104,7 +104,7 @@ class Speech:
         self.finish_reason = "stop"
         self._filters, self._chain = filters, Chain(())  # of the open block
         self._prompt_tokens = self._cached_tokens = self._reasoning_tokens = 0
-        self._accepted = self._rejected = 0  # tokens that were tried
+        self._accepted = self._rejected = 0  # of the tokens that were proposed
         self._decode_seconds, self._num_gaps = 0.0, 0  # between the tokens of the answers
         self._open: str | None = None  # the kind of the block that is open; None outside of blocks
         self._index = 0  # of the open block, or of the next block

@@ -184,7 +184,9 @@ def prepare(
         needs=() if source is None else ("blocks",),
         grammar=grammar,
         bad_word_ids=bad_word_ids,
-        prediction_token_ids=_ids_of_prediction(tokenizer, request.prediction, engine.max_tokens),
+        prediction_token_ids=_ids_of_prediction(tokenizer, request.prediction, engine.max_tokens)
+        if config.speculation == "lookup"
+        else (),
         echoes=_echoes(tokenizer, request, resume, prompt) if request.echo else (),
         first_scored=prompt.token_ids[0] if is_scored_first else None,
     )
@@ -194,7 +196,7 @@ def _ids_of_prediction(tokenizer: Tokenizer, prediction: str, max_tokens: int) -
     """Return the tokens of what the caller expects, as far as an answer can be."""
     if not prediction:
         return ()
-    checked_bytes(prediction)
+    checked_bytes(prediction, "prediction")
     return tokenizer.text_ids(prediction)[:max_tokens]
 
 

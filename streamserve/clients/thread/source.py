@@ -82,7 +82,7 @@ class SequenceSource(Source):
         self.times = times
         self._choices = dict(choices)
         self._open = dict(choices)
-        self._tried: dict[int, tuple[int, int]] = {}  # by choice: tokens that were tried, and proved right
+        self._proposed: dict[int, tuple[int, int]] = {}  # by choice: tokens that were proposed, and accepted
         self._is_resumed = any(choice.num_tokens for choice in choices.values())
         self._engine = engine
         # What was shown before the first token: the place in the queue, and how many prompt tokens are computed.
@@ -125,7 +125,7 @@ class SequenceSource(Source):
             events += self._progress(update)
         self.times.note(update.at, len(update.token_ids), choice=choice.index, scheduled_at=update.scheduled_at)
         self.generation.num_cached_tokens = max(self.generation.num_cached_tokens, update.num_cached_tokens)
-        self._tried[choice.index] = update.num_tried, update.num_right
+        self._proposed[choice.index] = update.num_proposed, update.num_accepted
         if update.error is not None:
             self._end([*events, error_event(update.error)])
             return
@@ -176,8 +176,10 @@ class SequenceSource(Source):
             completion_tokens=sum(choice.num_tokens for choice in choices),
             cached_tokens=self.generation.num_cached_tokens,
             reasoning_tokens=sum(choice.num_reasoning_tokens for choice in choices),
-            accepted_prediction_tokens=sum(num_right for _, num_right in self._tried.values()),
-            rejected_prediction_tokens=sum(num_tried - num_right for num_tried, num_right in self._tried.values()),
+            accepted_prediction_tokens=sum(num_accepted for _, num_accepted in self._proposed.values()),
+            rejected_prediction_tokens=sum(
+                num_proposed - num_accepted for num_proposed, num_accepted in self._proposed.values()
+            ),
         )
         return Done(
             finish_reason=choices[0].finish_reason,

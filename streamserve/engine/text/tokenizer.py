@@ -66,16 +66,14 @@ class Tokenizer(Protocol):
         """Return the text of tokens, specials left out."""
 
 
-def checked_bytes(text: str) -> bytes:
-    """Return the prompt's UTF-8, or refuse a prompt that is not text or too large to tokenise."""
+def checked_bytes(text: str, param: str = "prompt") -> bytes:
+    """Return the UTF-8 of a prompt, or of another field, or refuse what is not text or too large to tokenise."""
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
-        raise BadRequest("the prompt holds half of a surrogate pair. Send valid Unicode.", param="prompt") from error
+        raise BadRequest(f"the {param} holds half of a surrogate pair. Send valid Unicode.", param=param) from error
     if len(data) > MAX_PROMPT_BYTES:
-        raise PromptTooLong(
-            f"prompt has {len(data):,} bytes; at most {MAX_PROMPT_BYTES:,} are tokenised. Shorten the prompt."
-        )
+        raise PromptTooLong(f"{param} has {len(data):,} bytes; at most {MAX_PROMPT_BYTES:,} are tokenised. Shorten it.")
     return data
 
 

@@ -1,4 +1,4 @@
-"""A real model's answers where tokens are tried in a step: the same tokens and log-probabilities, bit for bit."""
+"""A real model's answers where steps propose tokens: the same tokens and log-probabilities, bit for bit."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def answers(runner: ModelRunner, speculation: str, num_at_once: int, **fields: A
 @pytest.mark.parametrize("num_at_once", [1, 3])
 @pytest.mark.parametrize("temperature", [0.0, 0.4])
 def test_answers_are_the_same(runner: ModelRunner, temperature: float, num_at_once: int) -> None:
-    """Alone and side by side, greedy and drawn; some of the tokens that are tried are right, and some are wrong."""
+    """Alone and side by side, greedy and drawn; some of the proposed tokens are accepted, and some are not."""
     fields = {"temperature": temperature, "seed": 3}
     plain, _ = answers(runner, "off", 1, **fields)
     found, drive = answers(runner, "lookup", num_at_once, **fields)
@@ -57,4 +57,4 @@ def test_answers_are_the_same(runner: ModelRunner, temperature: float, num_at_on
         n: (one.token_ids, one.logprobs) for n, one in plain.items()
     }
     stats = drive.core.stats
-    assert 0 < stats.right_tokens["chat"] < stats.tried_tokens["chat"]
+    assert 0 < stats.accepted_tokens["chat"] < stats.proposed_tokens["chat"]

@@ -1,7 +1,7 @@
-"""Random runs in which tokens are tried: aborts, stops, parks, preemptions, faults and too little memory.
+"""Random runs in which tokens are proposed: aborts, stops, parks, preemptions, faults and too little memory.
 
 Answers are those of one token a step, or their beginnings where an event has ended them; after each step the books of
-the engine are right. `TRIED_SEED=n` repeats one run.
+the engine are right. `PROPOSALS_SEED=n` repeats one run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streamserve.engine.sequence import SequenceRequest
 from tests.support.engines.cores import Answer, Drive, request, resuming, sampling
 from tests.support.engines.runners import FaultyRunner, SmallRunner
 
-ONE_SEED = os.environ.get("TRIED_SEED")
+ONE_SEED = os.environ.get("PROPOSALS_SEED")
 NUM_SEEDS, MAX_STEPS = 60, 2_000
 MAX_LEN = 60
 
@@ -139,15 +139,16 @@ def test_random_runs(seed: int) -> None:
     run.check()
 
 
-@pytest.mark.skipif(ONE_SEED is not None, reason="TRIED_SEED asks for one run")
+@pytest.mark.skipif(ONE_SEED is not None, reason="PROPOSALS_SEED asks for one run")
 def test_everything_happens() -> None:
     """In these runs tokens prove right and wrong, answers park and are preempted, and memory is short."""
-    right = tried = parks = preemptions = short = 0
+    accepted = proposed = parks = preemptions = short = 0
     for seed in range(15):
         run = RandomRun(seed)
         run.play()
         stats = run.drive.core.stats
-        right, tried = right + sum(stats.right_tokens.values()), tried + sum(stats.tried_tokens.values())
+        accepted += sum(stats.accepted_tokens.values())
+        proposed += sum(stats.proposed_tokens.values())
         parks, preemptions, short = parks + stats.parks, preemptions + stats.preemptions, short + stats.out_of_memory
-    assert 50 < right < tried
+    assert 50 < accepted < proposed
     assert min(parks, preemptions, short) > 0
