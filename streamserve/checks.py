@@ -8,6 +8,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from inspect import iscoroutinefunction
 from pathlib import Path
+from shutil import which
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -56,6 +57,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
         *_check_conversations(conf),
         *_check_permissions(conf),
         *_check_tenant(conf),
+        *_check_mcp(conf),
     ]
 
 
@@ -338,6 +340,23 @@ def _check_tenant(conf: SiteConfig) -> Iterator[CheckMessage]:
             hint="It takes the dotted path of a function of user and key that returns a team's name (docs/access.md).",
             id="streamserve.E013",
         )
+
+
+def _check_mcp(conf: SiteConfig) -> Iterator[CheckMessage]:
+    """E014: the package mcp, which MCP_SERVERS needs, is missing. E015: a server's program is not there."""
+    if conf.mcp_servers and find_spec("mcp") is None:
+        yield Error(
+            "MCP_SERVERS needs the package mcp, which is not installed.",
+            hint='pip install "streamserve[mcp]"',
+            id="streamserve.E014",
+        )
+    for server in conf.mcp_servers.values():
+        if server.command and which(server.command) is None:
+            yield Error(
+                f"MCP_SERVERS[{server.name!r}] starts {server.command!r}, which is no program on this PATH.",
+                hint="Give its whole path, or install it for the user that runs the web processes.",
+                id="streamserve.E015",
+            )
 
 
 def _not_a_function(path: str) -> str:

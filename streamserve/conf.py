@@ -23,6 +23,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 from streamserve.asgi.flow.transport import FlowConfig
+from streamserve.clients.mcp.config import McpConfig
 from streamserve.clients.process.config import LaunchConfig, ProcessConfig
 from streamserve.clients.remote.config import AUTO, SERVERS, RemoteConfig
 from streamserve.conf_reader import Problem, SettingsReader, field_names, is_base_url, nearest, without_login
@@ -145,6 +146,8 @@ class SiteConfig:
     """How jobs (docs/jobs.md) are run."""
     webhooks: Mapping[str, Webhook] = field(default_factory=dict)
     """The targets that jobs may name: name → `URL`, `SECRET`, `TIMEOUT_SECONDS` (docs/jobs.md#webhooks)."""
+    mcp_servers: Mapping[str, McpConfig] = field(default_factory=dict)
+    """MCP servers whose tools pipelines may offer to models: name → entry (docs/mcp.md)."""
     anonymous: bool = False
     """Serve visitors without a login. Each browser is a tenant of its own, known by the signed cookie
     `streamserve_visitor`, which takes no row in the database. A visitor has `MAX_STREAMS_PER_VISITOR` places, all
@@ -305,6 +308,7 @@ class _SiteReader(SettingsReader):
             streams=self._streams(given.get("STREAMS", {}), process),
             jobs=self._options(JobConfig, given, "JOBS"),
             webhooks=self._webhooks(given.get("WEBHOOKS", {})),
+            mcp_servers=self._mcp_servers(given.get("MCP_SERVERS", {})),
             anonymous=self.boolean(given, "ANONYMOUS"),
             tenant=self._dotted_path(given.get("TENANT", ""), "TENANT"),
             chat_page=self._chat_page(given, testing=testing),
@@ -523,7 +527,7 @@ class _SiteReader(SettingsReader):
                 continue
             url, secret = options.get("URL"), _webhook_secret(options.get("SECRET"))
             seconds = options.get("TIMEOUT_SECONDS", 10.0)
-            if not isinstance(url, str) or not _is_webhook_address(url):
+            if not isinstance(url, str) or not _is_http_address(url):
                 self.wrong(f'{where}["URL"] is no address.', "Try https://billing.example.org/hook.")
             elif secret is None:
                 self.wrong(
@@ -536,6 +540,40 @@ class _SiteReader(SettingsReader):
             elif self.fits(seconds, float, f'{where}["TIMEOUT_SECONDS"]'):
                 out[name] = Webhook(name=name, url=url, secret=secret, timeout_seconds=float(seconds))
         return MappingProxyType(out)
+
+    def _mcp_servers(self, raw: object) -> Mapping[str, McpConfig]:
+        """Return the MCP servers by name."""
+        out = {}
+        for name, given in self.mapping(raw, "MCP_SERVERS").items():
+            where = f'MCP_SERVERS["{name}"]'
+            options = dict(self.mapping(given, where))
+            texts = {
+                key: self._texts(options.pop(key, ()), f'{where}["{key}"]') for key in ("ARGS", "TOOLS", "CONFIRM")
+            }
+            pairs = {key: self._pairs(options.pop(key, {}), f'{where}["{key}"]') for key in ("ENV", "HEADERS")}
+            fixed = {key.lower(): value for key, value in {"NAME": str(name), **texts, **pairs}.items()}
+            url = options.get("URL", "")
+            if not isinstance(url, str) or (url and not _is_http_address(url)):
+                self.wrong(f'{where}["URL"] is no address.', "Try https://tools.example.org/mcp.")
+                continue
+            try:
+                out[str(name)] = self.dataclass(McpConfig, options, where, fixed=fixed)
+            except ValueError as error:
+                self.wrong(f"{where}: {error}.", "See docs/mcp.md.")
+        return MappingProxyType(out)
+
+    def _texts(self, raw: object, where: str) -> tuple[str, ...]:
+        if isinstance(raw, list | tuple) and all(isinstance(one, str) for one in raw):
+            return tuple(raw)
+        self.wrong(f"STREAMSERVE {where} is {type(raw).__name__}.", "It takes a list of texts.")
+        return ()
+
+    def _pairs(self, raw: object, where: str) -> Mapping[str, str]:
+        given = self.mapping(raw, where)
+        if all(isinstance(one, str) for pair in given.items() for one in pair):
+            return MappingProxyType(dict(given))
+        self.wrong(f"STREAMSERVE {where} has what is no text.", "It takes a dict of texts.")
+        return {}
 
     def _default_model(self, raw: object, models: Mapping[str, ServedModel]) -> str:
         first = next(iter(models), "")
@@ -596,7 +634,7 @@ def _as_echo(entry: ServedModel) -> ServedModel:
     return dataclasses.replace(entry, model=dataclasses.replace(entry.model, path=ECHO_PATH), remote=None)
 
 
-def _is_webhook_address(url: str) -> bool:
+def _is_http_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -52,6 +52,7 @@ def test_a_right_site_has_no_findings() -> None:
         ({"TESTING": True, "TENANT": 7}, "streamserve.E002"),
         ({"TESTING": True, "TENANT": "tests.settings.DEBUG"}, "streamserve.E013"),
         ({"TESTING": True, "TENANT": "tests.conftest.until"}, "streamserve.E013"),
+        ({"TESTING": True, "MCP_SERVERS": {"a": {"COMMAND": "/no/such", "TOOLS": ["b"]}}}, "streamserve.E015"),
         ({"TESTING": True, "TENANT": "tests.test_checks.ids"}, None),
         ({"TESTING": True, "ANONYMOUS": True}, "streamserve.W005"),
         ({"TESTING": True, "CONVERSATIONS": True}, "streamserve.W017"),

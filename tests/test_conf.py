@@ -66,6 +66,7 @@ def test_a_model_has_a_title_for_people() -> None:
         ({**ECHO, "CLASSES": {"caht": {"PACE": 4.0}}}, "chat"),
         ({**ECHO, "CLASSES": {"chat": {"TTFT": 4.0}}}, "TTFT_SECONDS"),
         ({**ECHO, "ROUTE_CLASSES": {"stream": "chat"}}, "streams"),
+        ({**ECHO, "MCP_SERVERS": {"a": {"COMMAND": "x", "TOOLS": ["b"], "TIMEOUT": 3}}}, "TIMEOUT_SECONDS"),
     ],
 )
 def test_an_unknown_key_names_the_nearest(raw: Any, nearest: str) -> None:
@@ -109,6 +110,15 @@ def test_an_unknown_key_names_the_nearest(raw: Any, nearest: str) -> None:
         {**ECHO, "ENGINE_PROCESS": {"HANG_SECONDS": 0}},
         {**ECHO, "ENGINE_PROCESS": {"MAX_FAILURES": 0}},
         {**ECHO, "ENGINE_PROCESS": {"IDLE_SECONDS": -1}},
+        {**ECHO, "MCP_SERVERS": ["tools"]},
+        {**ECHO, "MCP_SERVERS": {"a": {"TOOLS": ["b"]}}},
+        {**ECHO, "MCP_SERVERS": {"a": {"COMMAND": "x"}}},
+        {**ECHO, "MCP_SERVERS": {"a": {"COMMAND": "x", "URL": "http://127.0.0.1/", "TOOLS": ["b"]}}},
+        {**ECHO, "MCP_SERVERS": {"a": {"COMMAND": "x", "TOOLS": "b"}}},
+        {**ECHO, "MCP_SERVERS": {"a": {"COMMAND": "x", "TOOLS": ["b"], "CONFIRM": ["c"]}}},
+        {**ECHO, "MCP_SERVERS": {"a": {"COMMAND": "x", "TOOLS": ["b"], "ENV": {"A": 1}}}},
+        {**ECHO, "MCP_SERVERS": {"a": {"URL": "file:///etc/passwd", "TOOLS": ["b"]}}},
+        {**ECHO, "MCP_SERVERS": {"a": {"URL": "http://127.0.0.1/", "TOOLS": ["b"], "TIMEOUT_SECONDS": 0}}},
         {"MODELS": ["echo"]},
         ["echo"],
     ],
@@ -307,3 +317,28 @@ def test_a_log_needs_a_known_kind_and_a_folder() -> None:
     inside = {**ECHO, "CLIENT": "thread"}
     assert [one.kind for one in read(inside)[1]] == ["missing"]
     assert read({**inside, "LOG": "memory"})[1] == ()
+
+
+def test_mcp_servers_have_a_program_or_an_address() -> None:
+    """Each entry names one of both and the tools that it offers; secrets are not shown with it."""
+    given = {
+        "files": {"COMMAND": "mcp-files", "ARGS": ["--root", "/srv"], "ENV": {"TOKEN": "t0k"}, "TOOLS": ["read"]},
+        "search": {
+            "URL": "https://tools.example.org/mcp",
+            "HEADERS": {"Authorization": "Bearer t0k"},
+            "TOOLS": ["find", "open"],
+            "CONFIRM": ["open"],
+            "TIMEOUT_SECONDS": 5,
+        },
+    }
+    settings, found = read({**ECHO, "MCP_SERVERS": given}, base_dir=BASE)
+    assert found == ()
+    files, search = settings.mcp_servers["files"], settings.mcp_servers["search"]
+    assert (files.command, files.args, files.env, files.tools) == (
+        "mcp-files",
+        ("--root", "/srv"),
+        {"TOKEN": "t0k"},
+        ("read",),
+    )
+    assert (search.url, search.confirm, search.timeout_seconds) == ("https://tools.example.org/mcp", ("open",), 5.0)
+    assert "t0k" not in repr(settings)

@@ -16,7 +16,7 @@ from streamserve.clients.base import EngineClient
 from streamserve.protocol.engine import ABSENT, EngineStats, ModelDescription
 from streamserve.protocol.errors import NotFound, Refused
 from streamserve.protocol.frames import UNKNOWN_COUNT
-from streamserve.protocol.measures import RESPONSES
+from streamserve.protocol.measures import MCP_CALLS, RESPONSES
 from streamserve.protocol.metrics import CONTENT_TYPE, Sample, render_prometheus
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
@@ -135,7 +135,9 @@ def render_metrics(
     """Return every metric of this process in Prometheus' text format. `work`: kind → state → how many rows."""
     queued = Sample(name="num_requests_queued", value=streams.num_waiting)
     samples = (*_engine_samples(clients), *_stream_samples(clients, streams.all()), *streams.measures.samples(), queued)
-    return render_prometheus([*samples, *RESPONSES.samples(), *_log_samples(), *_work_samples(work)])
+    return render_prometheus(
+        [*samples, *RESPONSES.samples(), *MCP_CALLS.samples(), *_log_samples(), *_work_samples(work)]
+    )
 
 
 def _engine_samples(clients: Mapping[str, EngineClient]) -> Iterator[Sample]:

@@ -211,6 +211,8 @@ _ALL = (
         cannot_continue="The connection to the server that runs the model was lost in the middle, and that server "
         "cannot continue there. Ask again.",
         queue_timeout="An accepted request waited too long for its first step.",
+        mcp_unavailable="An MCP server whose tools a pipeline offers cannot be reached, or lacks a tool of its `TOOLS` "
+        "(docs/mcp.md).",
     ),
     *_codes(503, load_failed="The model cannot be loaded: the state of a model in `/readyz`."),
     *_codes(504, STREAM, timeout="`timeout_seconds` ran out."),

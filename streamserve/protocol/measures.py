@@ -340,7 +340,20 @@ class Responses:
             yield Sample(name="http_errors", value=count, labels={"error_code": code})
 
 
+class McpCalls:
+    """Calls of MCP servers' tools, of this process: by server, tool and outcome. Counted on the servers' thread."""
+
+    def __init__(self) -> None:
+        self.by_outcome: Counter[tuple[str, str, str]] = Counter()
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield them for `/metrics`."""
+        for (server, tool, outcome), count in sorted(self.by_outcome.copy().items()):
+            yield Sample(name="mcp_calls", value=count, labels={"server": server, "tool": tool, "outcome": outcome})
+
+
 # Of the whole process: a request that is refused before it has a site is counted too.
 RESPONSES = Responses()
+MCP_CALLS = McpCalls()
 
 assert set(HISTOGRAMS) <= METRICS.keys()

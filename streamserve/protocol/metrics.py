@@ -154,6 +154,13 @@ METRICS: Mapping[str, Metric] = {
             "http_errors", "counter", "requests", "HTTP requests refused or failed, by error_code.", ("error_code",)
         ),
         _metric(
+            "mcp_calls",
+            "counter",
+            "calls",
+            "Calls of MCP servers' tools: outcome ok, error, timeout, unavailable or cancelled.",
+            ("server", "tool", "outcome"),
+        ),
+        _metric(
             "request_success",
             "counter",
             "requests",

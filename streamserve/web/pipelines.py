@@ -14,6 +14,7 @@ from django.utils.module_loading import autodiscover_modules, import_string
 
 from streamserve.clients.base import EngineClient
 from streamserve.clients.filtered import FilteredClient
+from streamserve.clients.mcp.servers import McpServers
 from streamserve.clients.pipeline.client import PIPELINES, PipelineClient
 from streamserve.clients.pipeline.journal import Memo
 from streamserve.conf import ServedModel, SiteConfig
@@ -27,7 +28,10 @@ def find_pipelines() -> None:
 
 
 def pipeline_clients(
-    settings: SiteConfig, models: Mapping[str, EngineClient], memo_of: Callable[[str], Memo | None]
+    settings: SiteConfig,
+    models: Mapping[str, EngineClient],
+    memo_of: Callable[[str], Memo | None],
+    mcp: McpServers | None = None,
 ) -> dict[str, EngineClient]:
     """Return a client for each registered pipeline. Raises ImproperlyConfigured if no request could reach it."""
     clients: dict[str, EngineClient] = {}
@@ -46,6 +50,7 @@ def pipeline_clients(
             memo_of=memo_of,
             user_of=partial(orm.read, active_user),
             window_seconds=settings.streams.resume_window_seconds,
+            mcp=mcp,
         )
     return clients
 

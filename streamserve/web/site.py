@@ -19,6 +19,7 @@ from django.conf import settings as django_settings
 from streamserve.api.answers import AnswerConfig, Answers, Defaults
 from streamserve.api.ops import Ops
 from streamserve.clients.base import EngineClient
+from streamserve.clients.mcp.servers import McpServers
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.clients.pipeline.journal import Memo
 from streamserve.conf import ECHO_PATH, LOG_SCHEMES, SiteConfig, get_settings
@@ -80,7 +81,9 @@ class DjangoSite:
             """Return what is kept of a run: of a job that runs here, or of a stream."""
             return memos.get(stream_id) or self.streams.memo_of(stream_id)
 
-        self.clients = {**models, **pipeline_clients(settings, models, memo_of)}
+        mcp = McpServers(settings.mcp_servers)
+        self._closing.push_async_callback(mcp.aclose)
+        self.clients = {**models, **pipeline_clients(settings, models, memo_of, mcp)}
         for client in self.clients.values():
             self._closing.push_async_callback(client.aclose)
 

@@ -27,6 +27,7 @@ from types import MappingProxyType
 from typing import Any
 
 from streamserve.clients.base import EngineClient, Generation
+from streamserve.clients.mcp.servers import McpServers
 from streamserve.clients.pipeline.filters import OutputFilter, Stopped
 from streamserve.clients.pipeline.journal import LOST, Journal, Memo, Shown
 from streamserve.clients.pipeline.run import Run
@@ -147,8 +148,8 @@ class PipelineClient:
     """See `EngineClient` in clients/base.py. `clients` are the site's, `call` runs a synchronous function elsewhere.
 
     `memo_of` is given the id of a run's stream, and returns what is kept of the run; without a memo no other process
-    continues it. `user_of` returns the site's user who asks. An answer that has begun waits for an engine that refuses
-    to continue it for `window_seconds`.
+    continues it. `user_of` returns the site's user who asks, `mcp` has the servers of `run.mcp`. An answer that has
+    begun waits for an engine that refuses to continue it for `window_seconds`.
     """
 
     def __init__(
@@ -162,13 +163,14 @@ class PipelineClient:
         memo_of: Callable[[str], Memo | None] = lambda stream_id: None,
         user_of: Callable[[Identity], Awaitable[Any]] = _no_user,
         window_seconds: float = math.inf,
+        mcp: McpServers | None = None,
     ) -> None:
         self.alias = pipeline.name
         self._pipeline, self._clients = pipeline, clients
         self._model = pipeline.model or default_model
         self._limits, self._call, self._memo_of = limits or Limits(), call, memo_of
         self._user_of = user_of
-        self._window_seconds = window_seconds
+        self._window_seconds, self._mcp = window_seconds, mcp
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -214,6 +216,7 @@ class PipelineClient:
             journal=journal,
             user_of=self._user_of,
             window_seconds=self._window_seconds,
+            mcp=self._mcp,
         )
         task = asyncio.get_running_loop().create_task(
             self._run(run, speech, memo), name=f"pipeline {self.alias} {admission.stream_id}", context=Context()

@@ -24,9 +24,11 @@ from typing import Any, TypeVar
 
 from streamserve.clients.base import EngineClient
 from streamserve.clients.engine_run import Parking
+from streamserve.clients.mcp.servers import McpServers
 from streamserve.clients.pipeline.answers import ENGINE_SECONDS, Answering
 from streamserve.clients.pipeline.filters import OutputFilter
 from streamserve.clients.pipeline.journal import Journal, Key
+from streamserve.clients.pipeline.mcp_tools import McpTool, described, tools_of
 from streamserve.clients.pipeline.phases import RunPhases
 from streamserve.clients.pipeline.speech import Speech
 from streamserve.clients.pipeline.static import num_static
@@ -78,6 +80,7 @@ class Run:
         journal: Journal | None = None,
         user_of: Callable[[Identity], Awaitable[Any]],
         window_seconds: float = math.inf,
+        mcp: McpServers | None = None,
     ) -> None:
         self.input: Mapping[str, Any] = request.input
         self.messages: tuple[Message, ...] = request.messages or ()
@@ -87,7 +90,7 @@ class Run:
         self._request, self._admission = request, admission
         self._speech, self._clients = speech, clients
         self._limits, self._call, self._journal = limits, call, journal
-        self._user_of, self._window_seconds = user_of, window_seconds
+        self._user_of, self._window_seconds, self._mcp = user_of, window_seconds, mcp
         self.phases = RunPhases()
         self._num_steps = self._num_citations = 0
         self._warming: set[asyncio.Task[None]] = set()
@@ -155,7 +158,7 @@ class Run:
         *,
         model: str = "",
         show: bool = True,
-        tools: Sequence[Callable[..., Any]] = (),
+        tools: Sequence[Callable[..., Any] | FunctionTool] = (),
         max_rounds: int = 4,
         show_results: bool = True,
         through: OutputFilter | None = None,
@@ -187,6 +190,19 @@ class Run:
                     request = await self._with_results(request, text, answering.calls, offered, is_shown=is_shown)
         message = f"The model called tools {max_rounds + 1} times without an answer, and may {max_rounds} times."
         raise StreamserveError(message, code="too_many_tool_rounds")
+
+    async def mcp(self, server: str, *names: str) -> list[McpTool]:
+        """Return tools of a server of MCP_SERVERS for `generate(tools=...)`: those with these names, or all its TOOLS.
+
+        Raises McpUnavailable while the server cannot be reached. A run that is tried again offers the same tools, and
+        does not ask the server for them.
+        """
+        if self._journal is None:
+            listed = await described(self._mcp, server)
+        else:
+            listed = await self._kept(self._journal, f"mcp {server}", partial(described, self._mcp, server))
+        assert self._mcp is not None  # else `described` has raised
+        return tools_of(self._mcp, server, listed, names)
 
     def warm(self, messages: str | Messages, *, model: str = "") -> None:
         """Have the prefix of a later `generate` computed meanwhile. Failing, it costs nothing but the time."""
@@ -292,7 +308,7 @@ class Run:
 
         return await journal.step(name, function, show, _as_json, _from_json)
 
-    async def _do(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    async def _do(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         """Run a function: a synchronous function on a thread, whose result may be a coroutine for this task."""
         if inspect.iscoroutinefunction(function):
             return await function(*args, **options)

@@ -45,12 +45,7 @@ class FunctionTool:
 
     def arguments(self, text: str) -> dict[str, Any]:
         """Return the arguments of a call. Raises WrongCall."""
-        try:
-            values = loads_written(text or "{}")
-        except ValueError as error:
-            raise WrongCall(f"The arguments are no JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise WrongCall("The arguments are no JSON object.")
+        values = read_arguments(text)
         properties = self.tool.parameters["properties"]
         missing = [name for name in self.tool.parameters["required"] if name not in values]
         unknown = [name for name in values if name not in properties]
@@ -64,8 +59,21 @@ class FunctionTool:
         return values
 
 
-def function_tool(function: Callable[..., Any]) -> FunctionTool:
-    """Return a function as a tool. Raises TypeError for a parameter whose type has no schema here."""
+def read_arguments(text: str) -> dict[str, Any]:
+    """Return the JSON object that a model wrote as arguments. Raises WrongCall."""
+    try:
+        values = loads_written(text or "{}")
+    except ValueError as error:
+        raise WrongCall(f"The arguments are no JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise WrongCall("The arguments are no JSON object.")
+    return values
+
+
+def function_tool(function: Callable[..., Any] | FunctionTool) -> FunctionTool:
+    """Return a function as a tool; a tool as it is. Raises TypeError for a parameter whose type has no schema here."""
+    if isinstance(function, FunctionTool):
+        return function
     hints = get_type_hints(function)
     properties, required = {}, []
     for name, parameter in inspect.signature(function).parameters.items():
