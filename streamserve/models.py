@@ -23,7 +23,7 @@ from django.utils.translation import gettext_lazy as _
 
 from streamserve.keys import digest_of, is_well_formed, new_key, prefix_of
 from streamserve.protocol.requests import LATENCY_CLASSES
-from streamserve.rows.conversations import Attachment, Conversation, Message, Share
+from streamserve.rows.conversations import Attachment, Conversation, Message, Share, Thread
 from streamserve.rows.leases import LeasedQuerySet
 from streamserve.rows.queries import Keyed
 from streamserve.rows.work import Batch, BatchRow, Job, JobStep, StoredFile, WebhookDelivery, Worker
@@ -44,6 +44,7 @@ __all__ = [
     "StoredCompletion",
     "StoredFile",
     "Stream",
+    "Thread",
     "Watch",
     "WebhookDelivery",
     "Worker",

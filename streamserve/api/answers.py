@@ -29,6 +29,7 @@ from streamserve.protocol.requests import (
     Admission,
     GenerateRequest,
     Once,
+    ThreadKey,
     Turn,
     with_system,
 )
@@ -221,13 +222,14 @@ class Answers:
         begins_unloaded: bool = False,
         places: Places | None = None,
         turn: Turn | None = None,
+        thread: ThreadKey | None = None,
     ) -> Stream:
         """Start an answer for `caller`, within its limits; its times count from `received_at`.
 
         With `once` return the answer that its key has started before, without a wait. Beyond the caller's places this
         waits, and while the model loads, but for an answer that `begins_unloaded`: endpoints call `begin`.
-        `places`: of several answers that begin together. `turn` is added to its conversation with the start. Raises
-        StreamserveError.
+        `places`: of several answers that begin together. `turn` is added to its conversation with the start, and
+        `thread` has this as its last stream from then on. Raises StreamserveError.
         """
         client = await self.client(caller, request.model)
         admission = await self.admission(
@@ -237,6 +239,7 @@ class Answers:
             once=once,
             begins_unloaded=begins_unloaded,
             turn=turn,
+            thread=thread,
         )
         client.start()
         start = self.streams.start if once is None else self._start_once
@@ -261,6 +264,7 @@ class Answers:
         begins_unloaded: bool = False,
         places: Places | None = None,
         turn: Turn | None = None,
+        thread: ThreadKey | None = None,
     ) -> Stream:
         """Do what `start` does for the call's caller, for as long as the client stays."""
         starting = self.start(
@@ -272,6 +276,7 @@ class Answers:
             begins_unloaded=begins_unloaded,
             places=places,
             turn=turn,
+            thread=thread,
         )
         stream = await call.wait(starting)
         call.started.append(stream)

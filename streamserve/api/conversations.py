@@ -25,7 +25,7 @@ from streamserve.streams.store import ANONYMOUS
 from streamserve.streams.stream import Stream
 
 # A client that has read the last event may ask before its answer's message is written. In seconds; two in all.
-_WRITE_DELAYS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.6)
+WRITE_DELAYS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class AttachmentView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageView:
-    """A question or an answer. `parent`, `stream_id`, `finish_reason` and `error_code` are "" where there is none.
+    """A question or an answer. `parent`, `stream_id`, `finish_reason`, `error_code` and `client_id` may be "".
 
     `blocks`, `citations` and `steps` are JSON objects as docs/events.md has them, `text` the text of the blocks.
     """
@@ -109,6 +109,7 @@ class MessageView:
     comment: str
     created_at: datetime
     finished_at: datetime | None
+    client_id: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Return its JSON. Times are Unix seconds."""
@@ -281,7 +282,7 @@ async def with_history(
 
 async def _prepared(conversations: Conversations, caller: Caller, ask: Ask) -> Prepared:
     """Return what `prepare` does. An answer that has just ended is being written: then it waits for that a little."""
-    for delay in _WRITE_DELAYS:
+    for delay in WRITE_DELAYS:
         try:
             return await conversations.prepare(caller, ask.conversation_id, ask)
         except NotFinished:

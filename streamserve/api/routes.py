@@ -41,7 +41,19 @@ OPS_CALLERS = ("session", "key")
 ANYONE = ("anyone",)
 
 # What an endpoint may take beside its call, by the names of its parameters. A service with a default may be missing.
-SERVICES = ("answers", "chats", "watches", "ops", "jobs", "files", "batches", "attachments", "conversations", "shares")
+SERVICES = (
+    "answers",
+    "chats",
+    "watches",
+    "ops",
+    "jobs",
+    "files",
+    "batches",
+    "attachments",
+    "conversations",
+    "shares",
+    "threads",
+)
 Endpoint = Callable[..., Awaitable[Reply]]
 
 # The variable parts of a path, in the syntax of Django's urlconf.

@@ -14,10 +14,12 @@ from collections.abc import Mapping
 
 from streamserve.api.answers import AnswerConfig, Answers
 from streamserve.api.ops import Ops
+from streamserve.api.threads import MemoryThreads
 from streamserve.clients.base import EngineClient
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import EventLog
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import NullStore
 
 
 class LocalSite:
@@ -33,10 +35,15 @@ class LocalSite:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.clients = clients
-        self.streams = Streams(clients, log, settings, limits=config.limits, patience=patience)
+        store = NullStore()
+        self.streams = Streams(clients, log, settings, store=store, limits=config.limits, patience=patience)
         self.answers = Answers(self.streams, config, salt_of=self._salt_of)
         self.ops = Ops(clients, self.streams)
-        self.services: Mapping[str, object] = {"answers": self.answers, "ops": self.ops}
+        self.services: Mapping[str, object] = {
+            "answers": self.answers,
+            "ops": self.ops,
+            "threads": MemoryThreads(store),
+        }
         self._secret = secrets.token_bytes(32)
 
     def _salt_of(self, tenant: str) -> str:

@@ -309,13 +309,36 @@ class Once:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadKey:
+    """A client's own id of a conversation, in its dialect; another tenant may have the same."""
+
+    dialect: str
+    client_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A new question in a conversation. `content` is its message's JSON, `text` what is searched."""
+    """A new question in a conversation. `content` is its message's JSON, `text` what is searched.
+
+    `client_id`: the id that its client has given it ("": none).
+    """
 
     id: str
     content: str
     text: str
     attachment_ids: tuple[str, ...] = ()
+    client_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a client brings before its question: a result of its tool, or a message of an earlier conversation."""
+
+    id: str
+    role: str
+    content: str
+    text: str
+    client_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,13 +346,17 @@ class Turn:
     """What the start of an answer adds to a conversation: a message for the answer, and its question before it.
 
     `parent_id`: the message that they follow ("": none). Without a question the answer follows `parent_id` itself: as
-    another answer to that question, or as the continuation of that answer.
+    another answer to that question, or as the continuation of that answer; or it follows the last of `given`, which
+    stand between `parent_id` and the question. `source`: what has begun the conversation, where this makes it ("": it
+    is there).
     """
 
     conversation_id: str
     answer_id: str
     parent_id: str = ""
+    given: tuple[Given, ...] = ()
     question: Question | None = None
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,7 +368,8 @@ class Admission:
     where the server itself made the whole prompt). `on_disconnect` is what becomes of the answer without a reader
     (`ON_DISCONNECT` in streams/stream.py). With `once` there is one stream of that key. `begins_unloaded`: while its
     model loads the answer begins and shows `status: loading`; else its start waits. `turn` is inserted with the
-    stream's record. `trimmed` is shown first of all: what of its files the prompt leaves out.
+    stream's record, and `thread` then has this stream as its last. `trimmed` is shown first of all: what of its files
+    the prompt leaves out.
 
     Times are of `time.monotonic()`, which is one clock for all processes of a machine. Times of the answer count from
     `received_at` (None: from its start). `arrived_at`: its place in the engine's queue, which begins when its caller
@@ -357,6 +385,7 @@ class Admission:
     once: Once | None = None
     begins_unloaded: bool = False
     turn: Turn | None = None
+    thread: ThreadKey | None = None
     trimmed: Status | None = None
     stream_id: str = ""
     received_at: float | None = None

@@ -18,11 +18,12 @@ from django.db import transaction
 from django.utils import timezone
 
 from streamserve.api.logs import get_logger
-from streamserve.models import Attachment, Conversation, Message
+from streamserve.models import Conversation, Message
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.events import LoggedEvent, is_terminal
 from streamserve.rows import orm
 from streamserve.rows.branch import answer_columns
+from streamserve.rows.turns import withdraw
 from streamserve.streams.log.base import EventLog, LogUnavailable, Refusal, append
 
 log = get_logger(__name__)
@@ -118,23 +119,6 @@ def write_end(stream_id: str, events: Sequence[LoggedEvent], error_code: str) ->
     of_message = Message.objects.filter(stream_id=stream_id).values("conversation_id")
     Conversation.objects.filter(pk__in=of_message).update(updated_at=timezone.now())
     return True
-
-
-def withdraw(stream_id: str) -> None:
-    """Delete the messages of an answer that was refused or is lost, and show the branch before it.
-
-    What has text, or was continued, stays. Call it in a transaction.
-    """
-    answer = Message.objects.exclude(state="done").filter(stream_id=stream_id, text="").first()
-    if answer is None or answer.children.exists():
-        return
-    answer_id, before, question = answer.pk, answer.parent_id or "", answer.parent
-    answer.delete()
-    if question is not None and question.role == "user" and not question.children.exists():
-        before = question.parent_id or ""
-        Attachment.objects.filter(messages=question.pk).update(is_sent=False)  # they may be sent again
-        question.delete()
-    Conversation.objects.filter(pk=answer.conversation_id, leaf=answer_id).update(leaf=before)
 
 
 async def keep_needed_logs(event_log: EventLog) -> None:

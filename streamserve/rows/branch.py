@@ -26,7 +26,7 @@ CAN_CONTINUE = ("length", "cancelled", "abandoned")
 
 def question_content(text: str) -> str:
     """Return the content of a question's message, as JSON text."""
-    return _json({"blocks": [{"index": 0, "kind": TEXT, "text": text}], "citations": [], "steps": []})
+    return json_text({"blocks": [{"index": 0, "kind": TEXT, "text": text}], "citations": [], "steps": []})
 
 
 def without_nul(text: str) -> str:
@@ -51,7 +51,7 @@ def answer_columns(events: Sequence[LoggedEvent], error_code: str) -> dict[str, 
     is_done = isinstance(end, Done)
     return {
         "state": "done" if is_done else "failed",
-        "content": _json(content),
+        "content": json_text(content),
         "text": without_nul(first.text),
         "finish_reason": end.finish_reason if isinstance(end, Done) else "",
         "error_code": "" if is_done else end.code if isinstance(end, Error) else error_code,
@@ -64,7 +64,8 @@ def answer_columns(events: Sequence[LoggedEvent], error_code: str) -> dict[str, 
 def prompt_of(branch: Sequence[Message], questions: Mapping[str, Turn]) -> list[Turn]:
     """Return the messages of a branch as turns of a prompt, which end with a question or the text of an answer.
 
-    `questions`: the turns of the branch's questions, with their files, by id (attachments.py).
+    `questions`: the turns of the branch's questions, with their files, by id (attachments.py). A result of a client's
+    tool is a turn of its own.
     """
     turns: list[Turn] = []
     for row in branch:
@@ -72,7 +73,10 @@ def prompt_of(branch: Sequence[Message], questions: Mapping[str, Turn]) -> list[
             _drop_unanswered(turns)
             turns.append(questions[row.pk])
             continue
-        blocks = json.loads(row.content).get("blocks", ()) if row.content else ()
+        blocks = json.loads(row.content).get("blocks", []) if row.content else []
+        if row.role == "tool":
+            turns.append(Turn(role="tool", content=row.text, extra={"tool_call_id": blocks[0]["id"]}))
+            continue
         text = "".join(block["text"] for block in blocks if block["kind"] == TEXT)
         calls = [call for block in blocks if (call := _call_json(block)) is not None]
         if turns and turns[-1].role == "assistant":
@@ -101,5 +105,6 @@ def _call_json(block: dict[str, Any]) -> dict[str, Any] | None:
     return {"id": block.get("id"), "type": "function", "function": function}
 
 
-def _json(value: Any) -> str:
+def json_text(value: Any) -> str:
+    """Return the content of a message as its column has it."""
     return json.dumps(value, separators=(",", ":"))  # ASCII: NUL is escaped

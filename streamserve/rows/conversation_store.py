@@ -2,23 +2,20 @@
 conversation_lists.py, share links in shares.py.
 
 `prepare` returns a branch as a prompt, and the `Turn` which the start of its answer inserts with the stream's row
-(`insert_turn`). The end of the answer is written by answer_messages.py. Any event loop.
+(turns.py). The end of the answer is written by answer_messages.py. Any event loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from django.db import transaction
 from django.db.models import Exists, OuterRef, QuerySet
-from django.db.models.functions import Length
 from django.utils import timezone
 
-from streamserve.api.attachments import no_attachment
 from streamserve.api.call import Caller
 from streamserve.api.conversations import (
     Ask,
@@ -30,9 +27,8 @@ from streamserve.api.conversations import (
     no_conversation,
     no_message,
 )
-from streamserve.api.history import first_kept
 from streamserve.dialects.batches import Page
-from streamserve.protocol.errors import BadRequest, NotFinished, QuotaExceeded
+from streamserve.protocol.errors import BadRequest, NotFinished
 from streamserve.protocol.ids import is_stream_id
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import Question, Turn
@@ -40,32 +36,18 @@ from streamserve.rows import orm
 from streamserve.rows.attachments import asked_before, new_question
 from streamserve.rows.branch import CAN_CONTINUE, prompt_of, question_content, without_nul
 from streamserve.rows.conversation_lists import page_of
+from streamserve.rows.conversation_tree import Nodes, branch_of, last_answer, nodes_of
 from streamserve.rows.conversation_views import conversation_view, message_views
-from streamserve.rows.conversations import MAX_TITLE_CHARS, Attachment, Conversation, Message, new_row_id
-from streamserve.rows.queries import delete_in_parts, hold_limit, last_of, part_of
+from streamserve.rows.conversations import MAX_TITLE_CHARS, Conversation, Message, new_row_id
+from streamserve.rows.queries import delete_in_parts, last_of, part_of
 from streamserve.rows.receivers import tell_rated, written
+from streamserve.rows.turns import insert_conversation, turn_of, user_of
 from streamserve.signals import message_rated
 
 UNDO_SECONDS = 600.0  # how long a deletion can be undone
-_TITLE_WORDS_CHARS = 60  # of a question's first words
-_USER = "user:"
 _CONVERSATIONS_AT_ONCE = 100  # whose messages are deleted
-_RETRY_AFTER = 60
-_AFTER = timedelta(microseconds=1)  # an answer that comes with its question: lists show it after the question
 
 _ROWS = Conversation.objects
-
-
-@dataclass(frozen=True, slots=True)
-class _Node:
-    """A message without its content. `num_chars` are of its text."""
-
-    id: str
-    parent_id: str | None
-    role: str
-    state: str
-    finish_reason: str
-    num_chars: int
 
 
 class ConversationRows:
@@ -95,13 +77,8 @@ class ConversationRows:
         return conversation_view(row, is_running=False)
 
     def _insert(self, row: Conversation) -> None:
-        most, rows = self._limits.max_conversations, _ROWS.of(row.tenant)
-        with transaction.atomic(using=rows.db):
-            hold_limit(_ROWS.all(), row.tenant)
-            if rows.order_by()[:most].count() >= most:
-                message = f"You have {most:,} conversations, as many as one caller may. Delete some."
-                raise QuotaExceeded(message, retry_after=_RETRY_AFTER)
-            row.save(force_insert=True)
+        with transaction.atomic(using=_ROWS.db):
+            insert_conversation(row, self._limits.max_conversations)
 
     async def find(self, caller: Caller, conversation_id: str) -> ConversationView:
         """Return a conversation. Raises NotFound."""
@@ -194,12 +171,12 @@ class ConversationRows:
 
     def _prepare(self, caller: Caller, conversation_id: str, ask: Ask) -> Prepared:
         conversation = _found(caller, conversation_id)
-        nodes = self._nodes(conversation)
+        nodes = nodes_of(conversation, self._limits)
         end, question = self._end(conversation, nodes, ask), None
         if ask.question:
             text, files = without_nul(ask.question), tuple(dict.fromkeys(ask.attachment_ids))
             question = Question(id=new_row_id(), content=question_content(text), text=text, attachment_ids=files)
-        branch = self._branch(nodes, end, len(ask.question))
+        branch = branch_of(nodes, end, len(ask.question), self._limits)
         questions = asked_before(branch)
         if question is not None:
             branch.append(Message(id=question.id, role="user"))
@@ -210,30 +187,20 @@ class ConversationRows:
         turn = Turn(conversation_id=conversation.pk, answer_id=new_row_id(), parent_id=end, question=question)
         return Prepared(messages=tuple(messages), turn=turn, model=conversation.model)
 
-    def _nodes(self, conversation: Conversation) -> dict[str, _Node]:
-        """Return the conversation's messages without their content. Raises BadRequest where no more may be added."""
-        most = self._limits.max_conversation_messages
-        columns = ("pk", "parent_id", "role", "state", "finish_reason", Length("text"))
-        found = [_Node(*row) for row in _messages_of(conversation).values_list(*columns)[:most]]
-        if len(found) > most - 2:
-            message = f"The conversation has {len(found):,} messages, and may have {most:,}. Begin another."
-            raise BadRequest(message, code="conversation_full", param="conversation")
-        return {one.id: one for one in found}
-
-    def _end(self, conversation: Conversation, nodes: dict[str, _Node], ask: Ask) -> str:
+    def _end(self, conversation: Conversation, nodes: Nodes, ask: Ask) -> str:
         """Return the id of the message that the question or the answer follows, "" for none. Raises as `prepare`."""
         if ask.question_id or ask.answer_id:
             param, role = ("parent", "user") if ask.question_id else ("continue", "assistant")
             node = nodes.get(ask.question_id or ask.answer_id)
         else:
             param, role = "parent", "assistant"
-            parent = _last_answer(nodes, conversation.leaf) if ask.parent is None else ask.parent
+            parent = last_answer(nodes, conversation.leaf) if ask.parent is None else ask.parent
             if not parent:
                 return ""
             node = nodes.get(parent)
         if node is None:
             raise no_message(param)
-        if node.role != role:
+        if node.role != role and not (node.role == "tool" and ask.question):
             what = "a question follows an answer" if ask.question else "an answer follows a question"
             raise BadRequest(f"The message is of the wrong kind: {what}.", code="invalid_value", param=param)
         if node.state == "running":
@@ -244,82 +211,9 @@ class ConversationRows:
             raise BadRequest(message, code="invalid_value", param="continue")
         return node.id
 
-    def _branch(self, nodes: dict[str, _Node], end: str, num_question_chars: int) -> list[Message]:
-        """Return the rows of a branch up to `end`, as many of the newest as a prompt with the question may have."""
-        path: list[_Node] = []
-        while end in nodes and len(path) < len(nodes):
-            path.append(nodes[end])
-            end = nodes[end].parent_id or ""
-        path.reverse()
-        limits = self._limits
-        num_chars, are_questions = [one.num_chars for one in path], [one.role == "user" for one in path]
-        if num_question_chars:
-            num_chars, are_questions = [*num_chars, num_question_chars], [*are_questions, True]
-        first = first_kept(
-            num_chars,
-            are_questions,
-            most_chars=limits.max_prompt_chars,
-            most_messages=limits.max_messages,
-        )
-        kept = [one.id for one in path[first:]]
-        rows = Message.objects.only("role", "content", "text").in_bulk(kept)
-        return [rows[one] for one in kept if one in rows]
-
     async def turn_of(self, stream_id: str) -> Turn | None:
-        """Return the turn that a stream's start has inserted (a question with its id alone), None if it has none."""
-        row = await orm.read(Message.objects.filter(stream_id=stream_id).select_related("parent").first)
-        if row is None:
-            return None
-        turn = partial(Turn, conversation_id=row.conversation_id, answer_id=row.pk)
-        parent = row.parent if row.parent_id else None
-        # The question came with its answer if nothing else was there to answer it.
-        if parent is not None and parent.role == "user" and parent.created_at + _AFTER == row.created_at:
-            question = Question(id=parent.pk, content="", text="")
-            return turn(parent_id=parent.parent_id or "", question=question)
-        return turn(parent_id=row.parent_id or "")
-
-
-def insert_turn(turn: Turn, *, tenant: str, stream_id: str, model: str) -> None:
-    """Insert the messages of an answer that starts, and show its branch. Call it inside the stream's transaction.
-
-    Raises NotFound where the conversation, or a file, was deleted meanwhile: then nothing is stored.
-    """
-    now = timezone.now()
-    rows = _ROWS.filter(pk=turn.conversation_id, tenant=tenant, deleted_at=None)
-    if not rows.update(leaf=turn.answer_id, updated_at=now, model=model):
-        raise no_conversation()
-    parent_id, question = turn.parent_id or None, turn.question
-    messages = []
-    if question is not None:
-        messages.append(
-            Message(
-                id=question.id,
-                conversation_id=turn.conversation_id,
-                parent_id=parent_id,
-                role="user",
-                content=question.content,
-                text=question.text,
-                created_at=now,
-            )
-        )
-        rows.filter(title="").update(title=first_words(question.text))
-        parent_id = question.id
-    answer = Message(
-        id=turn.answer_id,
-        conversation_id=turn.conversation_id,
-        parent_id=parent_id,
-        role="assistant",
-        state="running",
-        stream_id=stream_id,
-        model=model,
-        created_at=now if question is None else now + _AFTER,
-    )
-    Message.objects.bulk_create([*messages, answer])
-    if question is not None and question.attachment_ids:
-        try:
-            Attachment.objects.attach(question.id, question.attachment_ids, tenant)
-        except Attachment.DoesNotExist:
-            raise no_attachment(question.attachment_ids[0], param="attachments") from None
+        """Return the turn that a stream's start has inserted (its messages with their ids alone), None without one."""
+        return await orm.read(turn_of, stream_id)
 
 
 def drop_conversations(rows: QuerySet[Conversation]) -> int:
@@ -331,32 +225,9 @@ def drop_conversations(rows: QuerySet[Conversation]) -> int:
     return num
 
 
-def first_words(text: str) -> str:
-    """Return the first words of a question as a title; never "" for a question with a word."""
-    words = " ".join(text.split())
-    if len(words) <= _TITLE_WORDS_CHARS:
-        return words
-    cut = words[: _TITLE_WORDS_CHARS + 1].rpartition(" ")[0] or words[:_TITLE_WORDS_CHARS]
-    return f"{cut}…"
-
-
-def user_of(tenant: str) -> str | None:
-    """Return the key of the user whose tenant it is, as text; None for the tenant of a key without a user."""
-    return tenant.removeprefix(_USER) if tenant.startswith(_USER) else None
-
-
 def viewed(rows: QuerySet[Conversation]) -> QuerySet[Conversation]:
     """Return rows of conversations with `is_running`: whether an answer in them has not ended."""
     return rows.annotate(is_running=Exists(Message.objects.running().filter(conversation=OuterRef("pk"))))
-
-
-def _last_answer(nodes: dict[str, _Node], leaf: str) -> str:
-    """Return the end of the branch that is shown: of a question its newest answer, or the answer before it."""
-    node = nodes.get(leaf)
-    if node is None or node.role == "assistant":
-        return leaf if node is not None else ""
-    answers = [one.id for one in nodes.values() if one.parent_id == leaf and one.role == "assistant"]
-    return answers[-1] if answers else node.parent_id or ""
 
 
 def _view(caller: Caller, conversation_id: str) -> ConversationView:

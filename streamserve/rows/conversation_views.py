@@ -59,6 +59,7 @@ def message_view(row: Message, attachments: Iterable[Attachment] = ()) -> Messag
         comment=row.comment,
         created_at=row.created_at,
         finished_at=row.finished_at,
+        client_id=row.client_id,
     )
 
 

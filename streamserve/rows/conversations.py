@@ -1,4 +1,4 @@
-"""Rows of conversations: `Conversation`, `Message`, `Attachment`, `Share`. docs/conversations.md shows them.
+"""Rows of conversations: `Conversation`, `Message`, `Attachment`, `Share`, `Thread`. docs/conversations.md shows them.
 
     Conversation ──► Message ──► Message ──► Message      parent → a tree: a changed question, or another answer, is a
                         │           └──────► Message      sibling. `Conversation.leaf` is the end of the branch shown.
@@ -7,6 +7,7 @@
 A question and its answer's message are inserted with the stream's row, in its transaction: the answer's message is
 `running`, and empty. When the stream ends it is written from the log, once: only a `running` message is written, and a
 stream has one message at most. Streams' rows and logs may be deleted later; a message has no foreign key to them.
+Messages of the role `tool` are results of a client's own tools. A `Thread` is what a client's id names.
 
 JSON is kept as text: PostgreSQL's own type refuses texts with a NUL, which models can write. Ids are 128 random bits in
 hex. Deletes go through the querysets here, not through Django's collector: a branch may be thousands of messages long.
@@ -25,7 +26,10 @@ from django.db.models import Count, F, Q, Sum
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from streamserve.protocol.requests import ThreadKey
+
 MAX_TITLE_CHARS = 200
+MAX_CLIENT_ID_CHARS = 200
 UNSENT = timedelta(days=1)  # an attachment that no question has brought by then is dropped
 
 
@@ -115,9 +119,11 @@ class MessageQuerySet(models.QuerySet["Message"]):
 
 
 class Message(models.Model):
-    """A question or an answer. `content` is JSON: {"blocks", "citations", "steps"} (docs/conversations.md)."""
+    """A question, an answer, or a tool's result. `content` is JSON: {"blocks", "citations", "steps"}
+    (docs/conversations.md).
+    """
 
-    ROLES = (("user", _("user")), ("assistant", _("assistant")))
+    ROLES = (("user", _("user")), ("assistant", _("assistant")), ("tool", _("tool")))
     STATES = (("running", _("running")), ("done", _("done")), ("failed", _("failed")))
     RATINGS = ((1, _("good")), (-1, _("bad")))
 
@@ -138,6 +144,14 @@ class Message(models.Model):
     content = models.TextField(blank=True, editable=False)
     text = models.TextField(_("text"), blank=True, editable=False, help_text=_("What is searched: its text alone."))
     stream_id = models.CharField(_("stream"), max_length=32, null=True, unique=True, editable=False)
+    client_id = models.CharField(
+        max_length=MAX_CLIENT_ID_CHARS,
+        blank=True,
+        default="",
+        db_default="",
+        editable=False,
+        help_text=_("The id that its client has given it."),
+    )
     model = models.CharField(_("model"), max_length=200, blank=True, editable=False)
     finish_reason = models.CharField(_("finish reason"), max_length=32, blank=True, editable=False)
     error_code = models.CharField(_("error"), max_length=64, blank=True, editable=False)
@@ -287,3 +301,40 @@ class Share(models.Model):
 
     def __str__(self) -> str:
         return self.id
+
+
+class ThreadQuerySet(models.QuerySet["Thread"]):
+    """Threads."""
+
+    def named(self, tenant: str, key: ThreadKey) -> ThreadQuerySet:
+        """Return the thread that a tenant's client names so, if there is one."""
+        return self.filter(tenant=tenant, dialect=key.dialect, client_id=key.client_id)
+
+    def unused_since(self, when: datetime) -> ThreadQuerySet:
+        """Return the threads without an answer since `when`, whose conversation, if they had one, is gone."""
+        return self.filter(updated_at__lt=when).exclude(conversation_id__in=Conversation.objects.values("pk"))
+
+
+class Thread(models.Model):
+    """What a client's own id names: its tenant's last stream under that id, and the conversation, where one is kept.
+
+    No foreign keys: a thread whose conversation was deleted begins another with its next question.
+    """
+
+    tenant = models.CharField(max_length=64, editable=False)
+    dialect = models.CharField(max_length=16, editable=False)
+    client_id = models.CharField(max_length=MAX_CLIENT_ID_CHARS, editable=False)
+    stream_id = models.CharField(max_length=32, editable=False)
+    conversation_id = models.CharField(max_length=32, blank=True, editable=False)
+    updated_at = models.DateTimeField(default=timezone.now, db_index=True, editable=False)
+
+    objects = ThreadQuerySet.as_manager()
+
+    class Meta:
+        default_permissions = ()
+        constraints = (
+            models.UniqueConstraint(fields=["tenant", "dialect", "client_id"], name="streamserve_thread_once"),
+        )
+
+    def __str__(self) -> str:
+        return self.client_id

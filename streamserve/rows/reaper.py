@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from streamserve.api.logs import get_logger
 from streamserve.conf import SiteConfig
-from streamserve.models import Conversation, Job, Message, Watch
+from streamserve.models import Conversation, Job, Message, Thread, Watch
 from streamserve.models import Stream as StreamRow
 from streamserve.rows import orm
 from streamserve.rows.answer_messages import LOST, AnswerMessages, keep_needed_logs, write_end
@@ -76,7 +76,10 @@ class RowAges:
         return streams, watches, jobs, conversations
 
     def drop_old(self, settings: StreamConfig, now: datetime) -> tuple[int, ...]:
-        """Delete them; return how many of each."""
+        """Delete them; return how many of each. Threads whose stream can no longer be replayed go, too."""
+        delete_in_parts(
+            Thread.objects.unused_since(datetime.fromtimestamp(purge_before(settings, now.timestamp()), UTC))
+        )
         *others, conversations = self.old(settings, now)
         return *map(delete_in_parts, others), drop_conversations(conversations)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -18,13 +17,15 @@ from django.db import IntegrityError, transaction
 from streamserve.api.logs import get_logger
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import UnmetNeeds
+from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import Admission, Once, decode_request, encode_request
 from streamserve.rows import orm
-from streamserve.rows.answer_messages import AnswerMessages, Write, withdraw
+from streamserve.rows.answer_messages import AnswerMessages, Write
 from streamserve.rows.completions import CompletionRows
-from streamserve.rows.conversation_store import insert_turn
 from streamserve.rows.receivers import finish_stream, insert_stream
+from streamserve.rows.threads import note_thread
 from streamserve.rows.titles import Titles
+from streamserve.rows.turns import insert_turn, withdraw
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.log.base import LogUnavailable
 from streamserve.streams.store import Group, KeyTaken, Record
@@ -46,15 +47,17 @@ class RowStore:
         chats: CompletionRows | None = None,
         messages: AnswerMessages | None = None,
         titles: Titles | None = None,
+        max_conversations: int = Limits().max_conversations,
     ) -> None:
         self.is_shared = liveness is not None
         self.keeps_text = keeps_text
         self.own_id = "" if liveness is None else liveness.own_id
         self._liveness, self._chats, self._messages, self._titles = liveness, chats, messages, titles
+        self._max_conversations = max_conversations
 
     async def insert(self, record: Record) -> None:
         try:
-            await insert_stream(row_of(record), also=_turn_of(record))
+            await insert_stream(row_of(record), also=_with_record(record, self._max_conversations))
         except IntegrityError as error:
             if record.once is not None and await self.find(request_key=record.once.key) is not None:
                 raise KeyTaken from error
@@ -126,12 +129,20 @@ def _forget_key(stream_id: str) -> None:
         withdraw(stream_id)
 
 
-def _turn_of(record: Record) -> Callable[[], None] | None:
-    """Return what inserts the messages of a stream's turn in a conversation; None without one."""
-    turn = record.admission.turn
-    if turn is None:
+def _with_record(record: Record, max_conversations: int) -> Callable[[], None] | None:
+    """Return what a stream's start writes beside its row: its turn in a conversation, and its thread; None for none."""
+    admission = record.admission
+    turn, thread = admission.turn, admission.thread
+    if turn is None and thread is None:
         return None
-    return partial(insert_turn, turn, tenant=record.admission.tenant, stream_id=record.id, model=record.model)
+
+    def write() -> None:
+        if thread is not None:
+            note_thread(thread, admission)
+        if turn is not None:
+            insert_turn(turn, admission, model=record.model, max_conversations=max_conversations)
+
+    return write
 
 
 def row_of(record: Record) -> StreamRow:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from streamserve.dialects.fold import TOOL_USE, Answer, AnswerBlock
 from streamserve.protocol.errors import Refused
 from streamserve.protocol.events import Done, LoggedEvent
-from streamserve.protocol.requests import Admission, GenerateRequest, Message, Once
+from streamserve.protocol.requests import Admission, GenerateRequest, Message, Once, ThreadKey
 from streamserve.streams.log.base import EventLog
 from streamserve.streams.transcript import StreamSummary
 
@@ -133,13 +133,20 @@ class StreamStore(Protocol):
 
 
 class NullStore:
-    """A `StreamStore` without records, for a process that shares no streams. It has the newest keys of requests."""
+    """A `StreamStore` without records, for a process that shares no streams. It has the newest keys of requests,
+    and the last streams of the newest threads.
+    """
 
     own_id = ""
     is_shared = has_records = keeps_text = False
 
     def __init__(self) -> None:
         self._of_key: OrderedDict[str, Record] = OrderedDict()
+        self._of_thread: OrderedDict[tuple[str, ThreadKey], str] = OrderedDict()
+
+    def last_of(self, tenant: str, key: ThreadKey) -> str:
+        """Return the id of the last stream of a tenant's thread; "" for none."""
+        return self._of_thread.get((tenant, key), "")
 
     async def insert(self, record: Record) -> None:
         if record.once is not None:
@@ -148,6 +155,12 @@ class NullStore:
             self._of_key[record.once.key] = replace(record, request=None)
             if len(self._of_key) > _MAX_KEYS:
                 self._of_key.popitem(last=False)
+        if record.admission.thread is not None:
+            thread = (record.admission.tenant, record.admission.thread)
+            self._of_thread[thread] = record.id
+            self._of_thread.move_to_end(thread)
+            if len(self._of_thread) > _MAX_KEYS:
+                self._of_thread.popitem(last=False)
 
     async def find(self, *, stream_id: str = "", log_id: str = "", request_key: str = "") -> Record | None:
         return self._of_key.get(request_key)

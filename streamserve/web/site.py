@@ -32,6 +32,7 @@ from streamserve.rows.health import DatabaseHealth
 from streamserve.rows.reaper import Reaper, Sweeper, row_ages
 from streamserve.rows.shares import ShareRows
 from streamserve.rows.store import RowStore
+from streamserve.rows.threads import ThreadRows
 from streamserve.rows.titles import Titles
 from streamserve.streams.registry import Streams
 from streamserve.web import resources
@@ -96,12 +97,20 @@ class DjangoSite:
             self.clients,
             self.log,
             settings.streams,
-            store=RowStore(liveness, keeps_text=settings.store, chats=self.chats, messages=messages, titles=titles),
+            store=RowStore(
+                liveness,
+                keeps_text=settings.store,
+                chats=self.chats,
+                messages=messages,
+                titles=titles,
+                max_conversations=settings.limits.max_conversations,
+            ),
             limits=settings.limits,
             patience={name: one.queue_seconds for name, one in settings.classes.items()},
         )
         self._closing.push_async_callback(self.streams.aclose)
         self.conversations = ConversationRows(settings.limits) if settings.conversations else None
+        self.threads = ThreadRows(settings.limits, keeps_conversations=settings.conversations)
         self.shares = ShareRows() if settings.conversations and settings.share_links else None
         self.watches = WatchAudit(self.streams)
         self.permissions = PermissionChecks(self.streams, self.watches)
@@ -149,6 +158,7 @@ class DjangoSite:
         return {
             "answers": self.answers,
             "chats": self.chats,
+            "threads": self.threads,
             "watches": self.watches,
             "ops": self.ops,
             "jobs": self.work.jobs,

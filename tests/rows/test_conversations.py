@@ -30,8 +30,9 @@ from streamserve.protocol.requests import Once
 from streamserve.rows import answer_messages, orm, receivers
 from streamserve.rows.answer_messages import AnswerMessages, keep_needed_logs
 from streamserve.rows.completions import CompletionRows
-from streamserve.rows.conversation_store import UNDO_SECONDS, ConversationRows, first_words
+from streamserve.rows.conversation_store import UNDO_SECONDS, ConversationRows
 from streamserve.rows.reaper import RowAges, Sweeper, purge_before
+from streamserve.rows.turns import first_words
 from streamserve.streams.log.base import UNFINISHED_SECONDS, LogFull, LogUnavailable, MemoryLog, append
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import KeyTaken, answer_text
