@@ -26,11 +26,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from streamserve.clients.agents.adapt import adapted
 from streamserve.clients.base import EngineClient, Generation
 from streamserve.clients.mcp.servers import McpServers
 from streamserve.clients.pipeline.filters import OutputFilter, Stopped
 from streamserve.clients.pipeline.journal import LOST, Journal, Memo, Shown
-from streamserve.clients.pipeline.run import Run
+from streamserve.clients.pipeline.run import Run, enter_run
 from streamserve.clients.pipeline.speech import RunSource, Speech
 from streamserve.clients.pipeline.static import IS_IN_RUN
 from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription
@@ -59,7 +60,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class Pipeline:
     """A registered pipeline. `model` "": the site's default. `filters` make a new chain for each run.
 
-    `title` is its name for people.
+    `title` is its name for people. An agent's tokens have no ids: its framework has asked the model.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Pipeline:
     permission: Permission = ANYONE
     description: str = field(default="", compare=False)
     title: str = field(default="", compare=False)
+    is_agent: bool = False
 
 
 _pipelines: dict[str, Pipeline] = {}
@@ -77,7 +79,8 @@ PIPELINES: Mapping[str, Pipeline] = MappingProxyType(_pipelines)
 
 
 def pipeline(
-    name: str | Function = "",
+    name: Any = "",
+    agent: Any = None,
     *,
     model: str = "",
     filters: Sequence[Callable[[], OutputFilter]] = (),
@@ -85,15 +88,18 @@ def pipeline(
     permission: Permission = ANYONE,
     title: str = "",
 ) -> Any:
-    """Register an async function that takes a `Run`, and return it unchanged.
+    """Register an async function that takes a `Run`, or an `agent`, and return it unchanged.
 
-    `name`: the function's, unless given. `title`: what people are shown instead, as in the chat's model picker; the
+    An agent is a pydantic-ai or OpenAI `Agent`, or a compiled LangGraph graph (docs/agents.md). `name`: the function's,
+    or the agent's, unless given. `title`: what people are shown instead, as in the chat's model picker; the
     name in words, unless given. Its text goes through `filters` before a reader sees any of it. `permission`: who may
     use it, as PERMISSION of a model; the models that a run asks are the pipeline's own. Raises ValueError for a name
     that is no name or is taken, and for a permission that is none, TypeError for a function that is not async.
     """
 
-    def register(function: Function) -> Function:
+    def register(given: Any) -> Any:
+        adapter = adapted(given)
+        function: Function = given if adapter is None else adapter
         own = name if isinstance(name, str) and name else getattr(function, "__name__", "")
         if not _NAME.fullmatch(own):
             raise ValueError(f"{own!r} is no name of a pipeline: 1 to 64 of A-Z a-z 0-9 . _ -")
@@ -116,10 +122,13 @@ def pipeline(
             permission=permission,
             description=inspect.cleandoc(function.__doc__ or ""),
             title=title or _in_words(own),
+            is_agent=adapter is not None,
         )
-        return function
+        return given
 
-    return register(name) if callable(name) else register
+    if agent is not None:
+        return register(agent)
+    return register if isinstance(name, str) else register(name)
 
 
 def _in_words(name: str) -> str:
@@ -185,7 +194,7 @@ class PipelineClient:
         check_sampling(request.sampling)
         refuse_parts(request, who="a pipeline")
         memo = self._memo_of(admission.stream_id)
-        if resume.output_token_ids and memo is None:
+        if (resume.output_token_ids or resume.shown) and memo is None:
             raise ProducerLost(LOST)
         if request.n != 1:
             raise BadRequest("A pipeline gives one answer: leave n out.", code="invalid_value", param="n")
@@ -197,7 +206,10 @@ class PipelineClient:
         seed = request.sampling.seed
         seed = secrets.randbits(63) if seed is None else seed
         most = request.sampling.max_tokens or self._limits.max_tokens
-        source = RunSource(Accepted(num_prompt_tokens=0, max_tokens=most, seed=seed, may_repeat=False))
+        has_ids = not self._pipeline.is_agent
+        accepted = Accepted(num_prompt_tokens=0, max_tokens=most, seed=seed, may_repeat=False, has_token_ids=has_ids)
+        source = RunSource(accepted)
+        source.num_put = sum(one.num_tokens for one in resume.shown)
         source.num_read = None if resume.reader_tokens is None else resume.reader_tokens[0]
         request = replace(request, sampling=replace(request.sampling, seed=seed))
         journal = None
@@ -296,6 +308,7 @@ class PipelineClient:
     async def _run(self, run: Run, speech: Speech, memo: Memo | None) -> None:
         """Run the author's function to its end; the events end with `done` or `error`."""
         IS_IN_RUN.set(True)
+        enter_run(run)
         started_at = time.monotonic()
         ending: Event | None
         try:

@@ -252,6 +252,24 @@ class _Scope:
 _scope: ContextVar[_Scope | None] = ContextVar("scope", default=None)
 
 
+class Place:
+    """Where one result is kept of a run, of what is no function: the answer of an agent's model. `memo` None: nowhere.
+
+    A result is JSON, and never None.
+    """
+
+    def __init__(self, memo: Memo | None, key: Key) -> None:
+        self._memo, self._key = memo, key
+        self._began = time.monotonic()
+        kept = None if memo is None else memo.kept.get(key)
+        self.found: Any = None if kept is None else kept["result"]
+
+    async def keep(self, result: Any) -> None:
+        """Keep the result for other attempts of the run."""
+        if self._memo is not None:
+            await self._memo.keep(self._key, {"result": result, "shown": []}, time.monotonic() - self._began)
+
+
 class Journal:
     """Of one attempt."""
 

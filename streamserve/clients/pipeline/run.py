@@ -18,6 +18,7 @@ import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -27,12 +28,13 @@ from streamserve.clients.engine_run import Parking
 from streamserve.clients.mcp.servers import McpServers
 from streamserve.clients.pipeline.answers import ENGINE_SECONDS, Answering
 from streamserve.clients.pipeline.filters import OutputFilter
-from streamserve.clients.pipeline.journal import Journal, Key
+from streamserve.clients.pipeline.journal import Journal, Key, Place
 from streamserve.clients.pipeline.mcp_tools import McpTool, described, tools_of
 from streamserve.clients.pipeline.phases import RunPhases
 from streamserve.clients.pipeline.speech import Speech
 from streamserve.clients.pipeline.static import num_static
 from streamserve.clients.pipeline.tools import FunctionTool, ToolCall, WrongCall, function_tool, result_text
+from streamserve.clients.pipeline.voice import Voice
 from streamserve.dialects.fields import read
 from streamserve.dialects.generate import build, request_fields, sampling_fields
 from streamserve.protocol.attached import TextFile, files_of
@@ -59,6 +61,20 @@ class Answer:
 
     def __str__(self) -> str:
         return self.text
+
+
+# Set for the task of a run, and so for all that it starts.
+_current: ContextVar[Run | None] = ContextVar("current_run", default=None)
+
+
+def current_run() -> Run | None:
+    """Return the run that this code is called in, as a tool of an agent; None outside of runs."""
+    return _current.get()
+
+
+def enter_run(run: Run) -> None:
+    """Make `run` the current run of this task."""
+    _current.set(run)
 
 
 class Run:
@@ -135,6 +151,23 @@ class Run:
                 return await self._do(function, *args, **options)
             self._journal.memo.note_step(status)
             return await self._kept(self._journal, name, lambda: self._do(function, *args, **options))
+
+    async def keep(self, name: str, function: Callable[..., Any], *args: Any, phase: str = "") -> Any:
+        """Do what `step` does, and show no step: no other attempt of this run calls what has returned JSON."""
+        with self.phases.during(phase):
+            if self._journal is None:
+                return await self._do(function, *args)
+            return await self._kept(self._journal, name, lambda: self._do(function, *args))
+
+    def place(self, name: str) -> Place:
+        """Return where the next result of that name is kept: what another attempt has found is there."""
+        if self._journal is None:
+            return Place(None, (name, 0))
+        return Place(self._journal.memo, self._journal.key(name))
+
+    def voice(self) -> Voice:
+        """Return what an agent of another framework shows its answer with."""
+        return Voice(self._speech)
 
     def cite(self, source: str, *, id: str, title: str | None = None, url: str | None = None) -> None:
         """Show a source of the answer, as soon as it is known."""

@@ -33,6 +33,9 @@ from streamserve.protocol.events import (
 )
 
 MAX_WAITING = 256
+# How many tokens a run whose tokens have no ids may be ahead of its furthest reader (an agent: its provider may not
+# wait for long, so this is more than most answers have).
+LEAD_TOKENS = 1024
 
 
 class RunSource(Source):
@@ -43,6 +46,7 @@ class RunSource(Source):
         self.task: asyncio.Task[None] | None = None
         self.shown: Shown | None = None  # of a job that is tried again: what it does not show again
         self.num_read: int | None = 0  # tokens that the furthest reader has; None: the run does not wait for readers
+        self.num_put = 0  # tokens that the log has, where they have no ids
         self.is_away = False  # the readers look away
         self.on_read: set[Callable[[], None]] = set()  # of the answers that wait for readers; several side by side
 
@@ -71,7 +75,21 @@ class RunSource(Source):
             return
         rest = event if self.shown is None else self.shown.rest_of(event)
         if rest is not None:
+            self.num_put += isinstance(rest, Token) and bool(rest.text)
             self.generation.put([rest])
+
+    async def readers(self) -> None:
+        """Wait while the furthest reader is far behind, in a run whose tokens have no ids."""
+        if self.generation.accepted.has_token_ids:
+            return
+        moved = asyncio.Event()
+        self.on_read.add(moved.set)
+        try:
+            while self.num_read is not None and self.num_put - self.num_read >= LEAD_TOKENS:
+                moved.clear()
+                await moved.wait()
+        finally:
+            self.on_read.discard(moved.set)
 
     async def emit(self, event: Event) -> None:
         """Show an event; wait while too many are not taken."""
@@ -104,6 +122,7 @@ class Speech:
         self.finish_reason = "stop"
         self._filters, self._chain = filters, Chain(())  # of the open block
         self._prompt_tokens = self._cached_tokens = self._reasoning_tokens = 0
+        self._completion_tokens = 0  # of agents' models, which give no ids
         self._accepted = self._rejected = 0  # of the tokens that were proposed
         self._decode_seconds, self._num_gaps = 0.0, 0  # between the tokens of the answers
         self._open: str | None = None  # the kind of the block that is open; None outside of blocks
@@ -214,11 +233,18 @@ class Speech:
             self._decode_seconds += decode_seconds
             self._num_gaps += usage.completion_tokens - 1
 
+    def add_usage(self, usage: Usage) -> None:
+        """Add what models have used that an agent has asked itself."""
+        self._prompt_tokens += usage.prompt_tokens
+        self._cached_tokens += usage.cached_tokens
+        self._reasoning_tokens += usage.reasoning_tokens
+        self._completion_tokens += usage.completion_tokens
+
     def done(self, *, latency: float, phases: Mapping[str, float], finish_reason: str = "") -> Done:
         """Return the event of a whole answer: its tokens are those that were shown."""
         usage = Usage(
             prompt_tokens=self._prompt_tokens,
-            completion_tokens=self.num_tokens,
+            completion_tokens=self.num_tokens + self._completion_tokens,
             cached_tokens=self._cached_tokens,
             reasoning_tokens=self._reasoning_tokens,
             accepted_prediction_tokens=self._accepted,
