@@ -35,6 +35,7 @@ from streamserve.protocol.limits import Limits
 from streamserve.protocol.permissions import ANYONE, PERMISSION_HINT, STAFF, Permission, problem_of
 from streamserve.protocol.requests import LATENCY_CLASSES, OTHER_PARTS, ROUTES_WITH_CLASSES
 from streamserve.streams.config import AttachmentConfig, BatchConfig, JobConfig, StreamConfig
+from streamserve.streams.log.base import UNFINISHED_SECONDS
 
 T = TypeVar("T")
 
@@ -334,7 +335,10 @@ class _SiteReader(SettingsReader):
 
     def _streams(self, raw: object, process: ProcessConfig) -> StreamConfig:
         wait_seconds = max(StreamConfig().engine_wait_seconds, process.drain_seconds + _ENGINE_START_SECONDS)
-        return self.dataclass(StreamConfig, raw, "STREAMS", defaults={"ENGINE_WAIT_SECONDS": wait_seconds})
+        read = self.dataclass(StreamConfig, raw, "STREAMS", defaults={"ENGINE_WAIT_SECONDS": wait_seconds})
+        if not 0 <= read.approval_seconds <= UNFINISHED_SECONDS:  # the purge of the log would be earlier
+            self.wrong('STREAMSERVE["STREAMS"]["APPROVAL_SECONDS"] is not 0 to 86400.', "A day is the most: 86400.")
+        return read
 
     def _origins(self, raw: object) -> tuple[str, ...]:
         """Return the origins of CORS_ORIGINS, as browsers send them."""

@@ -24,6 +24,7 @@ EXAMPLES: tuple[Event, ...] = (
     events.Token(text="Hel", token_ids=(1012,)),
     events.BlockStop(choice=0, index=0),
     events.Citation(source="billing", id="pause", title="Pause your subscription", choice=0, index=0, start=0, end=9),
+    events.Approval(id="call_1", name="cancel_invoice", arguments='{"number": 1042}', message="Cancel invoice 1042?"),
     events.ChoiceDone(choice=1, finish_reason="stop"),
     events.Snapshot(seq=640, choices=(events.ChoiceText(text="Hello, and"),)),
     events.Done(

@@ -15,12 +15,12 @@ from streamserve.api.call import Call, Caller
 from streamserve.api.caller_rules import CallerRules, NoRules
 from streamserve.api.fitting import fit
 from streamserve.api.history import shorten
-from streamserve.api.idempotency import StartOnce
+from streamserve.api.idempotency import StartOnce, continuation_of
 from streamserve.clients.base import EngineClient
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects.asked import Asked
 from streamserve.dialects.openai.chat import REASONING_FIELDS
-from streamserve.protocol.errors import BadRequest, no_model, no_stream
+from streamserve.protocol.errors import Answered, BadRequest, KeyReused, no_model, no_stream
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import (
     BATCH,
@@ -227,11 +227,14 @@ class Answers:
         """Start an answer for `caller`, within its limits; its times count from `received_at`.
 
         With `once` return the answer that its key has started before, without a wait. Beyond the caller's places this
-        waits, and while the model loads, but for an answer that `begins_unloaded`: endpoints call `begin`.
-        `places`: of several answers that begin together. `turn` is added to its conversation with the start, and
-        `thread` has this as its last stream from then on. Raises StreamserveError.
+        waits, and while the model loads, but for an answer that `begins_unloaded`: endpoints call `begin`. A request
+        that `continues` an interrupted run starts its one continuation. `places`: of several answers that begin
+        together. `turn` is added to its conversation with the start, and `thread` has this as its last stream from then
+        on. Raises StreamserveError.
         """
         client = await self.client(caller, request.model)
+        if request.continues:
+            once = continuation_of(request.continues, once)
         admission = await self.admission(
             caller,
             on_disconnect=self.config.only_on_disconnect or on_disconnect,
@@ -250,7 +253,12 @@ class Answers:
                 request, admission = await shorten(client, request, admission, loading_seconds=seconds)
                 most = self.limits.max_prompt_chars
                 request, admission = await fit(client, request, admission, loading_seconds=seconds, most_chars=most)
-            stream = await start(request, admission, places)
+            try:
+                stream = await start(request, admission, places)
+            except KeyReused as error:
+                if not request.continues:
+                    raise
+                raise Answered("This approval was given or refused before.", param="id") from error
         self._on_start(stream, caller)
         return stream
 

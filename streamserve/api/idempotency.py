@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import json
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -46,6 +47,15 @@ def once_for(caller: Caller, key: str, endpoint: str, body: Mapping[str, Any]) -
         raise BadRequest(message, code="invalid_idempotency_key", param="Idempotency-Key")
     asked = json.dumps([endpoint, body], sort_keys=True, separators=(",", ":"))
     return Once(key=_digest(f"{caller.owner}\n{key}"), digest=_digest(asked))
+
+
+def continuation_of(stream_id: str, once: Once | None) -> Once:
+    """Return the key of the stream that continues an interrupted stream: there is one, whoever answers.
+
+    Without an Idempotency-Key no second answer is the same as the first.
+    """
+    said = secrets.token_hex(16) if once is None else f"{once.key}\n{once.digest}"
+    return Once(key=_digest(f"continues\n{stream_id}"), digest=_digest(said))
 
 
 def part_of(once: Once, index: int) -> Once:

@@ -23,6 +23,7 @@ from streamserve.protocol.errors import StreamserveError, error_for
 from streamserve.protocol.events import (
     SUCCESS_REASONS,
     TEXT,
+    Approval,
     BlockStart,
     BlockStop,
     BlockText,
@@ -126,7 +127,10 @@ class Failed(NamedTuple):
         return error_for(self.code, self.message, retryable=self.retryable)
 
 
-Piece = Meta | Status | PromptScored | BlockBegun | Delta | BlockEnded | Cited | ChoiceEnded | Succeeded | Failed
+# `Meta`, `Status` and `Approval` are pieces as they are.
+Piece = (
+    Meta | Status | PromptScored | BlockBegun | Delta | BlockEnded | Cited | Approval | ChoiceEnded | Succeeded | Failed
+)
 
 # `cancelled` and `abandoned` are finish reasons that only the native dialect has. They fail the answer, with these
 # messages: a client that took them for success would keep half an answer as a whole answer.
@@ -190,7 +194,7 @@ class Fold:
             return [Failed(event.code, event.message, event.retryable)]
         if isinstance(event, Done):
             return self._end(event)
-        return [event] if isinstance(event, Status) else []
+        return [event] if isinstance(event, Status | Approval) else []
 
     def _choice(self, number: int) -> _Choice:
         choice = self._choices.get(number)
@@ -374,13 +378,15 @@ class AnswerChoice:
 class Answer:
     """An answer so far, or the whole of it. It is fed the events of one log from seq 1, in order.
 
-    `steps` are the statuses of a run's outline, `prompt` the prompt's log-probabilities. `end` is None before the end.
+    `steps` are the statuses of a run's outline, `approvals` what its user is asked, `prompt` the prompt's
+    log-probabilities. `end` is None before the end.
     """
 
     def __init__(self, n: int = 1) -> None:
         self.choices = [AnswerChoice(number) for number in range(n)]
         self.citations: list[Citation] = []
         self.steps: list[Status] = []
+        self.approvals: list[Approval] = []
         self.prompt: list[PositionLogprobs] = []
         self.end: Succeeded | Failed | None = None
         self._fold = Fold(n)
@@ -430,6 +436,8 @@ class Answer:
         elif isinstance(piece, Status):
             if is_outline(piece):
                 self.steps.append(piece)
+        elif isinstance(piece, Approval):
+            self.approvals.append(piece)
         elif isinstance(piece, PromptScored):
             self.prompt += piece.positions
         elif isinstance(piece, ChoiceEnded):
@@ -440,7 +448,7 @@ class Answer:
     def snapshot(self, seq: int) -> Snapshot:
         """Return the answer as a snapshot as of event `seq`."""
         choices = tuple(choice.as_text() for choice in self.choices)
-        return Snapshot(seq=seq, choices=choices, citations=tuple(self.citations))
+        return Snapshot(seq=seq, choices=choices, citations=tuple(self.citations), approvals=tuple(self.approvals))
 
     def choice(self, number: int) -> AnswerChoice:
         """Return a choice, which this adds if it is new."""
@@ -450,5 +458,5 @@ class Answer:
 
 
 def is_outline(event: Event) -> bool:
-    """Return whether an event is of a run's outline: a step, what was left out, or a citation."""
-    return isinstance(event, Citation) or (isinstance(event, Status) and event.status in (STEP, TRIMMED))
+    """Return whether an event is of a run's outline: a step, what was left out, a citation, or what is asked."""
+    return isinstance(event, Citation | Approval) or (isinstance(event, Status) and event.status in (STEP, TRIMMED))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from streamserve.protocol.events import Citation, Status
+from streamserve.protocol.events import Approval, Citation, Status
 from streamserve.protocol.requests import GenerateRequest
 
 
@@ -28,8 +28,8 @@ class NamedStream(Protocol):
         """Whether its tokens have ids."""
 
     @property
-    def outline(self) -> Sequence[Citation | Status]:
-        """The citations and steps of a run so far."""
+    def outline(self) -> Sequence[Citation | Status | Approval]:
+        """The citations and steps of a run so far, and what it asks its user."""
 
 
 class DescribedModel(Protocol):

@@ -24,7 +24,7 @@ from streamserve.dialects.pace import refuse_silent
 from streamserve.dialects.query import query_values
 from streamserve.dialects.tools import tool_fields, with_tools
 from streamserve.protocol.errors import ErrorBody
-from streamserve.protocol.events import Citation, Done, GoingAway, LoggedEvent, Meta, Status, Token
+from streamserve.protocol.events import Approval, Citation, Done, GoingAway, LoggedEvent, Meta, Status, Token
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import SYSTEM_ROLES, GenerateRequest, Message
@@ -38,6 +38,8 @@ from streamserve.protocol.sse import (
     one_line_json_string,
 )
 
+# The citations and steps of a run, and what it asks its user.
+Outline = Sequence[Citation | Status | Approval]
 FORMATS = ("native", "tokens", "text")
 MAX_SEQ = 2**53  # what JavaScript counts exactly
 _MAX_SEALED_CHARS = 100_000
@@ -160,7 +162,7 @@ def meta_of(stream: NamedStream) -> Meta:
     return Meta(model=stream.model, stream_id=stream.id, created=stream.created, has_token_ids=stream.has_token_ids)
 
 
-def closing_meta(meta: Meta, done: Done, outline: Sequence[Citation | Status] = ()) -> dict[str, Any]:
+def closing_meta(meta: Meta, done: Done, outline: Outline = ()) -> dict[str, Any]:
     """Return `meta` as it stands before `done`: with the latency, the cached tokens, and what a run left out."""
     out, usage = done.payload(), done.usage
     counts = {"prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens}
@@ -199,7 +201,7 @@ class NativeEncoder:
         if isinstance(event, Meta):
             self._meta = event
         elif isinstance(event, Done):
-            meta, outline = self._meta, cast(Sequence[Citation | Status], ())
+            meta, outline = self._meta, cast(Outline, ())
             if self._stream is not None:
                 meta, outline = meta or meta_of(self._stream), self._stream.outline
             if meta is not None:
@@ -234,16 +236,18 @@ def error_json(body: ErrorBody) -> dict[str, Any]:
     return {"error": {"code": body.code, "message": body.message, "param": body.param}}
 
 
-def outline_json(outline: Iterable[Citation | Status]) -> dict[str, list[dict[str, Any]]]:
-    """Return steps and citations, each in order."""
+def outline_json(outline: Iterable[Citation | Status | Approval]) -> dict[str, list[dict[str, Any]]]:
+    """Return steps and citations, each in order, and what a run asks its user, if anything."""
     events = list(outline)
+    asked = [event.payload() for event in events if isinstance(event, Approval)]
     return {
         "steps": [event.payload() for event in events if isinstance(event, Status)],
         "citations": [event.payload() for event in events if isinstance(event, Citation)],
+        **({"approvals": asked} if asked else {}),
     }
 
 
-def trimmed_of(outline: Iterable[Citation | Status]) -> list[dict[str, Any]]:
+def trimmed_of(outline: Iterable[Citation | Status | Approval]) -> list[dict[str, Any]]:
     """Return what was cut of the contexts: passages kept, of how many, and the sentence that readers saw."""
     cut = (event for event in outline if isinstance(event, Status) and event.status == TRIMMED)
     return [{"kept": event.step, "of": event.of, "message": event.message} for event in cut]
@@ -258,6 +262,6 @@ def run_json(answer: Answer, *, stream_id: str, pipeline: str, created: int) -> 
         "created": created,
         **({"meta": {"trimmed": trimmed}} if trimmed else {}),
         "text": answer.choices[0].text,
-        **outline_json([*answer.steps, *answer.citations]),
+        **outline_json([*answer.steps, *answer.citations, *answer.approvals]),
         **done.payload(),
     }

@@ -10,6 +10,7 @@
     ├── MethodNotAllowed 405
     ├── RequestTimeout 408         the body did not arrive in time
     ├── NotFinished 409            the answer is asked for as a whole, and is still being made
+    ├── Answered 409               an interrupted run was continued before
     ├── Gone 410                   the stream's events have expired
     ├── TooLarge 413               body over the limit
     ├── UnsupportedMedia 415       not JSON, or compressed
@@ -115,6 +116,13 @@ class NotFinished(StreamserveError):
 
     http_status = 409
     code = "answer_running"
+
+
+class Answered(StreamserveError):
+    """The interrupted run has its user's answer already, and goes on by that."""
+
+    http_status = 409
+    code = "approval_answered"
 
 
 class Gone(StreamserveError):

@@ -2,7 +2,7 @@
 
 A log numbers its events: `LoggedEvent.seq` is dense from 1. The order that events keep is protocol/grammar.py's:
 
-    meta (status | citation | block_start | token | block_stop | choice_done)* (done | error)
+    meta (status | citation | block_start | token | block_stop | approval | choice_done)* (done | error)
 
 The answer of a choice is a row of blocks: text, thinking, tool_use. `Token.index` names the block that a token belongs
 to. A choice without a `BlockStart` is one text block, 0, so a plain text answer has no block events at all.
@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 # `[DONE]` may follow these, and only these.
-SUCCESS_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter"})
+SUCCESS_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "interrupt"})
 FINISH_REASONS = SUCCESS_REASONS | {"cancelled", "abandoned"}
+# A run ends so where a tool waits for its user's answer (`Approval`); another stream continues it.
+INTERRUPT = "interrupt"
 
 # The block whose deltas are the answer's text. Blocks of any other kind, of later releases too, are not.
 TEXT = "text"
@@ -276,6 +278,28 @@ class Citation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Approval:
+    """A pipeline asks its user whether a tool may run: the run then ends in `interrupt`, and the answer continues it.
+
+    It stands after the block of the call, `server_tool_use`, has stopped.
+    """
+
+    type: ClassVar[str] = "approval"
+    id: str
+    """The call's id: what the answer names."""
+    name: str
+    """The name of the tool."""
+    arguments: str
+    """The arguments of the call, as JSON text."""
+    message: str | None = None
+    """What the user is asked, where the tool has a question of its own."""
+
+    def payload(self) -> dict[str, Any]:
+        """Return the JSON object of the native event."""
+        return {"id": self.id, "name": self.name, "arguments": self.arguments, **_given(self, "message")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceDone:
     """One choice of several is whole; `Done` follows when all are. `stop_string` is the stop string that ended it."""
 
@@ -344,6 +368,8 @@ class Snapshot:
     """
     citations: tuple[Citation, ...] = ()
     """The citations so far."""
+    approvals: tuple[Approval, ...] = ()
+    """What the run's user is asked."""
 
     def payload(self) -> dict[str, Any]:
         """Return the JSON object of the native event: the first choice's text and blocks, then `choices` if several."""
@@ -354,6 +380,8 @@ class Snapshot:
             out["blocks"] = [block.as_json() for block in self.choices[0].blocks]
         if self.citations:
             out["citations"] = [citation.payload() for citation in self.citations]
+        if self.approvals:
+            out["approvals"] = [approval.payload() for approval in self.approvals]
         return out
 
 
@@ -363,8 +391,8 @@ class Done:
 
     type: ClassVar[str] = "done"
     finish_reason: str
-    """`stop`, `length`, `tool_calls`, `content_filter`; or `cancelled` (stopped), `abandoned` (no reader for too long),
-    which are not successes.
+    """`stop`, `length`, `tool_calls`, `content_filter`, `interrupt` (a tool waits for its user's answer); or
+    `cancelled` (stopped), `abandoned` (no reader for too long), which are not successes.
     """
     usage: Usage = field(default_factory=Usage)
     """Counts in OpenAI's shape. `totalTokens` repeats `completion_tokens`."""
@@ -432,7 +460,20 @@ class Unknown:
         return {"kind": self.kind}
 
 
-Event = Meta | Status | Citation | BlockStart | Token | BlockStop | ChoiceDone | Snapshot | Error | Done | Unknown
+Event = (
+    Meta
+    | Status
+    | Citation
+    | BlockStart
+    | Token
+    | BlockStop
+    | Approval
+    | ChoiceDone
+    | Snapshot
+    | Error
+    | Done
+    | Unknown
+)
 TERMINALS = (Done, Error)
 
 

@@ -25,6 +25,7 @@ import msgspec
 
 from streamserve.protocol.events import (
     ADDED_FIELDS,
+    Approval,
     BlockStart,
     BlockStop,
     ChoiceDone,
@@ -105,7 +106,7 @@ class UnknownCount:
 # Of the whole process: events are decoded by logs, followers and engine clients alike, and /metrics shows one number.
 UNKNOWN_COUNT = UnknownCount()
 
-_KINDS = (Meta, Status, Citation, BlockStart, Token, BlockStop, ChoiceDone, Error, Done)
+_KINDS = (Meta, Status, Citation, BlockStart, Token, BlockStop, Approval, ChoiceDone, Error, Done)
 _WITH_ADDED_FIELDS = frozenset({Meta, ChoiceDone, Error, Done})
 _KIND = re.compile(r"[a-z_]{1,32}")
 _ENCODER = msgspec.msgpack.Encoder()

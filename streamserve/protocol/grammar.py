@@ -1,6 +1,6 @@
 """The order of a stream's events: one state machine that is fed each event and names the law that it breaks.
 
-    meta (status | citation | block_start | token | block_stop | choice_done)* (done | error)
+    meta (status | citation | block_start | token | block_stop | approval | choice_done)* (done | error)
 
 A stream has one state, and each choice another. In a choice one block is open at a time:
 
@@ -24,6 +24,8 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum, auto
 
 from streamserve.protocol.events import (
+    INTERRUPT,
+    Approval,
     BlockStart,
     BlockStop,
     ChoiceDone,
@@ -55,6 +57,8 @@ class Law(StrEnum):
     CHOICE_DONE_ONCE = "a choice is done once, and no event of it follows"
     ALL_CHOICES_DONE = "where one choice is done before a successful done, all are"
     CITATION_OF_KNOWN_BLOCK = "a citation names no block, or a block of its choice that has begun"
+    APPROVAL_OF_WHOLE_CALL = "an approval names a call of the run whose block has stopped, and no call twice"
+    INTERRUPT_ASKS = "a run that ends in interrupt asks for approval, and no other success does"
     EACH_ID_ONCE = "the ids of all tokens are as many as usage counts, or meta states that there are none"
 
 
@@ -86,7 +90,7 @@ class ChoiceState(StrEnum):
     RESUMED = auto()
 
 
-_CONTENT = (Status, Citation, BlockStart, Token, BlockStop, ChoiceDone, Snapshot, Unknown)
+_CONTENT = (Status, Citation, BlockStart, Token, BlockStop, Approval, ChoiceDone, Snapshot, Unknown)
 
 _STREAM: Mapping[StreamState, Mapping[type[Event], StreamState]] = {
     StreamState.START: {Meta: StreamState.RUNNING},
@@ -204,6 +208,10 @@ class Grammar:
         self._choices: dict[int, _Choice] = {}
         self._num_ids: int | None = None if is_part else 0  # None: not all were seen
         self._has_ids = True
+        self._is_whole = not is_part
+        self._call: str | None = None  # the call that a run answers itself, while its block is open
+        self._calls: set[str] = set()  # of whole blocks
+        self._asked: set[str] = set()
 
     def feed(self, event: Event) -> None:
         """Take the event's transition in the stream, and in its choice."""
@@ -216,12 +224,17 @@ class Grammar:
             self._choice(event.choice).feed(event)
             if isinstance(event, Token):
                 self._count_ids(event)
+            else:
+                self._note_call(event)
+        elif isinstance(event, Approval):
+            self._check_approval(event)
         elif isinstance(event, Meta):
             self._has_ids = event.has_token_ids
         elif isinstance(event, Citation) and event.choice is not None:
             self._choice(event.choice).feed(event)
         elif isinstance(event, Snapshot):
-            self._num_ids = None
+            self._num_ids, self._is_whole = None, False
+            self._asked |= {approval.id for approval in event.approvals}
             for number, choice in enumerate(event.choices):
                 self._choice(number).restore(choice)
         elif isinstance(event, Done):
@@ -232,6 +245,18 @@ class Grammar:
             raise GrammarError(Law.EACH_ID_ONCE, f"{token} in a stream without ids")
         if self._num_ids is not None:
             self._num_ids += len(token.token_ids)
+
+    def _note_call(self, event: BlockStart | BlockStop | ChoiceDone) -> None:
+        if isinstance(event, BlockStart) and event.kind == "server_tool_use":
+            self._call = event.id
+        elif self._call is not None:
+            self._calls.add(self._call)
+            self._call = None
+
+    def _check_approval(self, event: Approval) -> None:
+        if event.id in self._asked or (self._is_whole and event.id not in self._calls):
+            raise GrammarError(Law.APPROVAL_OF_WHOLE_CALL, f"{event} after the calls {sorted(self._calls)}")
+        self._asked.add(event.id)
 
     def end(self) -> None:
         """Check that the stream has ended."""
@@ -246,6 +271,8 @@ class Grammar:
             raise GrammarError(Law.EACH_ID_ONCE, f"{self._num_ids} ids, {done.usage.completion_tokens} counted")
         if not is_success(done):
             return
+        if bool(self._asked) != (done.finish_reason == INTERRUPT) and (self._is_whole or self._asked):
+            raise GrammarError(Law.INTERRUPT_ASKS, f"{done.finish_reason} after {len(self._asked)} approvals")
         states = [choice.state for choice in self._choices.values()]
         if ChoiceState.BLOCK in states:
             raise GrammarError(Law.BLOCKS_CLOSED, "done while a block is open")

@@ -210,6 +210,15 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Approved:
+    """A user's answer to an `Approval`: whether the call `id` may run. `message` is for the model, or ""."""
+
+    id: str
+    allow: bool
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShownChoice:
     """What readers were shown of one choice whose engine gives no token ids: its blocks, in `num_tokens` tokens."""
 
@@ -242,6 +251,8 @@ class GenerateRequest:
     begins with the text of the prompt.
     `has_public_system`: the first message is the server's own (`with_system`), and its blocks need no salt; or the
     first `num_static_messages` are a pipeline's, the same in every run of it. No body sets either.
+    `continues`: the run of that stream, which has ended in `interrupt`, goes on with the answers `approvals`; the rest
+    is that run's own request (api/interrupts.py).
     """
 
     model: str
@@ -265,6 +276,8 @@ class GenerateRequest:
     needs: tuple[str, ...] = ()
     has_public_system: bool = False
     num_static_messages: int = 0
+    continues: str = ""
+    approvals: tuple[Approved, ...] = ()
 
     @property
     def public_messages(self) -> tuple[Message, ...]:

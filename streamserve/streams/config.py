@@ -31,6 +31,10 @@ class StreamConfig:
     """How long tokens may wait to share a frame. 0: each token has its own."""
     retention_seconds: float = 900.0
     """How long a finished answer can be replayed; its events go some minutes later."""
+    approval_seconds: float = 86_400.0
+    """How long a run that waits for its user's answer (docs/pipelines.md#tools-that-ask-first) can be continued; a day
+    at most.
+    """
     max_finished: int = 1000
     """How many finished answers a process keeps in memory. The oldest go first, the newest stays. With `LOG` `"memory"`
     they are what can be replayed.

@@ -29,6 +29,7 @@ from streamserve.protocol.limits import Limits
 from streamserve.protocol.measures import Measures
 from streamserve.protocol.requests import Admission, GenerateRequest, Resume, size_of
 from streamserve.streams.config import StreamConfig
+from streamserve.streams.interrupts import InterruptLog
 from streamserve.streams.lease.lease import Lease
 from streamserve.streams.lease.restore import record_of, restore
 from streamserve.streams.log.base import EventLog, LogUnavailable
@@ -70,6 +71,8 @@ class Streams:
         self.log = log
         self.settings = settings or StreamConfig()
         self.store = store or NullStore()
+        seconds, most = self.settings.approval_seconds, self.settings.max_finished
+        self.interrupts = InterruptLog(log, seconds=seconds, most=most, forgets=not self.store.is_shared)
         self.writer = LogWriter(log, outage_seconds=self.settings.log_outage_seconds)
         self.measures = Measures(tuple(clients))
         self._quota, self._patience = StreamQuota(limits, self), patience

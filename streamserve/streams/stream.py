@@ -29,7 +29,7 @@ from streamserve.clients.base import EngineClient, Generation
 from streamserve.clients.engine_run import LOADING, NO_READER, EngineRun, Parking, RunState
 from streamserve.protocol.engine import Accepted, Park
 from streamserve.protocol.errors import EngineUnavailable, Refused, StreamserveError
-from streamserve.protocol.events import Citation, Done, Error, Event, LoggedEvent, Meta, Status, Usage
+from streamserve.protocol.events import Approval, Citation, Done, Error, Event, LoggedEvent, Meta, Status, Usage
 from streamserve.protocol.measures import FIRST_TOKEN, PARKED
 from streamserve.protocol.requests import START, Admission, GenerateRequest, Resume
 from streamserve.streams.config import JOB, StreamConfig
@@ -179,8 +179,8 @@ class Stream:
         return self.transcript.has_token_ids
 
     @property
-    def outline(self) -> Sequence[Citation | Status]:
-        """The citations and steps of a run so far."""
+    def outline(self) -> Sequence[Citation | Status | Approval]:
+        """The citations and steps of a run so far, and what it asks its user."""
         return self.transcript.outline
 
     @property

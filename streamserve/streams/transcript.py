@@ -18,6 +18,7 @@ from functools import partial
 from streamserve.dialects.fold import Answer, is_outline
 from streamserve.protocol.engine import Accepted
 from streamserve.protocol.events import (
+    Approval,
     BlockStart,
     BlockStop,
     ChoiceDone,
@@ -132,7 +133,7 @@ class Transcript:
         self.num_tokens = 0
         self.may_repeat = False  # a choice of several has finished, or there are blocks
         self.has_blocks = False
-        self.outline: list[Citation | Status] = []  # of a run: its first citations and steps
+        self.outline: list[Citation | Status | Approval] = []  # of a run: first citations and steps, what it asks
         self._num_prompt_tokens = accepted.num_prompt_tokens
         self._num_cached_tokens: int | None = None
         self._choices = [_ChoiceTokens() for _ in range(n)]
@@ -193,7 +194,7 @@ class Transcript:
                 choice.thinking = event.index
         elif isinstance(event, BlockStop):
             self._choice(event.choice).stopped = event.index
-        elif isinstance(event, Citation | Status):
+        elif isinstance(event, Citation | Status | Approval):
             if is_outline(event) and len(self.outline) < _MAX_OUTLINE:
                 self.outline.append(event)
         elif isinstance(event, Meta):

@@ -20,8 +20,8 @@ from streamserve.dialects.openai.completions import CompletionEncoder
 from streamserve.dialects.plain import TextEncoder, TokensEncoder
 from streamserve.protocol.events import TEXT, BlockStart, Citation, Error, Token, Usage
 from streamserve.protocol.grammar import Grammar
-from tests.support.bodies.event_logs import META, block, success, tok
-from tests.support.bodies.random_logs import RandomAnswer, random_answer
+from tests.support.bodies.event_logs import META, block, interrupted, success, tok
+from tests.support.bodies.random_logs import RandomAnswer, named, random_answer
 from tests.support.checks.message_checks import check_message
 from tests.support.checks.sse_reader import Read, read_events
 
@@ -30,7 +30,8 @@ every_answer = pytest.mark.parametrize("joined", [1, 3])
 
 
 def answers() -> Iterator[RandomAnswer]:
-    return (random_answer(seed, succeeds=True) for seed in SEEDS)
+    yield named(interrupted())
+    yield from (random_answer(seed, succeeds=True) for seed in SEEDS)
 
 
 def wire(encoder: Encoder, answer: RandomAnswer, joined: int) -> bytes:
@@ -84,7 +85,7 @@ def test_the_clients_own_fold_of_a_chat_is_the_whole_chat(joined: int) -> None:
 def as_shown(choice: dict[str, Any]) -> dict[str, Any]:
     """Return a choice without what the accumulator adds, and with one form of what is empty."""
     message = {name: value for name, value in choice["message"].items() if value}
-    for name in {"tool_calls", "annotations"} & message.keys():
+    for name in {"tool_calls", "annotations", "approvals"} & message.keys():
         message[name] = [{key: value for key, value in one.items() if key != "index"} for one in message[name]]
         for one in message[name]:
             one.get("function", {}).pop("parsed_arguments", None)
@@ -171,6 +172,8 @@ def run_of(read: list[Read]) -> dict[str, Any]:
             found["steps"].append(data)
         elif one.event == "citation":
             found["citations"].append(data)
+        elif one.event == "approval":
+            found.setdefault("approvals", []).append(data)
         elif one.event == "meta" and "trimmed" in data:
             found["meta"] = {"trimmed": data["trimmed"]}
         elif one.event == "done":

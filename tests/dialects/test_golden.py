@@ -25,7 +25,7 @@ from streamserve.dialects.openai.shapes import fingerprint
 from streamserve.dialects.plain import TextEncoder, TokensEncoder
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import Done, GoingAway, LoggedEvent, is_terminal
-from tests.support.bodies.event_logs import LOG_ID, blocks, two_choices
+from tests.support.bodies.event_logs import LOG_ID, blocks, interrupted, two_choices
 from tests.support.bodies.random_logs import RandomAnswer, named, random_answer
 
 RECORDED = Path(__file__).resolve().parents[1] / "data" / "dialects" / "golden.json"
@@ -125,19 +125,22 @@ def views(answer: RandomAnswer) -> Iterator[tuple[str, str]]:
 
 def recorded() -> dict[str, dict[str, str]]:
     """Return what is recorded: the bytes of a short answer, and a digest of each view of many others."""
-    short = named(blocks())
+    short, asking = named(blocks()), named(interrupted())
     shown = {name: frames(ENCODERS[name](short), short.log) for name in READABLE}
+    asked = {name: frames(ENCODERS[name](asking), asking.log) for name in READABLE}
+    asked["whole"] = "\n".join(whole(asking))
     digests: dict[str, Any] = {}
     for answer in (short, named(two_choices(), n=2), *map(random_answer, SEEDS)):
         for name, text in views(answer):
             digests.setdefault(name, hashlib.sha256()).update(text.encode())
     return {
         "short": {name: text.replace(fingerprint(short.model), "fp_1") for name, text in shown.items()},
+        "interrupted": {name: text.replace(fingerprint(short.model), "fp_1") for name, text in asked.items()},
         "digests": {name: digest.hexdigest() for name, digest in digests.items()},
     }
 
 
-@pytest.mark.parametrize("kind", ["short", "digests"])
+@pytest.mark.parametrize("kind", ["short", "interrupted", "digests"])
 def test_the_bytes_are_those_that_were_recorded(kind: str) -> None:
     """No view of any answer has changed by a byte."""
     now, before = recorded()[kind], json.loads(RECORDED.read_text())[kind]

@@ -13,6 +13,7 @@ from streamserve.dialects.encoder import coalesce
 from streamserve.dialects.native import NativeEncoder, NativeRequest
 from streamserve.protocol.errors import BadRequest, ErrorBody
 from streamserve.protocol.events import (
+    Approval,
     BlockStart,
     BlockStop,
     BlockText,
@@ -220,6 +221,14 @@ ADDED: list[tuple[Event, str]] = [
     (
         Citation(source="docs", id="d", title="T", url="u", choice=0, index=1, start=0, end=4),
         '{"source":"docs","id":"d","title":"T","url":"u","choice":0,"index":1,"start":0,"end":4}',
+    ),
+    (
+        Approval(id="call_1", name="pay", arguments='{"sum":5}'),
+        '{"id":"call_1","name":"pay","arguments":"{\\"sum\\":5}"}',
+    ),
+    (
+        Approval(id="call_1", name="pay", arguments="{}", message="Pay?"),
+        '{"id":"call_1","name":"pay","arguments":"{}","message":"Pay?"}',
     ),
     (Unknown(kind="mood", fields=b"\x80"), '{"kind":"mood"}'),
     (

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from streamserve.protocol.events import (
     ADDED_FIELDS,
     BLOCK_KINDS,
+    Approval,
     BlockStart,
     BlockStop,
     ChoiceDone,
@@ -80,6 +81,7 @@ events: st.SearchStrategy[Event] = st.one_of(
         start=st.none() | counts,
         end=st.none() | counts,
     ),
+    st.builds(Approval, id=st.text(), name=st.text(), arguments=st.text(), message=st.none() | st.text()),
     st.builds(ChoiceDone, choice=counts, finish_reason=st.text(), stop_string=st.none() | st.text()),
     st.builds(Error, code=st.text(), message=st.text(), retryable=st.booleans()),
     st.builds(
@@ -95,7 +97,9 @@ events: st.SearchStrategy[Event] = st.one_of(
     ),
 )
 
-KINDS = {kind.type for kind in (Meta, Status, Citation, BlockStart, Token, BlockStop, ChoiceDone, Error, Done)}
+KINDS = {
+    kind.type for kind in (Meta, Status, Citation, BlockStart, Token, BlockStop, Approval, ChoiceDone, Error, Done)
+}
 
 
 @given(events)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.protocol.events import (
+    Approval,
     BlockStart,
     BlockStop,
     BlockText,
@@ -56,6 +57,14 @@ def cite(index: int | None = None, choice: int | None = 0) -> Citation:
     return Citation(source="docs", id="d1", choice=choice, index=index)
 
 
+def call(index: int = 0, id: str = "call_1") -> BlockStart:
+    return BlockStart(choice=0, index=index, kind="server_tool_use", id=id, name="pay")
+
+
+def ask(id: str = "call_1") -> Approval:
+    return Approval(id=id, name="pay", arguments="{}")
+
+
 def snap(*choices: ChoiceText) -> Snapshot:
     return Snapshot(seq=5, choices=choices)
 
@@ -80,6 +89,12 @@ RIGHT: dict[str, list[Event]] = {
     ],
     "a kind of a later release": [META, start(kind="image"), tok(), stop(), done(1)],
     "citations": [META, cite(None, None), tok(), cite(0), cite(), start(1), cite(0), cite(1), stop(1), cite(), done(1)],
+    "an interrupt": [META, tok(), call(1), tok(1), stop(1), ask(), done(2, "interrupt")],
+    "an interrupt for two calls": [
+        META, call(), stop(), call(1, "call_2"), stop(1), ask(), STATUS, ask("call_2"), done(0, "interrupt"),
+    ],
+    "an interrupt after a snapshot": [META, snap(ChoiceText(text="x")), ask(), done(9, "interrupt")],
+    "stopped while it asks": [META, call(), stop(), ask(), done(0, "cancelled")],
     "unknown events": [META, UNKNOWN, tok(), UNKNOWN, done(1)],
     "tokens without ids": [NO_IDS, tok(num_ids=0), tok(num_ids=0), done(5)],
     "cut short in a block": [META, start(), tok(), done(1, "cancelled")],
@@ -104,6 +119,15 @@ WRONG: dict[str, tuple[Law, list[Event]]] = {
     "a token after done": (Law.ONE_TERMINAL, [META, done(), tok()]),
     "a status after error": (Law.ONE_TERMINAL, [META, ERROR, STATUS]),
     "an unknown event after done": (Law.ONE_TERMINAL, [META, done(), UNKNOWN]),
+    "an approval of no call": (Law.APPROVAL_OF_WHOLE_CALL, [META, ask(), done(0, "interrupt")]),
+    "an approval of a call that is open": (Law.APPROVAL_OF_WHOLE_CALL, [META, call(), ask(), stop()]),
+    "an approval of the client's own call": (
+        Law.APPROVAL_OF_WHOLE_CALL, [META, start(kind="tool_use"), stop(), ask(), done(0, "interrupt")],
+    ),
+    "an approval twice": (Law.APPROVAL_OF_WHOLE_CALL, [META, call(), stop(), ask(), ask()]),
+    "an interrupt that asks nothing": (Law.INTERRUPT_ASKS, [META, call(), stop(), done(0, "interrupt")]),
+    "an approval, and a whole answer": (Law.INTERRUPT_ASKS, [META, call(), stop(), ask(), done(0)]),
+    "an approval after the end": (Law.ONE_TERMINAL, [META, done(), ask()]),
     "no end": (Law.HAS_TERMINAL, [META, tok()]),
     "nothing at all": (Law.HAS_TERMINAL, []),
     "a token of a block that never began": (Law.TOKEN_IN_OPEN_BLOCK, [META, tok(1), done(1)]),

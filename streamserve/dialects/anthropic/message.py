@@ -36,7 +36,7 @@ from streamserve.dialects.fold import (
 )
 from streamserve.dialects.named import DescribedModel, NamedStream
 from streamserve.protocol.errors import BadRequest, ErrorBody, to_body
-from streamserve.protocol.events import TEXT, Citation, Meta, Usage
+from streamserve.protocol.events import TEXT, Approval, Citation, Meta, Usage
 from streamserve.protocol.json_body import loads_written
 from streamserve.protocol.sse import frame, one_line_json
 
@@ -162,6 +162,7 @@ class MessageEncoder(PieceEncoder):
         self._sources: dict[tuple[str, str], int] = {}
         self._held: list[dict[str, Any]] = []  # citations that wait for a text
         self._ended: ChoiceEnded | None = None
+        self._asked: list[dict[str, Any]] = []
 
     def show(self, piece: Piece) -> Sequence[Frame]:
         """Return the piece's events."""
@@ -181,6 +182,8 @@ class MessageEncoder(PieceEncoder):
             case Cited(citation, places) if 0 in places:
                 self._held.append({"type": "citations_delta", "citation": _citation_json(citation, self._sources)})
                 return self._cite() if self._open is not None and self._open.kind == TEXT else []
+            case Approval():
+                self._asked.append(piece.payload())
             case ChoiceEnded(choice) if choice == 0:
                 self._ended = piece
             case Meta():
@@ -191,7 +194,9 @@ class MessageEncoder(PieceEncoder):
                 blocks = self._end()
                 if self._held:
                     blocks += [*self._begin(Block(choice=0, index=0)), *self._end()]
-                delta = {"type": "message_delta", "delta": _stop_json(self._ended), "usage": usage_json(done.usage)}
+                asked = {"approvals": self._asked} if self._asked else {}
+                stop = _stop_json(self._ended) | asked
+                delta = {"type": "message_delta", "delta": stop, "usage": usage_json(done.usage)}
                 return [*blocks, delta, {"type": "message_stop"}]
             case Failed():
                 return [error_json(to_body(piece.error()))]
@@ -260,7 +265,8 @@ def message_json(answer: Answer, *, message_id: str, model: str, shows_thinking:
     if held:
         content.append({**_empty_json(Block(choice=0, index=0)), "citations": held})
     head = _head_json(message_id, model)
-    return {**head, "content": content, **_stop_json(choice.ended), "usage": usage_json(done.usage)}
+    asked = {"approvals": [one.payload() for one in answer.approvals]} if answer.approvals else {}
+    return {**head, "content": content, **_stop_json(choice.ended), "usage": usage_json(done.usage), **asked}
 
 
 def _head_json(message_id: str, model: str) -> dict[str, Any]:

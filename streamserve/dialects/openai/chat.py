@@ -33,9 +33,9 @@ from streamserve.dialects.fold import (
     Succeeded,
 )
 from streamserve.dialects.named import NamedStream
-from streamserve.dialects.openai.shapes import PROMPT_LOGPROBS, error_json, head_json, prompt_logprobs_json
+from streamserve.dialects.openai.shapes import PROMPT_LOGPROBS, error_json, head_json, prompt_logprobs_json, reason_of
 from streamserve.protocol.errors import to_body
-from streamserve.protocol.events import TEXT, Citation, Meta, PositionLogprobs, Token, Usage
+from streamserve.protocol.events import TEXT, Approval, Citation, Meta, PositionLogprobs, Token, Usage
 from streamserve.protocol.sse import frame, one_line_json
 
 # With obfuscation a delta's JSON is filled up to a multiple of this, so that its size reveals little about its text.
@@ -92,6 +92,7 @@ class ChatEncoder(PieceEncoder):
         self._prompt_token_ids = prompt_token_ids  # until the first chunk has shown them
         self._started: set[int] = set()
         self._num_cited: Counter[int] = Counter()
+        self._num_asked = 0
 
     def show(self, piece: Piece) -> Sequence[Frame]:
         """Return the piece's chunks."""
@@ -102,8 +103,12 @@ class ChatEncoder(PieceEncoder):
                 return self._call(block)
             case Cited(citation, places) if citation.url is not None:
                 return [one for choice in places for one in self._cite(choice, citation, places[choice])]
+            case Approval():
+                asked = {"index": self._num_asked, **piece.payload()}
+                self._num_asked += 1
+                return self._show(0, {"approvals": [asked]})
             case ChoiceEnded(choice, reason):
-                return [*self._start(choice), self._choice(choice, {}, finish_reason=reason)]
+                return [*self._start(choice), self._choice(choice, {}, finish_reason=reason_of(reason))]
             case Succeeded(done):
                 return [*([self._chunk([], usage=done.usage)] if self._include_usage else []), Frame("[DONE]")]
             case Failed():
@@ -216,14 +221,15 @@ def completion_json(
     """
     done, field = answer.done, reasoning_field if include_reasoning else None
     shown: list[dict[str, Any]] = []
+    approvals = {"approvals": [one.payload() for one in answer.approvals]} if answer.approvals else {}
     for choice in answer.choices:
         ids = {"token_ids": choice.token_ids.tolist()} if return_token_ids else {}
         shown.append(
             {
                 "index": choice.number,
-                "message": _message_json(choice, field),
+                "message": _message_json(choice, field) | approvals,
                 "logprobs": _logprobs_of(list(choice.blocks)),
-                "finish_reason": choice.finish_reason,
+                "finish_reason": reason_of(choice.finish_reason),
                 **ids,
             }
         )

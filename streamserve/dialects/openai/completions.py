@@ -44,6 +44,7 @@ from streamserve.dialects.openai.shapes import (
     error_json,
     head_json,
     prompt_logprobs_json,
+    reason_of,
 )
 from streamserve.protocol.errors import BadRequest, to_body
 from streamserve.protocol.events import TEXT, Meta, PositionLogprobs, Token, TokenLogprob, Usage
@@ -198,7 +199,7 @@ class CompletionEncoder(PieceEncoder):
                 shown = _shortened(positions, self._prompt_top)
                 return [self._chunk(choice, "", positions=shown) for choice in range(self._n) if shown]
             case ChoiceEnded(choice, reason):
-                return [self._chunk(choice, "", finish_reason=reason)]
+                return [self._chunk(choice, "", finish_reason=reason_of(reason))]
             case Succeeded(done):
                 self._joined.note(done.usage, self._head)
                 return self._joined.end() if self._is_alone else []
@@ -289,7 +290,7 @@ def _choice_json(choice: AnswerChoice, index: int, echoed: Sequence[PositionLogp
         "index": index,
         "text": choice.text,
         "logprobs": _logprobs_json(positions, _Offsets()) if positions else None,
-        "finish_reason": choice.finish_reason,
+        "finish_reason": reason_of(choice.finish_reason),
     }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from streamserve import __version__
 from streamserve.dialects.named import DescribedModel
 from streamserve.protocol.errors import ErrorBody
-from streamserve.protocol.events import PositionLogprobs
+from streamserve.protocol.events import INTERRUPT, PositionLogprobs
 
 PROMPT_LOGPROBS = "prompt_logprobs"
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -26,6 +26,11 @@ def head_json(completion_id: str, kind: str, created: int, model: str) -> dict[s
     """Return the fields that every chunk and every whole answer begins with; `kind` is its `object`."""
     head = {"id": completion_id, "object": kind, "created": created, "model": model}
     return {**head, "system_fingerprint": fingerprint(model)}
+
+
+def reason_of(finish_reason: str | None) -> str | None:
+    """Return a finish reason in this API's words, which have none for a run that waits for its user."""
+    return "stop" if finish_reason == INTERRUPT else finish_reason
 
 
 @lru_cache(maxsize=64)

@@ -19,7 +19,17 @@ from dataclasses import dataclass
 from streamserve.dialects.encoder import Encoder
 from streamserve.dialects.fold import Answer
 from streamserve.protocol.errors import Gone
-from streamserve.protocol.events import BlockStart, BlockStop, ChoiceDone, Citation, Done, LoggedEvent, Meta, Token
+from streamserve.protocol.events import (
+    Approval,
+    BlockStart,
+    BlockStop,
+    ChoiceDone,
+    Citation,
+    Done,
+    LoggedEvent,
+    Meta,
+    Token,
+)
 from streamserve.streams.log.base import EventLog, LogUnavailable
 from streamserve.streams.stream import Stream
 
@@ -97,7 +107,7 @@ def _weight(logged: LoggedEvent) -> int:
 
 
 # The events that a snapshot holds.
-_OF_ANSWER = (Token, BlockStart, BlockStop, ChoiceDone, Citation)
+_OF_ANSWER = (Token, BlockStart, BlockStop, ChoiceDone, Citation, Approval)
 # (after, limit) -> some of the events that follow `after`, at least one event while there are any.
 ReadPage = Callable[[int, int], Awaitable[list[LoggedEvent]]]
 

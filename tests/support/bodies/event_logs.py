@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from streamserve.protocol.events import (
+    Approval,
     BlockStart,
     BlockStop,
     ChoiceDone,
@@ -62,6 +63,26 @@ def blocks() -> list[LoggedEvent]:
         Unknown(kind="mood", fields=b"\x80"),
         *block(2, "tool_use", "", '{"a":', "1}"),
         Done(finish_reason="tool_calls", usage=replace(USAGE, completion_tokens=7, reasoning_tokens=2)),
+    )
+
+
+def interrupted() -> list[LoggedEvent]:
+    """Return a log of a run that waits for its user: a text, a call with its result, and a call that it asks about."""
+    return numbered(
+        META,
+        Status(status="step", step=1, of=2, message="Look"),
+        tok("I look."),
+        BlockStart(choice=0, index=1, kind="server_tool_use", id="call_1", name="find"),
+        tok('{"number": 7}', index=1),
+        BlockStop(choice=0, index=1),
+        BlockStart(choice=0, index=2, kind="server_tool_use", id="call_2", name="cancel"),
+        tok('{"number": 7}', index=2),
+        BlockStop(choice=0, index=2),
+        BlockStart(choice=0, index=3, kind="tool_result", id="call_1"),
+        Token(text="Found.", token_ids=(), index=3),
+        BlockStop(choice=0, index=3),
+        Approval(id="call_2", name="cancel", arguments='{"number": 7}', message="Cancel invoice 7?"),
+        Done(finish_reason="interrupt", usage=replace(USAGE, completion_tokens=3), latency=0.5),
     )
 
 

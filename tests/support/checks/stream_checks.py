@@ -15,6 +15,7 @@ from typing import Any
 from streamserve.clients.thread.source import _ECHO_CHARS
 from streamserve.protocol.events import (
     TEXT,
+    Approval,
     BlockStart,
     BlockStop,
     BlockText,
@@ -204,11 +205,14 @@ def event_of(name: str, data: Mapping[str, Any]) -> Event:
             return BlockStop(**data)
         case "citation":
             return Citation(**data)
+        case "approval":
+            return Approval(**data)
         case "choice_done":
             return ChoiceDone(**data)
         case "snapshot":
             choices = data.get("choices", [data])
-            return Snapshot(seq=data["seq"], choices=tuple(map(_choice_of, choices)))
+            asked = tuple(Approval(**one) for one in data.get("approvals", ()))
+            return Snapshot(seq=data["seq"], choices=tuple(map(_choice_of, choices)), approvals=asked)
         case "done":
             counts = data.get("usage", {})
             names = ("prompt_tokens", "completion_tokens")
