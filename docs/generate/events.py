@@ -25,6 +25,8 @@ EXAMPLES: tuple[Event, ...] = (
     events.BlockStop(choice=0, index=0),
     events.Citation(source="billing", id="pause", title="Pause your subscription", choice=0, index=0, start=0, end=9),
     events.Approval(id="call_1", name="cancel_invoice", arguments='{"number": 1042}', message="Cancel invoice 1042?"),
+    events.State(delta='[{"op":"replace","path":"/progress","value":2}]'),
+    events.Custom(name="chart", value='{"points":[1,2]}'),
     events.ChoiceDone(choice=1, finish_reason="stop"),
     events.Snapshot(seq=640, choices=(events.ChoiceText(text="Hello, and"),)),
     events.Done(

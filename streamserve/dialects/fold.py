@@ -12,12 +12,13 @@ It knows no dialect, no JSON and no ids of frames.
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from io import StringIO
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from streamserve.protocol.errors import StreamserveError, error_for
 from streamserve.protocol.events import (
@@ -30,6 +31,7 @@ from streamserve.protocol.events import (
     ChoiceDone,
     ChoiceText,
     Citation,
+    Custom,
     Done,
     Error,
     Event,
@@ -37,10 +39,12 @@ from streamserve.protocol.events import (
     Meta,
     PositionLogprobs,
     Snapshot,
+    State,
     Status,
     Token,
     Usage,
 )
+from streamserve.protocol.json_patch import json_text, patched
 
 THINKING, TOOL_USE = "thinking", "tool_use"
 # The statuses of a pipeline's run: a step begins; `trim` has left something out.
@@ -127,9 +131,21 @@ class Failed(NamedTuple):
         return error_for(self.code, self.message, retryable=self.retryable)
 
 
-# `Meta`, `Status` and `Approval` are pieces as they are.
+# `Meta`, `Status`, `State`, `Custom` and `Approval` are pieces as they are.
 Piece = (
-    Meta | Status | PromptScored | BlockBegun | Delta | BlockEnded | Cited | Approval | ChoiceEnded | Succeeded | Failed
+    Meta
+    | Status
+    | State
+    | Custom
+    | PromptScored
+    | BlockBegun
+    | Delta
+    | BlockEnded
+    | Cited
+    | Approval
+    | ChoiceEnded
+    | Succeeded
+    | Failed
 )
 
 # `cancelled` and `abandoned` are finish reasons that only the native dialect has. They fail the answer, with these
@@ -194,7 +210,7 @@ class Fold:
             return [Failed(event.code, event.message, event.retryable)]
         if isinstance(event, Done):
             return self._end(event)
-        return [event] if isinstance(event, Status | Approval) else []
+        return [event] if isinstance(event, Status | State | Custom | Approval) else []
 
     def _choice(self, number: int) -> _Choice:
         choice = self._choices.get(number)
@@ -379,7 +395,8 @@ class Answer:
     """An answer so far, or the whole of it. It is fed the events of one log from seq 1, in order.
 
     `steps` are the statuses of a run's outline, `approvals` what its user is asked, `prompt` the prompt's
-    log-probabilities. `end` is None before the end.
+    log-probabilities. `state` is a run's, None without a state; `customs` are its own events. `end` is None before the
+    end.
     """
 
     def __init__(self, n: int = 1) -> None:
@@ -388,6 +405,8 @@ class Answer:
         self.steps: list[Status] = []
         self.approvals: list[Approval] = []
         self.prompt: list[PositionLogprobs] = []
+        self.state: Any = None
+        self.customs: list[Custom] = []
         self.end: Succeeded | Failed | None = None
         self._fold = Fold(n)
 
@@ -438,6 +457,10 @@ class Answer:
                 self.steps.append(piece)
         elif isinstance(piece, Approval):
             self.approvals.append(piece)
+        elif isinstance(piece, State):
+            self.state = state_after(self.state, piece)
+        elif isinstance(piece, Custom):
+            self.customs.append(piece)
         elif isinstance(piece, PromptScored):
             self.prompt += piece.positions
         elif isinstance(piece, ChoiceEnded):
@@ -447,8 +470,14 @@ class Answer:
 
     def snapshot(self, seq: int) -> Snapshot:
         """Return the answer as a snapshot as of event `seq`."""
-        choices = tuple(choice.as_text() for choice in self.choices)
-        return Snapshot(seq=seq, choices=choices, citations=tuple(self.citations), approvals=tuple(self.approvals))
+        return Snapshot(
+            seq=seq,
+            choices=tuple(choice.as_text() for choice in self.choices),
+            citations=tuple(self.citations),
+            state=None if self.state is None else json_text(self.state),
+            approvals=tuple(self.approvals),
+            customs=tuple(self.customs),
+        )
 
     def choice(self, number: int) -> AnswerChoice:
         """Return a choice, which this adds if it is new."""
@@ -460,3 +489,10 @@ class Answer:
 def is_outline(event: Event) -> bool:
     """Return whether an event is of a run's outline: a step, what was left out, a citation, or what is asked."""
     return isinstance(event, Citation | Approval) or (isinstance(event, Status) and event.status in (STEP, TRIMMED))
+
+
+def state_after(state: Any, event: State) -> Any:
+    """Return the state of a run after an event."""
+    if event.snapshot is not None:
+        return json.loads(event.snapshot)
+    return patched(state, json.loads(event.delta or "[]"))

@@ -32,6 +32,7 @@ from streamserve.dialects.fields import (
 from streamserve.dialects.grammar_fields import grammar
 from streamserve.dialects.messages import messages
 from streamserve.protocol.errors import BadRequest, PromptTooLong
+from streamserve.protocol.json_patch import json_value
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import (
     LATENCY_CLASSES,
@@ -131,9 +132,19 @@ def request_fields(limits: Limits) -> Mapping[str, Reader]:
         "latency_class": one_of(*LATENCY_CLASSES),
         "metadata": metadata(limits),
         "input": wire_object,
+        "state": state,
         "grammar": grammar(limits),
         "prediction": prediction(limits),
     }
+
+
+def state(value: Any, param: str) -> dict[str, Any]:
+    """Read what a run's state begins with: an object of `MAX_VALUE_CHARS` characters as JSON."""
+    given = wire_object(value, param)
+    try:
+        return dict(json_value(given, param))
+    except ValueError as error:
+        raise BadRequest(f"{error}.", code="invalid_value", param=param) from None
 
 
 def prediction(limits: Limits) -> Reader:
@@ -204,6 +215,7 @@ def build(values: Mapping[str, Any], limits: Limits, *, default_model: str) -> G
         timeout_seconds=values.get("timeout_seconds"),
         latency_class=values.get("latency_class", LATENCY_CLASSES[0]),
         input=values.get("input", {}),
+        state=values.get("state", {}),
         grammar=values.get("grammar"),
         prediction=values.get("prediction", ""),
         continue_final_message=values.get("continue_final_message", False),

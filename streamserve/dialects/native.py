@@ -263,5 +263,7 @@ def run_json(answer: Answer, *, stream_id: str, pipeline: str, created: int) -> 
         **({"meta": {"trimmed": trimmed}} if trimmed else {}),
         "text": answer.choices[0].text,
         **outline_json([*answer.steps, *answer.citations, *answer.approvals]),
+        **({} if answer.state is None else {"state": answer.state}),
+        **({"customs": [one.payload() for one in answer.customs]} if answer.customs else {}),
         **done.payload(),
     }

@@ -2,7 +2,8 @@
 
 A log numbers its events: `LoggedEvent.seq` is dense from 1. The order that events keep is protocol/grammar.py's:
 
-    meta (status | citation | block_start | token | block_stop | approval | choice_done)* (done | error)
+    meta (status | citation | state | custom | block_start | token | block_stop | approval | choice_done)*
+         (done | error)
 
 The answer of a choice is a row of blocks: text, thinking, tool_use. `Token.index` names the block that a token belongs
 to. A choice without a `BlockStart` is one text block, 0, so a plain text answer has no block events at all.
@@ -10,6 +11,7 @@ to. A choice without a `BlockStart` is one text block, 0, so a plain text answer
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -300,6 +302,39 @@ class Approval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """The state of a pipeline's run has changed: `run.state`. The first is a snapshot; later there may be patches.
+
+    Both are kept as JSON text. One of them is set.
+    """
+
+    type: ClassVar[str] = "state"
+    snapshot: str | None = None
+    """The whole state, an object: it replaces what the reader has."""
+    delta: str | None = None
+    """What has changed since the event before, as a JSON patch (RFC 6902): `add`, `remove` and `replace`."""
+
+    def payload(self) -> dict[str, Any]:
+        """Return the JSON object of the native event."""
+        return {name: json.loads(text) for name, text in _given(self, "snapshot", "delta").items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Custom:
+    """An event of the pipeline's own: `run.emit(name, value)`. `value` is kept as JSON text."""
+
+    type: ClassVar[str] = "custom"
+    name: str
+    """What the pipeline calls it."""
+    value: str
+    """Any JSON value."""
+
+    def payload(self) -> dict[str, Any]:
+        """Return the JSON object of the native event."""
+        return {"name": self.name, "value": json.loads(self.value)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceDone:
     """One choice of several is whole; `Done` follows when all are. `stop_string` is the stop string that ended it."""
 
@@ -370,6 +405,10 @@ class Snapshot:
     """The citations so far."""
     approvals: tuple[Approval, ...] = ()
     """What the run's user is asked."""
+    state: str | None = None
+    """The whole state of a pipeline's run, where it has one."""
+    customs: tuple[Custom, ...] = ()
+    """The pipeline's own events so far."""
 
     def payload(self) -> dict[str, Any]:
         """Return the JSON object of the native event: the first choice's text and blocks, then `choices` if several."""
@@ -382,6 +421,10 @@ class Snapshot:
             out["citations"] = [citation.payload() for citation in self.citations]
         if self.approvals:
             out["approvals"] = [approval.payload() for approval in self.approvals]
+        if self.state is not None:
+            out["state"] = json.loads(self.state)
+        if self.customs:
+            out["customs"] = [custom.payload() for custom in self.customs]
         return out
 
 
@@ -464,6 +507,8 @@ Event = (
     Meta
     | Status
     | Citation
+    | State
+    | Custom
     | BlockStart
     | Token
     | BlockStop

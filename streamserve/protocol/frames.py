@@ -30,10 +30,12 @@ from streamserve.protocol.events import (
     BlockStop,
     ChoiceDone,
     Citation,
+    Custom,
     Done,
     Error,
     Event,
     Meta,
+    State,
     Status,
     Token,
     Unknown,
@@ -106,7 +108,7 @@ class UnknownCount:
 # Of the whole process: events are decoded by logs, followers and engine clients alike, and /metrics shows one number.
 UNKNOWN_COUNT = UnknownCount()
 
-_KINDS = (Meta, Status, Citation, BlockStart, Token, BlockStop, Approval, ChoiceDone, Error, Done)
+_KINDS = (Meta, Status, Citation, State, Custom, BlockStart, Token, BlockStop, Approval, ChoiceDone, Error, Done)
 _WITH_ADDED_FIELDS = frozenset({Meta, ChoiceDone, Error, Done})
 _KIND = re.compile(r"[a-z_]{1,32}")
 _ENCODER = msgspec.msgpack.Encoder()

@@ -1,6 +1,7 @@
 """The order of a stream's events: one state machine that is fed each event and names the law that it breaks.
 
-    meta (status | citation | block_start | token | block_stop | approval | choice_done)* (done | error)
+    meta (status | citation | state | custom | block_start | token | block_stop | approval | choice_done)*
+         (done | error)
 
 A stream has one state, and each choice another. In a choice one block is open at a time:
 
@@ -31,11 +32,13 @@ from streamserve.protocol.events import (
     ChoiceDone,
     ChoiceText,
     Citation,
+    Custom,
     Done,
     Error,
     Event,
     Meta,
     Snapshot,
+    State,
     Status,
     Token,
     Unknown,
@@ -59,6 +62,7 @@ class Law(StrEnum):
     CITATION_OF_KNOWN_BLOCK = "a citation names no block, or a block of its choice that has begun"
     APPROVAL_OF_WHOLE_CALL = "an approval names a call of the run whose block has stopped, and no call twice"
     INTERRUPT_ASKS = "a run that ends in interrupt asks for approval, and no other success does"
+    STATE_BEGINS_WHOLE = "a state is a snapshot or a patch, and the first is a snapshot"
     EACH_ID_ONCE = "the ids of all tokens are as many as usage counts, or meta states that there are none"
 
 
@@ -90,7 +94,7 @@ class ChoiceState(StrEnum):
     RESUMED = auto()
 
 
-_CONTENT = (Status, Citation, BlockStart, Token, BlockStop, Approval, ChoiceDone, Snapshot, Unknown)
+_CONTENT = (Status, Citation, State, Custom, BlockStart, Token, BlockStop, Approval, ChoiceDone, Snapshot, Unknown)
 
 _STREAM: Mapping[StreamState, Mapping[type[Event], StreamState]] = {
     StreamState.START: {Meta: StreamState.RUNNING},
@@ -212,6 +216,7 @@ class Grammar:
         self._call: str | None = None  # the call that a run answers itself, while its block is open
         self._calls: set[str] = set()  # of whole blocks
         self._asked: set[str] = set()
+        self._has_state = is_part
 
     def feed(self, event: Event) -> None:
         """Take the event's transition in the stream, and in its choice."""
@@ -232,13 +237,21 @@ class Grammar:
             self._has_ids = event.has_token_ids
         elif isinstance(event, Citation) and event.choice is not None:
             self._choice(event.choice).feed(event)
+        elif isinstance(event, State):
+            self._check_state(event)
         elif isinstance(event, Snapshot):
             self._num_ids, self._is_whole = None, False
             self._asked |= {approval.id for approval in event.approvals}
+            self._has_state = self._has_state or event.state is not None
             for number, choice in enumerate(event.choices):
                 self._choice(number).restore(choice)
         elif isinstance(event, Done):
             self._check_done(event)
+
+    def _check_state(self, state: State) -> None:
+        if (state.snapshot is None) == (state.delta is None) or (state.snapshot is None and not self._has_state):
+            raise GrammarError(Law.STATE_BEGINS_WHOLE, f"{state}")
+        self._has_state = True
 
     def _count_ids(self, token: Token) -> None:
         if token.token_ids and not self._has_ids:

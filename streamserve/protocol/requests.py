@@ -241,7 +241,8 @@ ROUTES_WITH_CLASSES = ("streams", "websocket", "chat_completions", "completions"
 class GenerateRequest:
     """One request to a model, as it was asked: exactly one of `messages`, `prompt` and `prompt_token_ids` is set.
 
-    A pipeline is requested like a model, and takes `input`, a JSON object, beside or instead of them.
+    A pipeline is requested like a model, and takes `input`, a JSON object, beside or instead of them. `state` is what
+    its run's state begins with.
 
     `unset` names the sampling fields that the caller left open: the model's generation config fills those it has a
     default for, acceptance `seed` and `max_tokens`. `needs` names what the request cannot do without.
@@ -260,6 +261,7 @@ class GenerateRequest:
     prompt: str | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     input: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     unset: tuple[str, ...] = ()
     n: int = 1

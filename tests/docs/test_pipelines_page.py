@@ -17,7 +17,7 @@ from django.test import override_settings
 from streamserve.clients.pipeline.client import PIPELINES, forget
 from streamserve.engine.config import EngineConfig
 from streamserve.web import site
-from tests.conftest import Caller, until_ready
+from tests.conftest import Caller, body_of, until_ready
 from tests.support.docs.doc_blocks import blocks_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -68,6 +68,32 @@ async def test_the_page_s_pipeline_answers_its_curl_line(
         assert chain[1].feed("mail bob@site.org now") + chain[1].flush() == "mail [e-mail] now"
     finally:
         forget("billing")
+
+
+async def test_the_page_s_state_is_seen_as_the_page_has_it(
+    transactional_db: Any, alice_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's events, streamed, are those of the page; whole, the run has the state and the event of its own."""
+    search = ModuleType("help.search")
+    search.best_passages = lambda question: [Passage()] * (3 if "prices" in question else 1)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "help.search", search)
+    blocks = blocks_of("docs/pipelines.md")
+    at = next(index for index, block in enumerate(blocks) if "run.emit(" in block.text)
+    try:
+        exec(blocks[at].text.replace('model="chat"', 'model="echo"'), {"__name__": "help.pipelines"})  # noqa: S102  (the page is ours)
+        await until_ready()
+        body = {"prompt": "What does it cost?"}
+        streamed = await Caller(key=alice_key).post("/pipelines/research", {**body, "stream": True})
+        shown = (await body_of(streamed)).decode()
+        whole = (await Caller(key=alice_key).post("/pipelines/research", body)).json()
+        await site.reset()
+    finally:
+        forget("research")
+    for event in blocks[at + 1].text.strip().split("\n\n"):
+        kind, data = event.split("\n")
+        assert re.search(rf"^{kind}\nid: .*\n{re.escape(data)}$", shown, re.MULTILINE), event
+    assert whole["state"] == {"topics": [{"name": "prices", "found": 3}, {"name": "terms", "found": 1}]}
+    assert whole["customs"] == [{"name": "chart", "value": {"kind": "bars", "values": [3, 1]}}]
 
 
 async def test_the_page_s_static_text_is_computed_once(transactional_db: Any, alice_key: str, lonely_key: str) -> None:

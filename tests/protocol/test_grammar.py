@@ -14,11 +14,13 @@ from streamserve.protocol.events import (
     ChoiceDone,
     ChoiceText,
     Citation,
+    Custom,
     Done,
     Error,
     Event,
     Meta,
     Snapshot,
+    State,
     Status,
     Token,
     Unknown,
@@ -30,6 +32,7 @@ META = Meta(model="m", stream_id="s", created=1)
 NO_IDS = Meta(model="m", stream_id="s", created=1, has_token_ids=False)
 STATUS = Status(status="prefill")
 ERROR = Error(code="timeout", message="Time is up.")
+WHOLE = State(snapshot="{}")
 UNKNOWN = Unknown(kind="mood", fields=b"\x80")
 
 
@@ -96,6 +99,10 @@ RIGHT: dict[str, list[Event]] = {
     "an interrupt after a snapshot": [META, snap(ChoiceText(text="x")), ask(), done(9, "interrupt")],
     "stopped while it asks": [META, call(), stop(), ask(), done(0, "cancelled")],
     "unknown events": [META, UNKNOWN, tok(), UNKNOWN, done(1)],
+    "a state and events of its own": [
+        META, WHOLE, Custom(name="a", value="1"), tok(), State(delta="[]"), WHOLE, Custom(name="a", value="1"), done(1),
+    ],
+    "a patch after a snapshot with a state": [META, Snapshot(seq=5, choices=(), state="{}"), State(delta="[]"), done()],
     "tokens without ids": [NO_IDS, tok(num_ids=0), tok(num_ids=0), done(5)],
     "cut short in a block": [META, start(), tok(), done(1, "cancelled")],
     "failed in a block": [META, start(), tok(), ERROR],
@@ -155,6 +162,12 @@ WRONG: dict[str, tuple[Law, list[Event]]] = {
     "a citation before any block": (Law.CITATION_OF_KNOWN_BLOCK, [META, cite(0), done()]),
     "a citation of a block to come": (Law.CITATION_OF_KNOWN_BLOCK, [META, tok(), cite(1), done(1)]),
     "a citation of block -1": (Law.CITATION_OF_KNOWN_BLOCK, [META, tok(), cite(-1), done(1)]),
+    "a patch of no state": (Law.STATE_BEGINS_WHOLE, [META, State(delta="[]"), done()]),
+    "a patch after a snapshot without a state": (
+        Law.STATE_BEGINS_WHOLE, [META, snap(ChoiceText(text="a")), State(delta="[]"), done()]
+    ),
+    "a state of nothing": (Law.STATE_BEGINS_WHOLE, [META, WHOLE, State(), done()]),
+    "a state that is whole and a patch": (Law.STATE_BEGINS_WHOLE, [META, State(snapshot="{}", delta="[]"), done()]),
     "an id shown twice": (Law.EACH_ID_ONCE, [META, tok(), tok(), done(1)]),
     "an id in a stream without ids": (Law.EACH_ID_ONCE, [NO_IDS, tok(), done(1)]),
     "an id that was not shown": (Law.EACH_ID_ONCE, [META, tok(), done(2)]),

@@ -317,6 +317,8 @@ class PipelineClient:
             speech.close_block()
             if speech.source.shown is not None:
                 speech.source.shown.check_over()
+                if (rest := speech.source.shown.rest_of_state()) is not None:
+                    speech.source.generation.put([rest])
             ending = speech.done(latency=time.monotonic() - started_at, phases=run.phases.seconds())
         except Stopped:
             speech.cut_block()

@@ -32,8 +32,20 @@ from dataclasses import asdict, replace
 from itertools import chain, groupby
 from typing import Any, Protocol, cast
 
+from streamserve.clients.pipeline.state import ShownStates
 from streamserve.protocol.errors import StreamserveError
-from streamserve.protocol.events import TEXT, BlockStart, BlockStop, Citation, Error, Event, Status, Token
+from streamserve.protocol.events import (
+    TEXT,
+    BlockStart,
+    BlockStop,
+    Citation,
+    Custom,
+    Error,
+    Event,
+    State,
+    Status,
+    Token,
+)
 from streamserve.protocol.frames import decode_event, encode_event
 from streamserve.protocol.requests import GenerateRequest
 
@@ -59,11 +71,15 @@ class Shown:
     """The events of a log, as far as the present attempt has not come to them yet."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
-        self._marks: Counter[Status | Citation] = Counter()  # steps and citations: in any order
+        self._marks: Counter[Status | Citation | Custom] = Counter()  # steps, citations, own events: in any order
+        self._states = ShownStates()
         spoken: list[Event] = []  # in order
         for event in events:
-            if isinstance(event, Citation) or (isinstance(event, Status) and event.status in KEPT_STATUSES):
+            is_kept = not isinstance(event, Status) or event.status in KEPT_STATUSES
+            if isinstance(event, Status | Citation | Custom) and is_kept:
                 self._marks[event] += 1
+            elif isinstance(event, State):
+                self._states.add(event)
             elif isinstance(event, Token | BlockStart | BlockStop):
                 spoken.append(event)
         self._spoken = deque(joined(spoken))
@@ -83,7 +99,9 @@ class Shown:
                 raise NotRepeatable(f"another block {event.index}")
             self._spoken.popleft()
             return None
-        if isinstance(event, Status | Citation) and self._marks[event]:
+        if isinstance(event, State):
+            return self._states.rest_of(event)
+        if isinstance(event, Status | Citation | Custom) and self._marks[event]:
             self._marks[event] -= 1
             return None
         return event
@@ -113,6 +131,10 @@ class Shown:
         return replace(
             spoken[0], text=spoken[0].text[self._num_chars :], token_ids=spoken[0].token_ids[self._num_ids :]
         )
+
+    def rest_of_state(self) -> State | None:
+        """Return what readers lack of the state that the run ends with; None if they have it."""
+        return self._states.rest()
 
     def check_over(self) -> None:
         """Raise NotRepeatable if the run ends and has not come to all that was shown before."""

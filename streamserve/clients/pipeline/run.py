@@ -28,10 +28,11 @@ from streamserve.clients.engine_run import Parking
 from streamserve.clients.mcp.servers import McpServers
 from streamserve.clients.pipeline.answers import ENGINE_SECONDS, Answering
 from streamserve.clients.pipeline.filters import OutputFilter
-from streamserve.clients.pipeline.journal import Journal, Key, Place
+from streamserve.clients.pipeline.journal import Journal, Key, NotRepeatable, Place
 from streamserve.clients.pipeline.mcp_tools import McpTool, described, tools_of
 from streamserve.clients.pipeline.phases import RunPhases
 from streamserve.clients.pipeline.speech import Speech
+from streamserve.clients.pipeline.state import RunState
 from streamserve.clients.pipeline.static import num_static
 from streamserve.clients.pipeline.tools import FunctionTool, ToolCall, WrongCall, function_tool, result_text
 from streamserve.clients.pipeline.voice import Voice
@@ -39,8 +40,9 @@ from streamserve.dialects.fields import read
 from streamserve.dialects.generate import build, request_fields, sampling_fields
 from streamserve.protocol.attached import TextFile, files_of
 from streamserve.protocol.errors import BadRequest, NotFound, Refused, StreamserveError
-from streamserve.protocol.events import Citation, Event, Status, Token, Usage
+from streamserve.protocol.events import Citation, Custom, Event, State, Status, Token, Usage
 from streamserve.protocol.identity import Identity
+from streamserve.protocol.json_patch import json_text, json_value
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import Admission, GenerateRequest, Message
 
@@ -49,6 +51,8 @@ logger = logging.getLogger("streamserve.pipelines")
 Messages = Sequence[Mapping[str, Any]]
 T = TypeVar("T")
 _MAX_CITATIONS = 1000
+# Of the events of a run's own: how many, how long a name, and how much all their values have as JSON.
+_MAX_CUSTOMS, _MAX_CUSTOM_NAME_CHARS, _MAX_CUSTOM_CHARS = 1000, 100, 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +84,8 @@ def enter_run(run: Run) -> None:
 class Run:
     """One run of a pipeline. `input` is what the caller sent as such, `messages` the conversation, if any.
 
-    `caller` is who asks, also in a run that another process continues.
+    `state` is a dict of JSON values that readers see as it changes; it begins with the caller's `state`. `caller` is
+    who asks, also in a run that another process continues.
     """
 
     def __init__(
@@ -108,7 +113,9 @@ class Run:
         self._limits, self._call, self._journal = limits, call, journal
         self._user_of, self._window_seconds, self._mcp = user_of, window_seconds, mcp
         self.phases = RunPhases()
-        self._num_steps = self._num_citations = 0
+        self._num_steps = self._num_citations = self._num_customs = self._num_custom_chars = 0
+        self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
+        self.state = RunState(request.state, self._show_state)
         self._warming: set[asyncio.Task[None]] = set()
 
     @property
@@ -174,10 +181,34 @@ class Run:
         self._num_citations += 1
         if self._num_citations > _MAX_CITATIONS:
             raise ValueError(f"a run cites {_MAX_CITATIONS:,} sources at most")
-        citation = Citation(source=source, id=str(id), title=title, url=url)
-        self._speech.source.put(citation)
+        self._put(Citation(source=source, id=str(id), title=title, url=url))
+
+    def emit(self, name: str, value: Any = None) -> None:
+        """Show an event of the pipeline's own: `value` is any JSON value. Raises TypeError and ValueError."""
+        if not isinstance(name, str) or not 1 <= len(name) <= _MAX_CUSTOM_NAME_CHARS:
+            raise ValueError(
+                f"the name of an event is a text of 1 to {_MAX_CUSTOM_NAME_CHARS} characters, not {name!r}"
+            )
+        text = json_text(json_value(value, f"the value of the event {name!r}"))
+        self._num_customs += 1
+        self._num_custom_chars += len(text)
+        if self._num_customs > _MAX_CUSTOMS or self._num_custom_chars > _MAX_CUSTOM_CHARS:
+            most = f"{_MAX_CUSTOMS:,} events of its own, with {_MAX_CUSTOM_CHARS:,} characters as JSON,"
+            raise ValueError(f"a run shows {most} at most; use run.state for what changes often")
+        self._put(Custom(name=name, value=text))
+
+    def _show_state(self, event: State, change: State) -> None:
+        """Show a change of the state; a step keeps it as a patch, which fits another order of steps side by side."""
+        self._put(event, kept=change)
+
+    def _put(self, event: Event, *, kept: Event | None = None) -> None:
+        """Show an event without waiting, from the run's loop or from the thread of a function; a step keeps `kept`."""
         if self._journal is not None:
-            self._journal.note(citation)
+            self._journal.note(kept or event)
+        if threading.get_ident() == self._thread_id:
+            self._speech.source.put(event)
+        else:
+            self._loop.call_soon_threadsafe(self._speech.source.put, event)
 
     async def say(self, text: str) -> None:
         """Show text that no model has made."""
@@ -333,6 +364,9 @@ class Run:
                 await self._speech.turn.acquire(key)
             try:
                 for event in events:
+                    if isinstance(event, State):
+                        self._repeat_state(event)  # which notes it
+                        continue
                     await self._speech.repeat(event)
                     journal.note(event, key)
             finally:
@@ -340,6 +374,12 @@ class Run:
                     self._speech.turn.release()
 
         return await journal.step(name, function, show, _as_json, _from_json)
+
+    def _repeat_state(self, change: State) -> None:
+        try:
+            self.state.repeat(change)
+        except LookupError:
+            raise NotRepeatable("another state") from None
 
     async def _do(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         """Run a function: a synchronous function on a thread, whose result may be a coroutine for this task."""

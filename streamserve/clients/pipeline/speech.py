@@ -25,6 +25,7 @@ from streamserve.protocol.events import (
     BlockStart,
     BlockStop,
     Citation,
+    Custom,
     Done,
     Event,
     Status,
@@ -135,7 +136,7 @@ class Speech:
         return self._open is not None or self._index > 0
 
     async def show(self, event: Event) -> None:
-        """Show a status or a citation."""
+        """Show what is no part of an answer: a status, a citation, an event of the run's own."""
         await self.source.emit(event)
 
     async def take(self, event: Event) -> None:
@@ -171,7 +172,7 @@ class Speech:
         """Show an event of a step that an earlier attempt has finished, as far as it was not shown then."""
         if isinstance(event, Done):
             self.count(event, event.breakdown.get("decode"))
-        elif isinstance(event, Status | Citation):
+        elif isinstance(event, Status | Citation | Custom):
             await self.show(event)
         else:
             await self.take(event)

@@ -204,9 +204,10 @@ def _checked_class(config: EngineConfig, request: GenerateRequest) -> LatencyCla
     """Return the request's latency class. Raises BadRequest for what no prompt and no model make right."""
     check_needs(request.needs)
     refuse_parts(request)
-    if request.input:
-        message = f"input is for pipelines, and {request.model} is a model. Send messages or prompt."
-        raise BadRequest(message, code="invalid_value", param="input")
+    for name in ("input", "state"):
+        if getattr(request, name):
+            message = f"{name} is for pipelines, and {request.model} is a model. Send messages or prompt."
+            raise BadRequest(message, code="invalid_value", param=name)
     if request.n < 1:
         raise BadRequest(f"n is {request.n}; the engine takes 1 or more.", code="invalid_value", param="n")
     latency_class = config.classes.get(request.latency_class)

@@ -25,9 +25,11 @@ from streamserve.protocol.events import (
     BlockStop,
     ChoiceDone,
     Citation,
+    Custom,
     Done,
     LoggedEvent,
     Meta,
+    State,
     Token,
 )
 from streamserve.streams.log.base import EventLog, LogUnavailable
@@ -107,7 +109,7 @@ def _weight(logged: LoggedEvent) -> int:
 
 
 # The events that a snapshot holds.
-_OF_ANSWER = (Token, BlockStart, BlockStop, ChoiceDone, Citation, Approval)
+_OF_ANSWER = (Token, BlockStart, BlockStop, ChoiceDone, Citation, Approval, State, Custom)
 # (after, limit) -> some of the events that follow `after`, at least one event while there are any.
 ReadPage = Callable[[int, int], Awaitable[list[LoggedEvent]]]
 

@@ -105,6 +105,7 @@ _OTHERS = (
     ("chat_template_kwargs", BOTH, ("dict",)),
     ("metadata", BOTH, ("dict",)),
     ("input", BOTH, ("dict",)),
+    ("state", BOTH, ("dict",)),
     ("grammar", BOTH, ("dict", "str")),
     ("latency_class", BOTH, ("str",)),
     ("format", NATIVE, ("str",)),
