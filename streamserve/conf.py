@@ -149,6 +149,8 @@ class SiteConfig:
     """The targets that jobs may name: name → `URL`, `SECRET`, `TIMEOUT_SECONDS` (docs/jobs.md#webhooks)."""
     mcp_servers: Mapping[str, McpConfig] = field(default_factory=dict)
     """MCP servers whose tools pipelines may offer to models: name → entry (docs/mcp.md)."""
+    mcp_endpoint: bool = False
+    """Offer callers with an API key their pipelines as MCP tools at `/mcp` (docs/mcp.md). Off, the address is a 404."""
     anonymous: bool = False
     """Serve visitors without a login. Each browser is a tenant of its own, known by the signed cookie
     `streamserve_visitor`, which takes no row in the database. A visitor has `MAX_STREAMS_PER_VISITOR` places, all
@@ -310,6 +312,7 @@ class _SiteReader(SettingsReader):
             jobs=self._options(JobConfig, given, "JOBS"),
             webhooks=self._webhooks(given.get("WEBHOOKS", {})),
             mcp_servers=self._mcp_servers(given.get("MCP_SERVERS", {})),
+            mcp_endpoint=self.boolean(given, "MCP_ENDPOINT"),
             anonymous=self.boolean(given, "ANONYMOUS"),
             tenant=self._dotted_path(given.get("TENANT", ""), "TENANT"),
             chat_page=self._chat_page(given, testing=testing),

@@ -110,6 +110,7 @@ def test_an_unknown_key_names_the_nearest(raw: Any, nearest: str) -> None:
         {**ECHO, "ENGINE_PROCESS": {"HANG_SECONDS": 0}},
         {**ECHO, "ENGINE_PROCESS": {"MAX_FAILURES": 0}},
         {**ECHO, "ENGINE_PROCESS": {"IDLE_SECONDS": -1}},
+        {**ECHO, "MCP_ENDPOINT": "yes"},
         {**ECHO, "MCP_SERVERS": ["tools"]},
         {**ECHO, "MCP_SERVERS": {"a": {"TOOLS": ["b"]}}},
         {**ECHO, "MCP_SERVERS": {"a": {"COMMAND": "x"}}},

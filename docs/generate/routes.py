@@ -28,6 +28,7 @@ _GROUPS = (
         "[chat completions](../chat-completions.md), [text completions](../completions.md), [batches](../batches.md)",
     ),
     ("Anthropic", ("v1/messages",), "[Anthropic's Messages API](../anthropic.md)"),
+    ("MCP", ("mcp",), "[MCP](../mcp.md)"),
     ("Operations", ("livez", "health", "readyz", "metrics"), "[monitoring](../monitoring.md)"),
 )
 _VARIABLE = re.compile(r"<\w+:(\w+)>")
@@ -64,6 +65,8 @@ def _rows(route: Route) -> Iterator[list[str]]:
 def _who(access: Access) -> str:
     if access.callers == ("anyone",):
         return "anyone; callers that may chat see more" if access.identifies else "anyone"
+    if access.callers == ("key",):
+        return "key"
     who = "key, login" if "anonymous" not in access.callers else "key, login, visitor"
     scope = "" if access.scope == "chat" else f"; scope `{access.scope}`"
     return who + scope + ("; open with `DEBUG`" if access.open_in_debug else "")

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
-from streamserve.api import anthropic, attachments, jobs, native, ops, pipelines
+from streamserve.api import anthropic, attachments, jobs, mcp, native, ops, pipelines
 from streamserve.api import conversation_routes as talk
 from streamserve.api.batch import batches, files
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.api.conversations import conversations_off, shares_off
 from streamserve.api.openai import chats, completions, models, plain_tokens
+from streamserve.dialects import mcp as mcp_dialect
 from streamserve.dialects import native as native_dialect
 from streamserve.dialects.anthropic import message as anthropic_message
 from streamserve.dialects.openai import shapes
@@ -53,6 +54,7 @@ SERVICES = (
     "conversations",
     "shares",
     "threads",
+    "mcp_endpoint",
 )
 Endpoint = Callable[..., Awaitable[Reply]]
 
@@ -69,6 +71,7 @@ _OFF: Mapping[str, Callable[[], StreamserveError]] = {
     "conversations": conversations_off,
     "attachments": conversations_off,
     "shares": shares_off,
+    "mcp_endpoint": mcp.mcp_off,
 }
 _PART = re.compile(r"<(\w+):(\w+)>")
 _UNNAMED = "other"  # in `/metrics`: addresses where nothing is
@@ -90,6 +93,7 @@ ASKING: frozenset[Endpoint] = frozenset(
         plain_tokens.post_tokens,
         anthropic.messages,
         talk.ask,
+        mcp.post_message,
     )
 )
 
@@ -214,6 +218,7 @@ def _services_of(endpoint: Endpoint) -> dict[str, bool]:
 
 _CHAT = Access(callers=CHAT_CALLERS)
 _KNOWN = Access(callers=("session", "key"))
+_KEYS = Access(callers=("key",))
 _OPEN = Access(callers=ANYONE)
 _PROBE = Access(callers=ANYONE, identifies=True)
 _WATCH = Access(callers=("session", "key"), scope="watch")
@@ -343,6 +348,7 @@ ROUTES = (
     _openai("batches", "v1/batches", _KNOWN, batches.list_batches, post=batches.create),
     _openai("batch", f"v1/batches/{_BATCH}", _KNOWN, batches.batch),
     _openai("cancel_batch", f"v1/batches/{_BATCH}/cancel", _KNOWN, post=batches.cancel),
+    _native("mcp", "mcp", _KEYS, mcp.get_events, post=mcp.post_message, error_json=mcp_dialect.error_json),
     unknown_route("v1", error_json=shapes.error_json),
     unknown_route("v1/<rest:path>", error_json=shapes.error_json),
     _native("livez", "livez", _OPEN, ops.livez),

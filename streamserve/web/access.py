@@ -35,11 +35,12 @@ CHAT = Access(callers=CHAT_CALLERS)
 # What a page of another origin may read and send, with a key (Fetch Standard, 3.2.3).
 _EXPOSED = (
     "X-Stream-Id, X-Conversation-Id, X-Question-Id, X-Message-Id, Streamserve-From, Streamserve-Reader, X-Request-Id, "
-    "Request-Id, Retry-After, ETag"
+    "Request-Id, Retry-After, ETag, Mcp-Session-Id"
 )
 _ALLOWED = (
     "Authorization, Content-Type, Idempotency-Key, If-None-Match, Last-Event-ID, X-Api-Key, X-Request-Id, "
-    "X-Request-Start, Anthropic-Version, Anthropic-Beta, Anthropic-Dangerous-Direct-Browser-Access"
+    "X-Request-Start, Anthropic-Version, Anthropic-Beta, Anthropic-Dangerous-Direct-Browser-Access, "
+    "Mcp-Session-Id, Mcp-Protocol-Version, Mcp-Method, Mcp-Name"
 )
 _PREFLIGHT_SECONDS = 600
 
@@ -101,6 +102,9 @@ def check_access(access: Access, caller: KnownCaller | None) -> KnownCaller:
     """Return `caller`. Raises Unauthorized or Forbidden unless it may call a route with this `access`."""
     if caller is None or (caller.kind == "anonymous" and "anonymous" not in access.callers):
         raise Unauthorized("Sign in, or send an API key as 'Authorization: Bearer <key>'.")
+    if access.callers == ("key",) and caller.kind != "key":
+        message = "This address takes API keys, and no login. Send 'Authorization: Bearer <key>'."
+        raise Forbidden(message, code="insufficient_scope")
     if caller.kind not in access.callers or access.scope not in caller.scopes:
         raise Forbidden(f"This needs the scope '{access.scope}', which you do not have.", code="insufficient_scope")
     return caller

@@ -16,7 +16,9 @@ from typing import Any
 
 from django.conf import settings as django_settings
 
+from streamserve import __version__
 from streamserve.api.answers import AnswerConfig, Answers, Defaults
+from streamserve.api.mcp import McpEndpoint
 from streamserve.api.ops import Ops
 from streamserve.clients.base import EngineClient
 from streamserve.clients.mcp.servers import McpServers
@@ -154,7 +156,15 @@ class DjangoSite:
     def services(self) -> Mapping[str, object]:
         """What routes are given, by the names of their endpoints' parameters."""
         attachments = self.attachments if self.settings.conversations else None
-        kept = {"conversations": self.conversations, "shares": self.shares, "attachments": attachments}
+        endpoint = None
+        if self.settings.mcp_endpoint:
+            endpoint = McpEndpoint(version=__version__, secret_of=salt_of, origins=self.settings.cors_origins)
+        kept = {
+            "mcp_endpoint": endpoint,
+            "conversations": self.conversations,
+            "shares": self.shares,
+            "attachments": attachments,
+        }
         return {
             "answers": self.answers,
             "chats": self.chats,

@@ -10,7 +10,8 @@ in `OBJECTS`, its body in `BODIES`. A cell is what a caller gets who asks for wh
     staff     is_staff, without any permission          narrow    a key of alice's whose list lacks the model
                                                         denied    a user who may not use the model (PERMISSION)
 
-A batch that has ended cannot be cancelled: 400.
+A batch that has ended cannot be cancelled: 400. `/mcp` answers a message that it could read with 200, also by an error
+(a tool that is not there for the caller), and sends nothing unasked: 405.
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ GET    batches                       401   200 200  200   200 |     200   200   
 POST   batches                       401   200 404  404   404 |     200   404     401 403    400    400
 GET    batch                         401   200 404  404   404 |     200   404     401 403    200    404
 POST   cancel_batch                  401   400 404  404   404 |     400   404     401 403    400    404
+GET    mcp                           401   403 403  403   403 |     405   405     401 403    405    403
+POST   mcp                           401   403 403  403   403 |     200   200     401 403    200    403
 GET    livez                         200   200 200  200   200 |     200   200     200 200    200    200
 GET    health                        200   200 200  200   200 |     200   200     200 200    200    200
 GET    readyz                        200   200 200  200   200 |     200   200     200 200    200    200
@@ -127,6 +130,12 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "messages"): _CHAT,
     ("POST", "count_tokens"): {"model": MODEL, "messages": MESSAGES},
     ("POST", "message_batches"): {"requests": [{"custom_id": "a", "params": _CHAT}]},
+    ("POST", "mcp"): {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": {"name": PIPELINE, "arguments": {"question": "hi"}},
+    },
     ("POST", "batches"): {
         "input_file_id": "{file_id}",
         "endpoint": f"/pipelines/{PIPELINE}",
@@ -171,6 +180,7 @@ SITE = {
     "CONVERSATIONS": True,
     "TITLES": "words",
     "SHARE_LINKS": True,
+    "MCP_ENDPOINT": True,
     "MODELS": {
         "open": {"PATH": "echo", "ANSWERS": None},
         MODEL: {"PATH": "echo", "ANSWERS": None, "PERMISSION": f"{__name__}.may_use"},

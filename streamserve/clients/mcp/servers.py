@@ -15,7 +15,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,7 +27,6 @@ from streamserve.protocol.measures import MCP_CALLS
 T = TypeVar("T")
 logger = logging.getLogger("streamserve.mcp")
 
-EXTRA = 'pip install "streamserve[mcp]"'
 MAX_RESULT_CHARS = 20_000
 _MAX_DESCRIPTION_CHARS, _MAX_SCHEMA_CHARS, _MAX_PAGES = 4_000, 64_000, 20
 _LIST_SECONDS = 60.0  # so long a listing is believed
@@ -271,8 +270,3 @@ def _block_text(block: Any) -> str:
     if block.type == "resource_link":
         return f"[{block.name}: {block.uri}]"
     return f"[{block.type}: {getattr(block, 'mime_type', 'unknown')}]"
-
-
-def names_of(tools: Sequence[ServerTool]) -> str:
-    """Return the names of tools, for a message."""
-    return ", ".join(tool.name for tool in tools) or "none"

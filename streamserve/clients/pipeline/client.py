@@ -32,6 +32,7 @@ from streamserve.clients.mcp.servers import McpServers
 from streamserve.clients.pipeline.filters import OutputFilter, Stopped
 from streamserve.clients.pipeline.journal import LOST, Journal, Memo, Shown
 from streamserve.clients.pipeline.run import Run, enter_run
+from streamserve.clients.pipeline.schemas import checker_of
 from streamserve.clients.pipeline.speech import RunSource, Speech
 from streamserve.clients.pipeline.static import IS_IN_RUN
 from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription
@@ -69,6 +70,7 @@ class Pipeline:
     filters: Sequence[Callable[[], OutputFilter]] = ()
     latency_class: str = ""
     permission: Permission = ANYONE
+    input_schema: Mapping[str, Any] = field(default_factory=dict, compare=False)
     description: str = field(default="", compare=False)
     title: str = field(default="", compare=False)
     is_agent: bool = False
@@ -87,14 +89,16 @@ def pipeline(
     latency_class: str = "",
     permission: Permission = ANYONE,
     title: str = "",
+    input_schema: Mapping[str, Any] | None = None,
 ) -> Any:
     """Register an async function that takes a `Run`, or an `agent`, and return it unchanged.
 
     An agent is a pydantic-ai or OpenAI `Agent`, or a compiled LangGraph graph (docs/agents.md). `name`: the function's,
     or the agent's, unless given. `title`: what people are shown instead, as in the chat's model picker; the
     name in words, unless given. Its text goes through `filters` before a reader sees any of it. `permission`: who may
-    use it, as PERMISSION of a model; the models that a run asks are the pipeline's own. Raises ValueError for a name
-    that is no name or is taken, and for a permission that is none, TypeError for a function that is not async.
+    use it, as PERMISSION of a model; the models that a run asks are the pipeline's own. `input_schema` is the JSON
+    Schema of `run.input`: it is checked, and MCP clients are shown it. Raises ValueError for a name that is no name or
+    is taken, and for a permission or a schema that is none, TypeError for a function that is not async.
     """
 
     def register(given: Any) -> Any:
@@ -110,6 +114,10 @@ def pipeline(
         problem = problem_of(permission)
         if problem is not None:
             raise ValueError(f"permission of the pipeline {own} {problem} {PERMISSION_HINT}")
+        if input_schema:
+            checker_of(input_schema)
+            if input_schema.get("type") != "object":
+                raise ValueError(f"input_schema of the pipeline {own} is no schema of an object")
         known = _pipelines.get(own)
         if known is not None and _source(known.function) != _source(function):
             raise ValueError(f"there are two pipelines {own}: {_source(known.function)} and {_source(function)}")
@@ -120,6 +128,7 @@ def pipeline(
             filters=tuple(filters),
             latency_class=latency_class,
             permission=permission,
+            input_schema=input_schema or {},
             description=inspect.cleandoc(function.__doc__ or ""),
             title=title or _in_words(own),
             is_agent=adapter is not None,
@@ -179,6 +188,7 @@ class PipelineClient:
         self._model = pipeline.model or default_model
         self._limits, self._call, self._memo_of = limits or Limits(), call, memo_of
         self._user_of = user_of
+        self._check = checker_of(pipeline.input_schema) if pipeline.input_schema else None
         self._window_seconds, self._mcp = window_seconds, mcp
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -202,6 +212,7 @@ class PipelineClient:
             message = "A pipeline has no prompt of yours to score: leave prompt_logprobs out, or echo with logprobs."
             raise BadRequest(message, code="unsupported_parameter", param="prompt_logprobs")
         _refuse_forms(request)
+        self.check_input(request)
         self._refuse_without_model()
         seed = request.sampling.seed
         seed = secrets.randbits(63) if seed is None else seed
@@ -275,6 +286,21 @@ class PipelineClient:
         pipeline = self._pipeline
         title, description = str(pipeline.title), pipeline.description  # a title may be a lazy translation
         return {"name": self.alias, "title": title, "model": self._model, "description": description}
+
+    @property
+    def input_schema(self) -> Mapping[str, Any]:
+        """The JSON Schema of its input; {} where any is taken."""
+        return self._pipeline.input_schema
+
+    def check_input(self, request: GenerateRequest) -> None:
+        """Raise BadRequest for an input that does not fit the pipeline's schema. A conversation needs no input."""
+        if self._check is None or not (request.input or (request.messages is None and request.prompt is None)):
+            return
+        try:
+            self._check(request.input)
+        except ValueError as error:
+            message = f"The input does not fit the pipeline's schema. {error}"
+            raise BadRequest(message, code="invalid_value", param="input") from None
 
     @property
     def model(self) -> str:

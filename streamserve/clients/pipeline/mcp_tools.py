@@ -1,7 +1,6 @@
 """Tools of MCP servers as tools of a model: the server's schema goes to the model as it is, and checks its arguments.
 
-Pure but for the call. The check fetches nothing: a `$ref` to elsewhere is an error, and `pattern`, by which a schema
-could keep this process busy for ever, is the server's to check.
+Pure but for the call.
 """
 
 from __future__ import annotations
@@ -10,23 +9,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve.clients.mcp.servers import EXTRA, McpServers, McpUnavailable, ServerTool
+from streamserve.clients.mcp.servers import McpServers, McpUnavailable, ServerTool
+from streamserve.clients.pipeline.schemas import checker_of
 from streamserve.clients.pipeline.tools import FunctionTool, WrongCall, read_arguments
 from streamserve.protocol.requests import Tool
-
-_MAX_REASON_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpTool(FunctionTool):
-    """A tool of a server. `check` raises WrongCall for arguments that do not fit its schema."""
+    """A tool of a server. `check` raises ValueError for arguments that do not fit its schema."""
 
     check: Callable[[Mapping[str, Any]], None]
 
     def arguments(self, text: str) -> dict[str, Any]:
         """Return the arguments of a call. Raises WrongCall."""
         values = read_arguments(text)
-        self.check(values)
+        try:
+            self.check(values)
+        except ValueError as error:
+            raise WrongCall(str(error)) from None
         return values
 
 
@@ -52,35 +53,9 @@ def _tool(servers: McpServers, server: str, one: ServerTool) -> McpTool:
     async def call(**arguments: Any) -> str:
         return await servers.call(server, one.name, arguments)
 
-    return McpTool(
-        tool=Tool(name=one.name, description=one.description, parameters=one.schema),
-        function=call,
-        check=checker_of(one.schema),
-    )
-
-
-def checker_of(schema: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], None]:
-    """Return what checks arguments by a JSON Schema, and raises WrongCall. Raises McpUnavailable for a wrong schema."""
     try:
-        from jsonschema import exceptions, validators
-        from referencing import Registry
-        from referencing.exceptions import Unresolvable
-    except ImportError:
-        raise RuntimeError(f"tools of MCP servers need packages that are not installed: {EXTRA}") from None
-
-    base = validators.validator_for(schema, default=validators.Draft202012Validator)
-    try:
-        base.check_schema(schema)
-    except (exceptions.SchemaError, RecursionError):
-        raise McpUnavailable("The tool's schema is no JSON Schema.") from None
-    validator = validators.extend(base, {"pattern": None})(schema, registry=Registry())
-
-    def check(values: Mapping[str, Any]) -> None:
-        try:
-            wrong = exceptions.best_match(validator.iter_errors(values))
-        except (Unresolvable, RecursionError) as error:
-            raise WrongCall(f"The tool's schema cannot be followed: {type(error).__name__}.") from None
-        if wrong is not None:
-            raise WrongCall(f"{wrong.json_path}: {wrong.message}"[:_MAX_REASON_CHARS])
-
-    return check
+        check = checker_of(one.schema)
+    except ValueError as error:
+        raise McpUnavailable(f"The tool {one.name} cannot be offered: {error}") from None
+    tool = Tool(name=one.name, description=one.description, parameters=one.schema)
+    return McpTool(tool=tool, function=call, check=check)

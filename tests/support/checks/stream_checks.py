@@ -33,6 +33,7 @@ from streamserve.protocol.events import (
     Usage,
 )
 from streamserve.protocol.grammar import Grammar, GrammarError
+from tests.support.checks.mcp_checks import check_response
 from tests.support.checks.message_checks import folded
 
 _ID = re.compile(r"([a-z0-9]{12})-([1-9][0-9]*)(?::[a-z]([1-9][0-9]*))?")
@@ -274,6 +275,9 @@ def check_stream(data: bytes, *, after: int, is_whole: bool) -> None:
     head = data[: data.rfind(b"\n\n") + 2]
     assert not is_whole or head == data, f"the last event is unfinished: {data[len(head) :]!r}"
     frames = parse_sse(head)
+    if any(frame.data.startswith('{"jsonrpc"') or not frame.data for frame in frames):
+        check_response([(frame.id, frame.data) for frame in frames], is_whole=is_whole)
+        return
     if any(frame.event == "message" for frame in frames):
         _check_messages(frames, after, is_whole)
         return
