@@ -23,7 +23,7 @@ from streamserve.dialects.encoder import Frame, FrameIds, PieceEncoder
 from streamserve.dialects.fold import STEP, Answer, Cited, Delta, Failed, Piece, Succeeded
 from streamserve.dialects.named import NamedStream
 from streamserve.protocol.errors import BadRequest, ErrorBody, NotFound
-from streamserve.protocol.events import TEXT, Citation, Done, GoingAway, LoggedEvent, Status
+from streamserve.protocol.events import INTERRUPT, TEXT, Citation, Done, GoingAway, LoggedEvent, Status
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.sse import FIRST_BYTES, one_line_json
 
@@ -206,14 +206,22 @@ def tool_json(name: str, title: str, description: str, schema: Mapping[str, Any]
 
 
 def result_json(text: str, citations: Sequence[Citation], stream_id: str, done: Done) -> dict[str, Any]:
-    """Return the result of a run: its text, and a link for each source that is on the web."""
+    """Return the result of a run: its text, and a link for each source that is on the web.
+
+    A run that waits for its user's consent is an error: the protocol's caller is a program.
+    """
     links = [
         {"type": "resource_link", "uri": one.url, "name": one.title or one.id}
         for one in citations
         if one.url and one.url.startswith(("http://", "https://"))
     ]
     about = {"stream_id": stream_id, "finish_reason": done.finish_reason, "usage": done.usage.as_json()}
-    return {"content": [{"type": "text", "text": text}, *links], "isError": False, "_meta": {"streamserve/run": about}}
+    asks = done.finish_reason == INTERRUPT
+    content = [{"type": "text", "text": text}, *links, *([{"type": "text", "text": _ASKS}] if asks else [])]
+    return {"content": content, "isError": asks, "_meta": {"streamserve/run": about}}
+
+
+_ASKS = "The run asks its user before it goes on, and nobody can be asked over MCP. Ask it at the site."
 
 
 def failed_json(failed: Failed, stream_id: str) -> dict[str, Any]:

@@ -47,3 +47,28 @@ async def test_the_page_s_pipeline_calls_the_page_s_server(transactional_db: Any
         finally:
             forget("trip")
     assert 'server="forecast",tool="weather",outcome="ok"' in counts
+
+
+async def test_the_page_s_tool_is_listed_and_called(transactional_db: Any, alice_key: str) -> None:
+    """The pipeline of the second half is a tool with the page's schema, at a site with the page's setting."""
+    conf, shop = [
+        block.code
+        for block in blocks_of(PAGE, "Your pipelines as tools")
+        if block.language == "python" and block.file_name != "client.py"
+    ]
+    names: dict[str, Any] = {}
+    exec(conf, names)  # noqa: S102  (the page is ours)
+    given = {**settings.STREAMSERVE, "MODELS": {"chat": {"PATH": "echo"}}}
+    with override_settings(STREAMSERVE={**given, "MCP_ENDPOINT": names["STREAMSERVE"]["MCP_ENDPOINT"]}):
+        try:
+            exec(shop, {"__name__": "shop.pipelines"})  # noqa: S102  (ours)
+            await until_ready()
+            body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+            (tool,) = (await Caller(key=alice_key).post("/mcp", body)).json()["result"]["tools"]
+            assert (tool["name"], tool["inputSchema"]["required"]) == ("invoices", ["year"])
+            call = {"name": "invoices", "arguments": {"year": 2024}}
+            result = (await Caller(key=alice_key).post("/mcp", {**body, "method": "tools/call", "params": call})).json()
+            assert result["result"]["content"][0]["text"] == "There are none in 2024."
+            await site.reset()
+        finally:
+            forget("invoices")
