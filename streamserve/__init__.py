@@ -2,6 +2,7 @@
 
     from streamserve import acomplete, complete, stream      docs/python.md
     from streamserve import Run, Static, pipeline, run_pipeline      docs/pipelines.md
+    from streamserve import current_run, http_client, openai_client      docs/agents.md
     from streamserve import aenqueue_job, enqueue_job        docs/jobs.md
     from streamserve import answer_finished, job_finished    docs/signals.md, which has all five
 
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from streamserve.clients.pipeline.client import pipeline as pipeline
     from streamserve.clients.pipeline.run import Run as Run
+    from streamserve.clients.pipeline.run import current_run as current_run
     from streamserve.clients.pipeline.static import Static as Static
     from streamserve.signals import answer_finished as answer_finished
     from streamserve.signals import answer_refused as answer_refused
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from streamserve.web.calls.answers import enqueue_job as enqueue_job
     from streamserve.web.calls.answers import run_pipeline as run_pipeline
     from streamserve.web.calls.answers import stream as stream
+    from streamserve.web.calls.transport import http_client as http_client
+    from streamserve.web.calls.transport import openai_client as openai_client
 
 __version__ = "0.2.0"
 
@@ -35,11 +39,14 @@ _HOMES = {
     "acomplete": "streamserve.web.calls.answers",
     "complete": "streamserve.web.calls.answers",
     "stream": "streamserve.web.calls.answers",
+    "http_client": "streamserve.web.calls.transport",
+    "openai_client": "streamserve.web.calls.transport",
     "aenqueue_job": "streamserve.web.calls.answers",
     "enqueue_job": "streamserve.web.calls.answers",
     "run_pipeline": "streamserve.web.calls.answers",
     "pipeline": "streamserve.clients.pipeline.client",
     "Run": "streamserve.clients.pipeline.run",
+    "current_run": "streamserve.clients.pipeline.run",
     "Static": "streamserve.clients.pipeline.static",
     "answer_finished": "streamserve.signals",
     "answer_refused": "streamserve.signals",

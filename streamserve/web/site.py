@@ -36,6 +36,7 @@ from streamserve.rows.shares import ShareRows
 from streamserve.rows.store import RowStore
 from streamserve.rows.threads import ThreadRows
 from streamserve.rows.titles import Titles
+from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.registry import Streams
 from streamserve.web import resources
 from streamserve.web.audit import WatchAudit
@@ -111,6 +112,9 @@ class DjangoSite:
             patience={name: one.queue_seconds for name, one in settings.classes.items()},
         )
         self._closing.push_async_callback(self.streams.aclose)
+        # Of answers within runs (web/calls/transport.py): in the run's place, without rows.
+        self.inner_streams = Streams(self.clients, MemoryLog(), settings.streams)
+        self._closing.push_async_callback(self.inner_streams.aclose)
         self.conversations = ConversationRows(settings.limits) if settings.conversations else None
         self.threads = ThreadRows(settings.limits, keeps_conversations=settings.conversations)
         self.shares = ShareRows() if settings.conversations and settings.share_links else None

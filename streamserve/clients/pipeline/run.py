@@ -53,6 +53,8 @@ T = TypeVar("T")
 _MAX_CITATIONS = 1000
 # Of the events of a run's own: how many, how long a name, and how much all their values have as JSON.
 _MAX_CUSTOMS, _MAX_CUSTOM_NAME_CHARS, _MAX_CUSTOM_CHARS = 1000, 100, 1024 * 1024
+# What is counted of an answer within the run that is asked for over HTTP.
+INNER_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +173,43 @@ class Run:
         if self._journal is None:
             return Place(None, (name, 0))
         return Place(self._journal.memo, self._journal.key(name))
+
+    # For what asks the site's models over HTTP, without a socket (web/calls/transport.py)
+
+    @property
+    def latency_class(self) -> str:
+        """The class of the run, and of what it asks."""
+        return self._request.latency_class
+
+    def may_ask(self, alias: str) -> bool:
+        """Return whether the run may ask a model: any but its own pipeline."""
+        return alias in self._clients and alias != self._request.model
+
+    def inner_admission(self, *, on_disconnect: str) -> Admission:
+        """Return whose an answer within the run is: the run's caller's, without a turn or a key of its own."""
+        own = self._admission
+        return Admission(
+            owner=own.owner,
+            tenant=own.tenant,
+            counted_as=own.counted_as,
+            salt=own.salt,
+            on_disconnect=on_disconnect,
+            received_at=time.monotonic(),
+        )
+
+    def as_inner(self, request: GenerateRequest) -> GenerateRequest:
+        """Return a request within the run: with the run's class and deadline, and the same seed in every attempt."""
+        own = self._request
+        if self._journal is not None:
+            _, request = self._journal.begin_answer(request)
+        left = None if self.deadline is None else max(0.1, self.deadline - time.monotonic())
+        seconds = min((one for one in (left, request.timeout_seconds) if one is not None), default=None)
+        latency_class = own.latency_class if own.is_row else request.latency_class
+        return replace(request, timeout_seconds=seconds, latency_class=latency_class)
+
+    def count_inner(self, counts: Mapping[str, int]) -> None:
+        """Count what an answer within the run has used, unless an agent counts it."""
+        self._speech.add_inner(Usage(**counts))
 
     def voice(self) -> Voice:
         """Return what an agent of another framework shows its answer with."""

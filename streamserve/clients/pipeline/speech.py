@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from streamserve.clients.base import Source
 from streamserve.clients.pipeline.filters import Chain, OutputFilter, Stopped
@@ -123,7 +124,9 @@ class Speech:
         self.finish_reason = "stop"
         self._filters, self._chain = filters, Chain(())  # of the open block
         self._prompt_tokens = self._cached_tokens = self._reasoning_tokens = 0
-        self._completion_tokens = 0  # of agents' models, which give no ids
+        # What was used without ids: by answers within the run, as they end; or in all, as an agent counts itself.
+        self._inner = Usage()
+        self._of_agent: Usage | None = None
         self._accepted = self._rejected = 0  # of the tokens that were proposed
         self._decode_seconds, self._num_gaps = 0.0, 0  # between the tokens of the answers
         self._open: str | None = None  # the kind of the block that is open; None outside of blocks
@@ -234,23 +237,25 @@ class Speech:
             self._decode_seconds += decode_seconds
             self._num_gaps += usage.completion_tokens - 1
 
-    def add_usage(self, usage: Usage) -> None:
-        """Add what models have used that an agent has asked itself."""
-        self._prompt_tokens += usage.prompt_tokens
-        self._cached_tokens += usage.cached_tokens
-        self._reasoning_tokens += usage.reasoning_tokens
-        self._completion_tokens += usage.completion_tokens
+    def add_inner(self, usage: Usage) -> None:
+        """Add what an answer has used that the run has asked for over HTTP."""
+        self._inner = _sum(self._inner, usage)
+
+    def count_agent(self, usage: Usage) -> None:
+        """Note what an agent counts for all of its models, those of this site among them."""
+        self._of_agent = usage
 
     def done(self, *, latency: float, phases: Mapping[str, float], finish_reason: str = "") -> Done:
         """Return the event of a whole answer: its tokens are those that were shown."""
-        usage = Usage(
+        shown = Usage(
             prompt_tokens=self._prompt_tokens,
-            completion_tokens=self.num_tokens + self._completion_tokens,
+            completion_tokens=self.num_tokens,
             cached_tokens=self._cached_tokens,
             reasoning_tokens=self._reasoning_tokens,
             accepted_prediction_tokens=self._accepted,
             rejected_prediction_tokens=self._rejected,
         )
+        usage = _sum(shown, self._inner if self._of_agent is None else self._of_agent)
         breakdown = {}
         if self._num_gaps:
             breakdown = {"decode": self._decode_seconds, "tpot": self._decode_seconds / self._num_gaps}
@@ -276,3 +281,14 @@ class Speech:
     def _put_text(self, text: str, token_ids: tuple[int, ...] = ()) -> None:
         if text or token_ids:
             self.source.put(Token(text=text, token_ids=token_ids, index=self._index))
+
+
+def _sum(one: Usage, other: Usage) -> Usage:
+    """Return the first usage with the tokens of the other added."""
+    return replace(
+        one,
+        prompt_tokens=one.prompt_tokens + other.prompt_tokens,
+        completion_tokens=one.completion_tokens + other.completion_tokens,
+        cached_tokens=one.cached_tokens + other.cached_tokens,
+        reasoning_tokens=one.reasoning_tokens + other.reasoning_tokens,
+    )

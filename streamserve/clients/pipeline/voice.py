@@ -64,8 +64,8 @@ class Voice:
             self._speech.turn.release()
 
     def count(self, usage: Usage) -> None:
-        """Add what the agent's models have used."""
-        self._speech.add_usage(usage)
+        """Note what the agent's models have used in all, those of this site among them."""
+        self._speech.count_agent(usage)
 
     def finish(self, reason: str) -> None:
         """Name why the last answer ended: `stop`, `length` or `content_filter`."""
