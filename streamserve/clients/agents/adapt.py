@@ -31,7 +31,7 @@ class _Kind:
 _KINDS = (
     _Kind("pydantic_ai", "AbstractAgent", "pydantic_agent", "pydantic-ai"),
     _Kind("langgraph", "Pregel", "graph", "langgraph"),
-    _Kind("agents", "AgentBase", "openai_agent", "openai-agents"),
+    _Kind("agents", "Agent", "openai_agent", "openai-agents"),
 )
 
 
