@@ -35,7 +35,7 @@ _THOUGHTS = {"response.reasoning_summary_text.delta", "response.reasoning_text.d
 
 def name_of(agent: Agent[Any]) -> str:
     """Return the agent's name."""
-    return agent.name
+    return str(agent.name)
 
 
 def description_of(agent: Agent[Any]) -> str:
@@ -84,7 +84,7 @@ class _Show:
         elif isinstance(event, AgentUpdatedStreamEvent):
             await self._voice.end()
             if self._agent:
-                await self._run.step(event.new_agent.name, _nothing)
+                await self._run.announce(event.new_agent.name)
             self._agent = event.new_agent.name
 
     async def finish(self, output: Any, usage: Usage) -> None:
@@ -126,7 +126,7 @@ class _Show:
     async def _item(self, item: Any) -> None:
         if item.type == "message":
             for part in item.content:
-                await self._voice.text(getattr(part, "text", None) or getattr(part, "refusal", ""))
+                await self._voice.text(str(getattr(part, "text", None) or getattr(part, "refusal", "")))
                 for annotation in getattr(part, "annotations", ()):
                     self._cite(annotation)
         elif item.type == "reasoning":
@@ -248,10 +248,6 @@ class _KeptModel(Model):
     def get_retry_advice(self, request: Any) -> Any:
         """Return the model's own advice."""
         return self._wrapped.get_retry_advice(request)
-
-
-async def _nothing() -> None:
-    """Do nothing: the step only says what has happened."""
 
 
 def _items(turn: Message) -> list[Any]:

@@ -161,6 +161,14 @@ class Run:
             self._journal.memo.note_step(status)
             return await self._kept(self._journal, name, lambda: self._do(function, *args, **options))
 
+    async def announce(self, name: str) -> None:
+        """Show the step `name`, which is no function of this run: of an agent, its node or the agent that answers."""
+        self._num_steps += 1
+        status = Status(status="step", step=self._num_steps, message=name)
+        await self._speech.show(status)
+        if self._journal is not None:
+            self._journal.memo.note_step(status)
+
     async def keep(self, name: str, function: Callable[..., Any], *args: Any, phase: str = "") -> Any:
         """Do what `step` does, and show no step: no other attempt of this run calls what has returned JSON."""
         with self.phases.during(phase):
