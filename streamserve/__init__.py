@@ -1,7 +1,7 @@
 """streamserve: stream language-model answers from a Django site, with an engine of its own.
 
     from streamserve import acomplete, complete, stream      docs/python.md
-    from streamserve import Run, Static, pipeline, run_pipeline      docs/pipelines.md
+    from streamserve import Run, Static, pipeline, run_pipeline, tool      docs/pipelines.md
     from streamserve import current_run, http_client, openai_client      docs/agents.md
     from streamserve import aenqueue_job, enqueue_job        docs/jobs.md
     from streamserve import answer_finished, job_finished    docs/signals.md, which has all five
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from streamserve.clients.pipeline.run import Run as Run
     from streamserve.clients.pipeline.run import current_run as current_run
     from streamserve.clients.pipeline.static import Static as Static
+    from streamserve.clients.pipeline.tools import tool as tool
     from streamserve.signals import answer_finished as answer_finished
     from streamserve.signals import answer_refused as answer_refused
     from streamserve.signals import answer_started as answer_started
@@ -48,6 +49,7 @@ _HOMES = {
     "Run": "streamserve.clients.pipeline.run",
     "current_run": "streamserve.clients.pipeline.run",
     "Static": "streamserve.clients.pipeline.static",
+    "tool": "streamserve.clients.pipeline.tools",
     "answer_finished": "streamserve.signals",
     "answer_refused": "streamserve.signals",
     "answer_started": "streamserve.signals",

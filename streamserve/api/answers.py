@@ -248,7 +248,7 @@ class Answers:
         start = self.streams.start if once is None else self._start_once
         request = self.with_own_system(request)
         with _as_asked(turn):
-            if turn is not None:
+            if turn is not None and not request.continues:  # such a run has its messages
                 seconds = self.streams.settings.engine_wait_seconds
                 request, admission = await shorten(client, request, admission, loading_seconds=seconds)
                 most = self.limits.max_prompt_chars

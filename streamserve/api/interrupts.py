@@ -15,6 +15,7 @@ from dataclasses import replace
 from streamserve.api.answers import Answers, Found
 from streamserve.api.call import Caller
 from streamserve.api.idempotency import continuation_of
+from streamserve.clients.pipeline.interrupts import NOT_IN_TIME
 from streamserve.protocol.errors import Answered, BadRequest, Gone, NotFinished
 from streamserve.protocol.events import INTERRUPT, Approval, Done
 from streamserve.protocol.requests import Approved, GenerateRequest, Once
@@ -42,7 +43,7 @@ async def with_approvals(
     _check_interrupted(found)
     interrupted = await answers.streams.interrupts.find(stream_id)
     if interrupted is None:
-        raise Gone("The approval was not given in time. Ask the question again.", code="approval_expired", param="id")
+        raise Gone(NOT_IN_TIME, code="approval_expired", param="id")
     _check_calls(interrupted.calls, approvals)
     before = interrupted.request
     return replace(before, continues=stream_id, approvals=(*before.approvals, *approvals))

@@ -12,6 +12,7 @@ from collections import OrderedDict
 
 from streamserve.clients.pipeline.interrupts import Interrupted, interrupted_of
 from streamserve.protocol.events import Status
+from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import EventLog, commit_one, make_batch
 
 _KEPT = "kept"
@@ -21,8 +22,9 @@ _BATCH_BYTES = 4 * 1024 * 1024  # of one commit, about: a frame has an end
 class InterruptLog:
     """See above. `forgets`: no other process and no purge looks after this log, so those of this process go here."""
 
-    def __init__(self, log: EventLog, *, seconds: float, most: int, forgets: bool) -> None:
-        self._log, self._seconds, self._most, self._forgets = log, seconds, most, forgets
+    def __init__(self, log: EventLog, settings: StreamConfig, *, forgets: bool) -> None:
+        self._log, self._forgets = log, forgets
+        self._seconds, self._most = settings.approval_seconds, settings.max_finished
         self._own: OrderedDict[str, float] = OrderedDict()  # stream id → monotonic time
 
     async def keep(self, stream_id: str, interrupted: Interrupted) -> None:

@@ -22,6 +22,8 @@ from typing import Any
 
 from streamserve.clients.base import EngineClient, until_loaded
 from streamserve.clients.pipeline.client import PipelineClient
+from streamserve.clients.pipeline.interrupts import LoneMemo
+from streamserve.clients.pipeline.journal import Memo
 from streamserve.protocol.engine import HOPELESS, Losses, ModelDescription
 from streamserve.protocol.errors import EngineUnavailable, StreamserveError, no_model
 from streamserve.protocol.events import Error
@@ -52,7 +54,7 @@ _STREAM_BYTES, _TOKEN_BYTES, _OBJECT_FACTOR = 8 * 1024, 4, 5
 
 
 class Streams:
-    """The registry. `limits` bounds the concurrent streams of an owner; None is no bound.
+    """The registry. `limits` bounds the concurrent streams of an owner; None is no bound. `interrupts`: of `log`.
 
     `patience`: how many seconds a request of each latency class may wait for its place; a class without any does not.
     """
@@ -66,19 +68,19 @@ class Streams:
         store: StreamStore | None = None,
         limits: Limits | None = None,
         patience: Mapping[str, float] = MappingProxyType({}),
+        interrupts: InterruptLog | None = None,
     ) -> None:
         self.clients = clients
         self.log = log
         self.settings = settings or StreamConfig()
         self.store = store or NullStore()
-        seconds, most = self.settings.approval_seconds, self.settings.max_finished
-        self.interrupts = InterruptLog(log, seconds=seconds, most=most, forgets=not self.store.is_shared)
+        self.interrupts = interrupts or InterruptLog(log, self.settings, forgets=not self.store.is_shared)
         self.writer = LogWriter(log, outage_seconds=self.settings.log_outage_seconds)
         self.measures = Measures(tuple(clients))
         self._quota, self._patience = StreamQuota(limits, self), patience
         self._streams: dict[str, Stream] = {}
         self._by_log: dict[str, Stream] = {}
-        self._starting: set[str] = set()  # ids of the streams that are being accepted
+        self._starting: dict[str, asyncio.Event] = {}  # streams that are being accepted; set once they have begun
         # The streams whose tasks run, by group and id, oldest first; some may just have ended.
         self.unfinished: dict[Group, dict[str, Stream]] = {}
         self._kept: OrderedDict[str, asyncio.Event] = OrderedDict()  # finished streams; the event drops a stream
@@ -107,11 +109,11 @@ class Streams:
             admission = replace(
                 admission, stream_id=secrets.token_hex(16), arrived_at=now, waited_seconds=now - asked_at
             )
-            self._starting.add(admission.stream_id)
+            self._starting[admission.stream_id] = has_begun = asyncio.Event()
             try:
                 stream = await self._accepted(client, request, admission)
             finally:
-                self._starting.discard(admission.stream_id)
+                del self._starting[admission.stream_id]
             try:
                 await make_room()
             except BaseException:
@@ -119,7 +121,7 @@ class Streams:
                 raise
             stream.transcript.timings.started_at = admission.received_at or asked_at
             begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._add(stream, self._begin(stream, begun))
+            self._add(stream, self._begin(stream, begun, has_begun))
         try:
             await begun
         except asyncio.CancelledError:
@@ -190,13 +192,13 @@ class Streams:
         """Return every stream, oldest first, with the finished streams that are kept."""
         return list(self._streams.values())
 
-    def memo_of(self, stream_id: str) -> RunMemo | None:
-        """Return what the run of a stream keeps for another process; None where no other process could continue it."""
-        stream = self._streams.get(stream_id)
-        if not self.store.is_shared or (stream is None and stream_id not in self._starting):
-            return None
+    def memo_of(self, stream_id: str) -> Memo | None:
+        """Return what the run of a stream keeps: for another process, or, of a run that begins, for an interrupt."""
+        stream, begun = self._streams.get(stream_id), self._starting.get(stream_id)
+        if not self.store.is_shared:
+            return None if begun is None else LoneMemo(begun)
         if stream is None:
-            return RunMemo(self.log, stream_id)
+            return None if begun is None else RunMemo(self.log, stream_id, begun=begun)
         return RunMemo(self.log, stream_id, log_id=stream.log_id, fence=stream.lease.fence)
 
     @property
@@ -293,8 +295,11 @@ class Streams:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _begin(self, stream: Stream, begun: asyncio.Future[None]) -> bool:
-        """Insert the record, commit `meta` and set `begun`. Return False on failure; `begun` has the exception."""
+    async def _begin(self, stream: Stream, begun: asyncio.Future[None], has_begun: asyncio.Event) -> bool:
+        """Insert the record, commit `meta` and set `begun`. Return False on failure; `begun` has the exception.
+
+        `has_begun`: for a run that waits for it.
+        """
         failure: Exception | None = None
         is_inserted = False
         try:
@@ -309,6 +314,7 @@ class Streams:
                 begun.set_exception(EngineUnavailable("The server is shutting down."))
             raise
         if failure is None:
+            has_begun.set()
             if not begun.done():
                 begun.set_result(None)
             return True
@@ -335,6 +341,7 @@ class Streams:
                 self._measure(stream)
                 await self._write_end(stream.summary(), stream.last_seq, await self._text_of(stream))
                 await self._drop_run(stream)
+                await self._drop_interrupted(stream.request.continues)
             if not (self._is_closing or stream.has_left or stream.is_lost):
                 await self._keep(stream)
             if not self._is_closing:
@@ -428,6 +435,14 @@ class Streams:
                 await self.log.drop(run_log(stream.id))
             except Exception:
                 logger.warning("stream %s: what its run has kept is left to the purge", stream.id)
+
+    async def _drop_interrupted(self, stream_id: str) -> None:
+        """Drop the interrupted run of that stream: the run that continues it is over. "": there is none."""
+        if stream_id:
+            try:
+                await self.interrupts.drop(stream_id)
+            except Exception:
+                logger.warning("stream %s: what its run has left is left to the purge", stream_id)
 
     async def _drop(self, stream: Stream) -> None:
         self._remove(stream)

@@ -49,7 +49,15 @@ class RunMemo:
 
     converts = False
 
-    def __init__(self, log: EventLog, stream_id: str, *, log_id: str | None = None, fence: int = 1) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        stream_id: str,
+        *,
+        log_id: str | None = None,
+        fence: int = 1,
+        begun: asyncio.Event | None = None,
+    ) -> None:
         self.kept: dict[Key, Mapping[str, Any]] = {}
         self.shown: list[Event] = []
         self.begun: Key | None = None
@@ -57,6 +65,7 @@ class RunMemo:
         self._last_seq: int | None = 0  # of the run's log; None: not known
         self._is_lost = False  # the run's log takes nothing more: another process could not continue the run
         self._writing = asyncio.Lock()
+        self._has_begun = begun  # set once the stream is recorded; None: it was before
 
     async def load(self) -> None:
         if self._stream_log_id is None:
@@ -74,6 +83,10 @@ class RunMemo:
             if isinstance(event, Status) and event.message:
                 self._note(json.loads(event.message))
         self.shown = [event for event in await self._events(self._stream_log_id) if not isinstance(event, Meta)]
+
+    async def until_begun(self) -> None:
+        if self._has_begun is not None:
+            await self._has_begun.wait()
 
     async def keep(self, key: Key, value: Mapping[str, Any], seconds: float) -> None:
         await self._write({"key": key, "value": value})

@@ -16,6 +16,7 @@ from streamserve.clients.base import EngineClient
 from streamserve.clients.filtered import FilteredClient
 from streamserve.clients.mcp.servers import McpServers
 from streamserve.clients.pipeline.client import PIPELINES, PipelineClient
+from streamserve.clients.pipeline.interrupts import Interrupts
 from streamserve.clients.pipeline.journal import Memo
 from streamserve.conf import ServedModel, SiteConfig
 from streamserve.rows import orm
@@ -32,6 +33,7 @@ def pipeline_clients(
     models: Mapping[str, EngineClient],
     memo_of: Callable[[str], Memo | None],
     mcp: McpServers | None = None,
+    interrupts: Interrupts | None = None,
 ) -> dict[str, EngineClient]:
     """Return a client for each registered pipeline. Raises ImproperlyConfigured if no request could reach it."""
     clients: dict[str, EngineClient] = {}
@@ -51,6 +53,7 @@ def pipeline_clients(
             user_of=partial(orm.read, active_user),
             window_seconds=settings.streams.resume_window_seconds,
             mcp=mcp,
+            interrupts=interrupts,
         )
     return clients
 

@@ -36,6 +36,7 @@ from streamserve.rows.shares import ShareRows
 from streamserve.rows.store import RowStore
 from streamserve.rows.threads import ThreadRows
 from streamserve.rows.titles import Titles
+from streamserve.streams.interrupts import InterruptLog
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.registry import Streams
 from streamserve.web import resources
@@ -87,7 +88,8 @@ class DjangoSite:
 
         mcp = McpServers(settings.mcp_servers)
         self._closing.push_async_callback(mcp.aclose)
-        self.clients = {**models, **pipeline_clients(settings, models, memo_of, mcp)}
+        interrupts = InterruptLog(self.log, settings.streams, forgets=liveness is None)
+        self.clients = {**models, **pipeline_clients(settings, models, memo_of, mcp, interrupts)}
         for client in self.clients.values():
             self._closing.push_async_callback(client.aclose)
 
@@ -110,6 +112,7 @@ class DjangoSite:
             ),
             limits=settings.limits,
             patience={name: one.queue_seconds for name, one in settings.classes.items()},
+            interrupts=interrupts,
         )
         self._closing.push_async_callback(self.streams.aclose)
         # Of answers within runs (web/calls/transport.py): in the run's place, without rows.

@@ -61,6 +61,9 @@ class JobMemo:
             after = page[-1].seq
             self.shown += [logged.event for logged in page if not isinstance(logged.event, Meta)]
 
+    async def until_begun(self) -> None:
+        pass
+
     async def keep(self, key: Key, value: Mapping[str, Any], seconds: float) -> None:
         text = json.dumps(value)
         if len(text) > MAX_STEP_BYTES:

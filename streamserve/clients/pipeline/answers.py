@@ -99,7 +99,7 @@ class Answering:
             await self._take_turn(begins=False)
         for event in events:
             if isinstance(event, Done):
-                await self._end(event)
+                await self._end(event, is_counted=self._journal is None or self._key not in self._journal.before)
                 return self._choice.text, event
             self._note(event)
             if self._speech is not None:
@@ -117,8 +117,8 @@ class Answering:
             self._num_cached_tokens = 0  # what is found now may be this answer's own blocks
             self._note_shown(self._events[-1])
 
-    async def _end(self, done: Done) -> None:
-        """Show the rest of the answer whose turn it is, and count it."""
+    async def _end(self, done: Done, *, is_counted: bool = True) -> None:
+        """Show the rest of the answer whose turn it is, and count it, unless an interrupted run before has."""
         if self._speech is None:
             return
         if self._through is not None and (rest := self._through.flush()):
@@ -128,7 +128,9 @@ class Answering:
         if self._engine.parking.num_parks and self._first_token_at is not None:
             # The engine has measured its last part alone.
             decode_seconds = time.monotonic() - self._first_token_at
-        self._speech.count(done, decode_seconds)
+        if is_counted:
+            self._speech.count(done, decode_seconds)
+        self._speech.finish_reason = done.finish_reason
         self._note_shown(done)
 
     def _note_shown(self, event: Event) -> None:

@@ -30,14 +30,15 @@ from streamserve.clients.agents.adapt import adapted
 from streamserve.clients.base import EngineClient, Generation
 from streamserve.clients.mcp.servers import McpServers
 from streamserve.clients.pipeline.filters import OutputFilter, Stopped
+from streamserve.clients.pipeline.interrupts import NOT_IN_TIME, Interrupted, Interrupts, WholeMemo
 from streamserve.clients.pipeline.journal import LOST, Journal, Memo, Shown
 from streamserve.clients.pipeline.run import Run, enter_run
 from streamserve.clients.pipeline.schemas import checker_of
 from streamserve.clients.pipeline.speech import RunSource, Speech
 from streamserve.clients.pipeline.static import IS_IN_RUN
 from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription
-from streamserve.protocol.errors import BadRequest, EngineUnavailable, ProducerLost, StreamserveError, no_model
-from streamserve.protocol.events import Error, Event
+from streamserve.protocol.errors import BadRequest, EngineUnavailable, Gone, ProducerLost, StreamserveError, no_model
+from streamserve.protocol.events import INTERRUPT, Error, Event
 from streamserve.protocol.identity import Identity
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.permissions import ANYONE, PERMISSION_HINT, Permission, problem_of
@@ -182,6 +183,7 @@ class PipelineClient:
         user_of: Callable[[Identity], Awaitable[Any]] = _no_user,
         window_seconds: float = math.inf,
         mcp: McpServers | None = None,
+        interrupts: Interrupts | None = None,
     ) -> None:
         self.alias = pipeline.name
         self._pipeline, self._clients = pipeline, clients
@@ -189,7 +191,7 @@ class PipelineClient:
         self._limits, self._call, self._memo_of = limits or Limits(), call, memo_of
         self._user_of = user_of
         self._check = checker_of(pipeline.input_schema) if pipeline.input_schema else None
-        self._window_seconds, self._mcp = window_seconds, mcp
+        self._window_seconds, self._mcp, self._interrupts = window_seconds, mcp, interrupts
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -203,7 +205,8 @@ class PipelineClient:
         check_needs(request.needs)
         check_sampling(request.sampling)
         refuse_parts(request, who="a pipeline")
-        memo = self._memo_of(admission.stream_id)
+        before, own = await self._interrupted(request), self._memo_of(admission.stream_id)
+        memo = None if own is None else WholeMemo(own, before)
         if (resume.output_token_ids or resume.shown) and memo is None:
             raise ProducerLost(LOST)
         if request.n != 1:
@@ -226,7 +229,9 @@ class PipelineClient:
         journal = None
         if memo is not None:
             await memo.load()
-            journal, source.shown = Journal(memo, seed), Shown(memo.shown)
+            journal, source.shown = Journal(memo, seed, () if before is None else before.kept), Shown(memo.shown)
+        if before is not None:
+            source.follow(before.shown)
         speech = Speech(source, self._pipeline.filters, None if journal is None else journal.turns())
         run = Run(
             request,
@@ -331,21 +336,23 @@ class PipelineClient:
             )
             raise EngineUnavailable(message.strip(), retry_after=5)
 
-    async def _run(self, run: Run, speech: Speech, memo: Memo | None) -> None:
+    async def _run(self, run: Run, speech: Speech, memo: WholeMemo | None) -> None:
         """Run the author's function to its end; the events end with `done` or `error`."""
         IS_IN_RUN.set(True)
         enter_run(run)
         started_at = time.monotonic()
         ending: Event | None
         try:
-            result = await self._pipeline.function(run)
-            await run.finish(result)
-            speech.close_block()
-            if speech.source.shown is not None:
-                speech.source.shown.check_over()
-                if (rest := speech.source.shown.rest_of_state()) is not None:
-                    speech.source.generation.put([rest])
-            ending = speech.done(latency=time.monotonic() - started_at, phases=run.phases.seconds())
+            run.task = asyncio.current_task()
+            if memo is not None and run.is_continued:  # no tool runs twice: of two answers the second is refused
+                await memo.until_begun()
+            if await self._whole(run, speech):
+                reason = ""
+            else:
+                await self._keep_interrupted(run, speech, memo)
+                reason = INTERRUPT
+            latency, phases = time.monotonic() - started_at, run.phases.seconds()
+            ending = speech.done(latency=latency, phases=phases, finish_reason=reason)
         except Stopped:
             speech.cut_block()
             latency, phases = time.monotonic() - started_at, run.phases.seconds()
@@ -365,6 +372,42 @@ class PipelineClient:
             ending = memo.end_of(ending)
         if ending is not None:
             speech.source.put(ending)
+
+    async def _whole(self, run: Run, speech: Speech) -> bool:
+        """Call the author's function; return whether it has come to its end, and not to a call that asks first."""
+        try:
+            result = await self._pipeline.function(run)
+        except asyncio.CancelledError:
+            if run.asked and speech.source.generation.is_open:
+                return False
+            raise
+        if run.asked:
+            return False
+        await run.finish(result)
+        speech.close_block()
+        speech.source.finish()
+        return True
+
+    async def _interrupted(self, request: GenerateRequest) -> Interrupted | None:
+        """Return the run that a request continues. Raises Gone, LogUnavailable."""
+        if not request.continues:
+            return None
+        found = None if self._interrupts is None else await self._interrupts.find(request.continues)
+        if found is None:
+            raise Gone(NOT_IN_TIME, code="approval_expired", param="id")
+        return found
+
+    async def _keep_interrupted(self, run: Run, speech: Speech, memo: WholeMemo | None) -> None:
+        """Keep the run for the answer of its user. Raises where the run was taken from this process."""
+        if self._interrupts is None or memo is None:
+            raise RuntimeError("a tool asks first, and there is no log that would keep the run meanwhile")
+        request = run.request
+        await memo.keep(("approval", len(request.approvals)), {"calls": [call.id for call in run.asked]}, 0.0)
+        kept = {key: value for key, value in memo.kept.items() if key[0] != "approval"}
+        interrupted = Interrupted(
+            request=request, calls=run.asked, at=time.time(), kept=kept, shown=speech.source.said.events()
+        )
+        await self._interrupts.keep(run.stream_id, interrupted)
 
 
 def _refuse_forms(request: GenerateRequest) -> None:

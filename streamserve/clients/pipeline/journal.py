@@ -26,16 +26,18 @@ import json
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, replace
 from itertools import chain, groupby
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeGuard, cast
 
 from streamserve.clients.pipeline.state import ShownStates
+from streamserve.clients.pipeline.tools import ToolCall
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import (
     TEXT,
+    Approval,
     BlockStart,
     BlockStop,
     Citation,
@@ -47,9 +49,12 @@ from streamserve.protocol.events import (
     Token,
 )
 from streamserve.protocol.frames import decode_event, encode_event
+from streamserve.protocol.json_patch import json_text
 from streamserve.protocol.requests import GenerateRequest
 
 KEPT_STATUSES = ("step", "trimmed")
+# Steps, citations, own events of the author's, and what the user is asked.
+Mark = Status | Citation | Custom | Approval
 
 
 LOST = "This run has lost the process that it ran in, and cannot be continued. Ask again."
@@ -71,12 +76,11 @@ class Shown:
     """The events of a log, as far as the present attempt has not come to them yet."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
-        self._marks: Counter[Status | Citation | Custom] = Counter()  # steps, citations, own events: in any order
+        self._marks: Counter[Mark] = Counter()  # in any order
         self._states = ShownStates()
         spoken: list[Event] = []  # in order
         for event in events:
-            is_kept = not isinstance(event, Status) or event.status in KEPT_STATUSES
-            if isinstance(event, Status | Citation | Custom) and is_kept:
+            if is_mark(event):
                 self._marks[event] += 1
             elif isinstance(event, State):
                 self._states.add(event)
@@ -101,7 +105,7 @@ class Shown:
             return None
         if isinstance(event, State):
             return self._states.rest_of(event)
-        if isinstance(event, Status | Citation | Custom) and self._marks[event]:
+        if isinstance(event, Mark) and self._marks[event]:
             self._marks[event] -= 1
             return None
         return event
@@ -136,10 +140,19 @@ class Shown:
         """Return what readers lack of the state that the run ends with; None if they have it."""
         return self._states.rest()
 
+    def whole_state(self) -> State:
+        """Return the state that the run has by now, as readers of another stream need it first."""
+        return State(snapshot=json_text(self._states.own))
+
     def check_over(self) -> None:
         """Raise NotRepeatable if the run ends and has not come to all that was shown before."""
         if self._spoken:
             raise NotRepeatable("a shorter text")
+
+
+def is_mark(event: Event) -> TypeGuard[Mark]:
+    """Return whether an event is kept of a run, and has no place among its texts."""
+    return isinstance(event, Mark) and (not isinstance(event, Status) or event.status in KEPT_STATUSES)
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
@@ -194,6 +207,9 @@ class Memo(Protocol):
     async def load(self) -> None:
         """Read what earlier attempts have left."""
 
+    async def until_begun(self) -> None:
+        """Wait until the run's stream is recorded: until then it may be refused, as the second answer to a question."""
+
     async def keep(self, key: Key, value: Mapping[str, Any], seconds: float) -> None:
         """Keep the result of what is finished."""
 
@@ -245,6 +261,10 @@ class Turns:
         if self._order and self._order[0] == key:
             self._passed.add(self._order.popleft())
 
+    async def acquire_for_good(self) -> None:
+        """Wait until no answer is being shown, and let none be shown from then on: the run ends."""
+        await self._lock.acquire()
+
     @property
     def is_held(self) -> bool:
         """Whether an answer is being shown."""
@@ -293,10 +313,10 @@ class Place:
 
 
 class Journal:
-    """Of one attempt."""
+    """Of one attempt. `before`: the keys of what an interrupted run before this run has finished, and counted."""
 
-    def __init__(self, memo: Memo, seed: int) -> None:
-        self.memo, self._seed = memo, seed
+    def __init__(self, memo: Memo, seed: int, before: Collection[Key] = ()) -> None:
+        self.memo, self._seed, self.before = memo, seed, before
         self._root = _Scope()
 
     def key(self, name: str) -> Key:
@@ -331,6 +351,12 @@ class Journal:
         scope = _scope.get()
         if scope is not None:
             scope.shown.append((key, event))
+
+    def note_call(self, call: ToolCall) -> None:
+        """Note a call of an answer that is not shown, which its user is asked about."""
+        self.note(BlockStart(choice=0, index=0, kind="server_tool_use", id=call.id, name=call.name))
+        self.note(Token(text=call.arguments, token_ids=()))
+        self.note(BlockStop(choice=0, index=0))
 
     def note_result(self, call_id: str, text: str) -> None:
         """Note the result of a tool that is shown within a step: a block of its own."""

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from streamserve.clients.base import EngineClient
 from streamserve.clients.engine_run import Parking
@@ -40,7 +40,7 @@ from streamserve.dialects.fields import read
 from streamserve.dialects.generate import build, request_fields, sampling_fields
 from streamserve.protocol.attached import TextFile, files_of
 from streamserve.protocol.errors import BadRequest, NotFound, Refused, StreamserveError
-from streamserve.protocol.events import Citation, Custom, Event, State, Status, Token, Usage
+from streamserve.protocol.events import Approval, Citation, Custom, Event, State, Status, Token, Usage
 from streamserve.protocol.identity import Identity
 from streamserve.protocol.json_patch import json_text, json_value
 from streamserve.protocol.limits import Limits
@@ -119,6 +119,19 @@ class Run:
         self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
         self.state = RunState(request.state, self._show_state)
         self._warming: set[asyncio.Task[None]] = set()
+        self._approved = {one.id: one for one in request.approvals}
+        self.asked: tuple[Approval, ...] = ()  # calls that wait for their user: the run ends in an interrupt
+        self.task: asyncio.Task[None] | None = None  # in which the author's function runs
+
+    @property
+    def request(self) -> GenerateRequest:
+        """The run's own request, with the answers of its user so far."""
+        return self._request
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether an interrupted run comes before it."""
+        return bool(self._request.continues)
 
     @property
     def question(self) -> str:
@@ -280,7 +293,8 @@ class Run:
         `fields` are fields of POST /streams: max_tokens, temperature, stop. Several answers may run side by side; those
         that are shown follow each other, in the order in which their first tokens come. Without messages: the caller's
         own. `tools` are functions that the model may call; it is asked again with their results, `max_rounds` times at
-        most. Readers see calls and results, unless `show_results` is False. Messages whose content is `Static`, at the
+        most. Readers see calls and results, unless `show_results` is False. A tool that asks first (`tool(confirm=…)`)
+        ends the run, and another run continues here with its user's answer. Messages whose content is `Static`, at the
         beginning, are computed once for all callers. `through` is a filter of this answer alone: readers see its text,
         and `Answer` has the model's own text. Raises StreamserveError.
         """
@@ -297,8 +311,8 @@ class Run:
                 return Answer(text=text, finish_reason=done.finish_reason, usage=done.usage)
             if round_ < max_rounds:
                 with self.phases.during("tools"):
-                    is_shown = show and show_results
-                    request = await self._with_results(request, text, answering.calls, offered, is_shown=is_shown)
+                    shows = {"is_call_shown": show, "is_result_shown": show and show_results}
+                    request = await self._with_results(request, text, answering.calls, offered, **shows)
         message = f"The model called tools {max_rounds + 1} times without an answer, and may {max_rounds} times."
         raise StreamserveError(message, code="too_many_tool_rounds")
 
@@ -367,24 +381,90 @@ class Run:
         calls: Sequence[ToolCall],
         tools: Mapping[str, FunctionTool],
         *,
-        is_shown: bool,
+        is_call_shown: bool,
+        is_result_shown: bool,
     ) -> GenerateRequest:
-        """Run the tools that the model has called, and return the request for the answer to their results."""
+        """Run the tools that the model has called, and return the request for the answer to their results.
+
+        Calls that need an approval run last, and not before all of them have it: without, the run ends here.
+        """
         said = [
             {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
             for one in calls
         ]
-        turns = [Message(role="assistant", content=text, extra={"tool_calls": said})]
+        questions = {call.id: await self._question(call, tools) for call in calls}
+        asking = [call for call in calls if questions[call.id] is not None]
+        results: dict[str, str] = {}
         for call in calls:
-            result = await self._result(call, tools)
-            if is_shown:
-                await self._speech.show_result(call.id, result)
+            if questions[call.id] is None:
+                results[call.id] = await self._shown_result(call, tools, is_shown=is_result_shown)
+        if asking and not is_call_shown:
+            for call in asking:
+                await self._speech.show_call(call)
                 if self._journal is not None:
-                    self._journal.note_result(call.id, result)
-            turns.append(Message(role="tool", content=result, extra={"tool_call_id": call.id, "name": call.name}))
+                    self._journal.note_call(call)
+        if any(call.id not in self._approved for call in asking):
+            await self._interrupt([(call, questions[call.id]) for call in asking])
+        for call in asking:
+            results[call.id] = await self._shown_result(call, tools, is_shown=is_result_shown)
+        turns = [Message(role="assistant", content=text, extra={"tool_calls": said})]
+        turns += [
+            Message(role="tool", content=results[call.id], extra={"tool_call_id": call.id, "name": call.name})
+            for call in calls
+        ]
         seed = request.sampling.seed  # the ids of calls are made of it, and each round has its own
         sampling = replace(request.sampling, seed=None if seed is None else seed + 1)
         return replace(request, messages=(*(request.messages or ()), *turns), sampling=sampling)
+
+    async def _question(self, call: ToolCall, tools: Mapping[str, FunctionTool]) -> str | None:
+        """Return what the user is asked about a call ("": no question of its own); None for a call that just runs."""
+        tool = tools.get(call.name)
+        if tool is None or tool.confirm is False:
+            return None
+        confirm = tool.confirm
+        try:
+            arguments = tool.arguments(call.arguments)
+        except WrongCall:
+            return None
+        if not callable(confirm):
+            return ""
+
+        async def asked() -> str | None:
+            answer = await self._do(confirm, **arguments)
+            return answer if isinstance(answer, str) else "" if answer else None
+
+        if self._journal is None:
+            return await asked()
+        kept = await self._kept(self._journal, f"confirm {call.name}", asked)
+        return None if kept is None else str(kept)
+
+    async def _interrupt(self, questions: Sequence[tuple[ToolCall, str | None]]) -> NoReturn:
+        """Ask the user, and end the run: the function is cancelled where it stands."""
+        await self._speech.turn.acquire_for_good()  # no other answer is shown in part
+        for call, question in questions:
+            await self._speech.ask(call, question or None)
+        self.asked = tuple(
+            Approval(id=call.id, name=call.name, arguments=call.arguments, message=question or None)
+            for call, question in questions
+        )
+        if self.task is not None and self.task is not asyncio.current_task():
+            self.task.cancel()
+        raise asyncio.CancelledError
+
+    async def _shown_result(self, call: ToolCall, tools: Mapping[str, FunctionTool], *, is_shown: bool) -> str:
+        """Show the result of a call, or why there is none; return it as the model gets it."""
+        approved = self._approved.get(call.id)
+        if approved is not None and not approved.allow:
+            result = "The user has refused this call." + (f" {approved.message}" if approved.message else "")
+        else:
+            result = await self._result(call, tools)
+        if is_shown:
+            await self._speech.show_result(call.id, result)
+            if self._journal is not None:
+                self._journal.note_result(call.id, result)
+        if approved is not None and approved.allow and approved.message:
+            return f"{result}\n\nThe user has allowed this call, and says: {approved.message}"
+        return result
 
     async def _result(self, call: ToolCall, tools: Mapping[str, FunctionTool]) -> str:
         """Return the result of a call, or the error, as the model gets it."""
@@ -414,7 +494,7 @@ class Run:
                     if isinstance(event, State):
                         self._repeat_state(event)  # which notes it
                         continue
-                    await self._speech.repeat(event)
+                    await self._speech.repeat(event, is_counted=key not in journal.before)
                     journal.note(event, key)
             finally:
                 if key is not None:

@@ -19,16 +19,19 @@ from dataclasses import replace
 
 from streamserve.clients.base import Source
 from streamserve.clients.pipeline.filters import Chain, OutputFilter, Stopped
-from streamserve.clients.pipeline.journal import Shown, Turns
+from streamserve.clients.pipeline.journal import Shown, Turns, is_mark
+from streamserve.clients.pipeline.tools import ToolCall
 from streamserve.protocol.engine import Accepted
 from streamserve.protocol.events import (
     TEXT,
+    Approval,
     BlockStart,
     BlockStop,
     Citation,
     Custom,
     Done,
     Event,
+    State,
     Status,
     Token,
     Usage,
@@ -47,6 +50,11 @@ class RunSource(Source):
         super().__init__(accepted, max_queued=MAX_WAITING)
         self.task: asyncio.Task[None] | None = None
         self.shown: Shown | None = None  # of a job that is tried again: what it does not show again
+        self.said = Said()
+        self.num_before = 0  # tokens of interrupted runs before this run
+        self._before: Shown | None = None  # what those have shown
+        self._first_index = 0  # of the blocks that this run's readers have
+        self._has_state = False  # this run's readers have its state
         self.num_read: int | None = 0  # tokens that the furthest reader has; None: the run does not wait for readers
         self.num_put = 0  # tokens that the log has, where they have no ids
         self.is_away = False  # the readers look away
@@ -71,14 +79,50 @@ class RunSource(Source):
 
     # For the run
 
+    def follow(self, before: Sequence[Event]) -> None:
+        """Leave out what the interrupted run before has shown; the blocks after it count from 0."""
+        indexes = [event.index for event in before if isinstance(event, Token | BlockStart)]
+        self._before, self._first_index = Shown(before), max(indexes, default=-1) + 1
+
     def put(self, event: Event) -> None:
         """Show an event without waiting. Nothing follows a terminal event. Raises NotRepeatable."""
         if not self.generation.is_open:
             return
+        self.said.note(event)
+        own = event if self._before is None else self._after_before(self._before, event)
+        if own is not None:
+            self._put_own(own)
+
+    def _put_own(self, event: Event) -> None:
+        """Show what of an event of this run its log does not have."""
         rest = event if self.shown is None else self.shown.rest_of(event)
         if rest is not None:
             self.num_put += isinstance(rest, Token) and bool(rest.text)
             self.generation.put([rest])
+
+    def _after_before(self, before: Shown, event: Event) -> Event | None:
+        """Return what of an event is this run's own, with the number of its block here."""
+        rest = before.rest_of(event)
+        if isinstance(event, Token):
+            self.num_before += len(event.token_ids) - (len(rest.token_ids) if isinstance(rest, Token) else 0)
+        if isinstance(rest, Token | BlockStart | BlockStop):
+            return replace(rest, index=rest.index - self._first_index)
+        return self._first_state(before) if isinstance(rest, State) and not self._has_state else rest
+
+    def _first_state(self, before: Shown) -> State:
+        self._has_state = True
+        return before.whole_state()
+
+    def finish(self) -> None:
+        """Show what readers lack of the state. Raises NotRepeatable if not all has come that was shown before."""
+        if self._before is not None:
+            self._before.check_over()
+            if self._before.rest_of_state() is not None:
+                self._put_own(self._first_state(self._before))
+        if self.shown is not None:
+            self.shown.check_over()
+            if (rest := self.shown.rest_of_state()) is not None:
+                self.generation.put([rest])
 
     async def readers(self) -> None:
         """Wait while the furthest reader is far behind, in a run whose tokens have no ids."""
@@ -103,6 +147,38 @@ class RunSource(Source):
         await self.generation.room()
 
 
+class Said:
+    """All that a run has shown, also before an interrupt: neighbouring tokens of a block as one event."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._texts: list[str] = []
+        self._ids: list[int] = []
+        self._last: Token | None = None  # the first of the tokens that are being joined
+
+    def note(self, event: Event) -> None:
+        """Take the next event."""
+        if isinstance(event, Token):
+            if self._last is None or self._last.index != event.index:
+                self._join()
+                self._last = event
+            self._texts.append(event.text)
+            self._ids += event.token_ids
+        elif isinstance(event, BlockStart | BlockStop | State) or is_mark(event):
+            self._join()
+            self._events.append(event)
+
+    def events(self) -> list[Event]:
+        """Return all events so far."""
+        self._join()
+        return self._events
+
+    def _join(self) -> None:
+        if self._last is not None:
+            self._events.append(replace(self._last, text="".join(self._texts), token_ids=tuple(self._ids)))
+            self._last, self._texts, self._ids = None, [], []
+
+
 # Kinds of blocks that only runs have: a call that the run answers itself, and its result, which has the call's id.
 # Readers leave out blocks of a kind that they do not know.
 SERVER_TOOL_USE, TOOL_RESULT = "server_tool_use", "tool_result"
@@ -120,7 +196,7 @@ class Speech:
     ) -> None:
         self.source = source
         self.turn = turn or Turns()  # held by the answer that is shown
-        self.num_tokens = 0  # shown so far
+        self._num_tokens = 0  # so far, those of an interrupted run before it too
         self.finish_reason = "stop"
         self._filters, self._chain = filters, Chain(())  # of the open block
         self._prompt_tokens = self._cached_tokens = self._reasoning_tokens = 0
@@ -132,6 +208,11 @@ class Speech:
         self._open: str | None = None  # the kind of the block that is open; None outside of blocks
         self._index = 0  # of the open block, or of the next block
         self._is_implied = False  # block 0 is open without a block_start
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens shown so far."""
+        return self._num_tokens - self.source.num_before
 
     @property
     def has_text(self) -> bool:
@@ -151,7 +232,7 @@ class Speech:
         elif isinstance(event, Token):
             if self._open is None:
                 await self._start(TEXT)
-            self.num_tokens += len(event.token_ids)
+            self._num_tokens += len(event.token_ids)
             try:
                 text = self._chain.feed(event.text)
             except Stopped as stopped:
@@ -171,10 +252,15 @@ class Speech:
             await self.take(Token(text=token.text, token_ids=token.token_ids))
         return token
 
-    async def repeat(self, event: Event) -> None:
-        """Show an event of a step that an earlier attempt has finished, as far as it was not shown then."""
+    async def repeat(self, event: Event, *, is_counted: bool = True) -> None:
+        """Show an event of a step that an earlier attempt has finished, as far as it was not shown then.
+
+        `is_counted` False: its tokens are in the counts of an interrupted run before this run.
+        """
         if isinstance(event, Done):
-            self.count(event, event.breakdown.get("decode"))
+            if is_counted:
+                self.count(event, event.breakdown.get("decode"))
+            self.finish_reason = event.finish_reason
         elif isinstance(event, Status | Citation | Custom):
             await self.show(event)
         else:
@@ -183,6 +269,24 @@ class Speech:
     async def say(self, text: str) -> None:
         """Show text that no model has made. Raises Stopped."""
         await self.take(Token(text=text, token_ids=()))
+
+    async def ask(self, call: ToolCall, message: str | None) -> None:
+        """Ask the user whether a call may run, whose block is shown. Filters see what is asked. Raises Stopped."""
+        self.close_block()
+        arguments = self._filtered(call.arguments)
+        question = None if message is None else self._filtered(message)
+        await self.source.emit(Approval(id=call.id, name=call.name, arguments=arguments, message=question))
+
+    def _filtered(self, text: str) -> str:
+        chain = Chain([make() for make in self._filters])
+        return chain.feed(text) + chain.flush()
+
+    async def show_call(self, call: ToolCall) -> None:
+        """Show a call of an answer that is not shown. Raises Stopped."""
+        async with self.turn:
+            await self._start(SERVER_TOOL_USE, BlockStart(choice=0, index=0, kind="", id=call.id, name=call.name))
+            self._put_text(self._chain.feed(call.arguments))
+            self.close_block()
 
     async def show_result(self, call_id: str, text: str) -> None:
         """Show what a function has returned to the model, as far as the filters let it: a filter that stops ends it."""

@@ -173,7 +173,7 @@ class ShownStates:
     def __init__(self) -> None:
         self._num_left = 0
         self._shown: Any = None  # what readers have; None before the first event
-        self._own: Any = None  # the state of this attempt
+        self.own: Any = None  # the state of this attempt
 
     def add(self, event: State) -> None:
         """Add a change that the log has."""
@@ -182,7 +182,7 @@ class ShownStates:
 
     def rest_of(self, event: State) -> State | None:
         """Return what tells readers of a change of this attempt; None for a change that they have seen."""
-        self._own = state_after(self._own, event)
+        self.own = state_after(self.own, event)
         if self._num_left:
             self._num_left -= 1
             return None
@@ -190,8 +190,8 @@ class ShownStates:
 
     def rest(self) -> State | None:
         """Return what readers lack of the attempt's state, at its end too: it may have fewer changes than before."""
-        if self._own is None:
+        if self.own is None:
             return None
-        event = _event(self._shown, self._own)
-        self._shown = json.loads(json_text(self._own))
+        event = _event(self._shown, self.own)
+        self._shown = json.loads(json_text(self.own))
         return event

@@ -3,6 +3,9 @@
     def weather(city: str, unit: Literal["C", "F"] = "C") -> str:
         '''Return the weather of a city.'''
 
+    @tool(confirm=lambda number: f"Cancel invoice {number}?")
+    def cancel_invoice(number: int) -> str: ...
+
 The arguments that a model writes are checked against the signature; the model gets an error for wrong arguments, and
 may try again. Pure but for the call.
 """
@@ -13,7 +16,7 @@ import inspect
 import json
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from streamserve.protocol.json_body import loads_written
@@ -32,16 +35,25 @@ class ToolCall:
     arguments: str
 
 
+# Whether a call needs its user's approval: always, never, or a function of the arguments, which returns what to ask.
+Confirm = bool | Callable[..., Any]
+
+
 class WrongCall(Exception):
     """A call that the function cannot take. The message is for the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionTool:
-    """A function, and its description for the model."""
+    """A function, and its description for the model. `confirm`: see `tool`."""
 
     tool: Tool
     function: Callable[..., Any]
+    confirm: Confirm = False
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Call the function, as its module does that has decorated it."""
+        return self.function(*args, **options)
 
     def arguments(self, text: str) -> dict[str, Any]:
         """Return the arguments of a call. Raises WrongCall."""
@@ -68,6 +80,18 @@ def read_arguments(text: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise WrongCall("The arguments are no JSON object.")
     return values
+
+
+def tool(function: Callable[..., Any] | FunctionTool | None = None, *, confirm: Confirm = False) -> Any:
+    """Return a function (or a tool, as of an MCP server) as a tool that asks first; also a decorator.
+
+    With `confirm` True the run ends in `interrupt` at each call, until its user allows the call. A function is given
+    the arguments of the call and returns what the user is asked, True for no question of its own, or False for a call
+    that needs no approval. Raises TypeError for a parameter whose type has no schema here.
+    """
+    if function is None:
+        return lambda one: tool(one, confirm=confirm)
+    return replace(function_tool(function), confirm=confirm)
 
 
 def function_tool(function: Callable[..., Any] | FunctionTool) -> FunctionTool:

@@ -40,7 +40,13 @@ class Site:
 
     def serve(self, function: Function, **options: Any) -> None:
         one = Pipeline(name="p", function=function, **options)
-        self.clients["p"] = PipelineClient(one, {"echo": self.echo}, default_model="echo")
+        self.clients["p"] = PipelineClient(
+            one,
+            {"echo": self.echo},
+            default_model="echo",
+            memo_of=self.streams.memo_of,
+            interrupts=self.streams.interrupts,
+        )
 
     async def begin(self, **fields: Any) -> Stream:
         return await self.streams.start(asked(**fields), Admission(owner="u1", tenant="t1"))
