@@ -29,7 +29,7 @@ from streamserve.clients.remote.config import AUTO, SERVERS, RemoteConfig
 from streamserve.conf_reader import Problem, SettingsReader, field_names, is_base_url, nearest, without_login
 from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.engine import config as engine_config
-from streamserve.engine.config import CLASSES, SPECULATION, EngineConfig, LatencyClass, ModelConfig
+from streamserve.engine.config import CLASSES, SPECULATION, EmbedderConfig, EngineConfig, LatencyClass, ModelConfig
 from streamserve.engine.text.formats.markup import NAMES as FORMAT_NAMES
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.permissions import ANYONE, PERMISSION_HINT, STAFF, Permission, problem_of
@@ -91,6 +91,17 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServedEmbedder:
+    """One entry of EMBEDDING_MODELS: the model, and who may use it."""
+
+    model: EmbedderConfig
+    title: str = ""
+    """Its name for people; `""`: the alias."""
+    permission: Permission = ANYONE
+    """Who may use the model, as of MODELS."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook:
     """One entry of WEBHOOKS: where messages about jobs are posted, and the secret that signs them.
 
@@ -114,6 +125,10 @@ class SiteConfig:
     """Alias → model. The alias is what callers name in `model`."""
     default_model: str = ""
     """The model that answers when none is named."""
+    embedding_models: Mapping[str, ServedEmbedder] = field(default_factory=dict)
+    """Alias → embedding model (docs/embeddings.md), each in a process of its own as `CLIENT` says. A request that names
+    none is for the first.
+    """
     client: str = CLIENTS[0]
     """Where engines run. `"process"`: one process for each model, which all web processes share, and which outlives
     each of them; `"thread"`: in the web process itself (docs/engines.md).
@@ -227,9 +242,12 @@ class SiteConfig:
 
     def engine_spec(self, alias: str) -> LaunchConfig:
         """Return the config of a model's engine process. The state folder identifies the site."""
+        embedder = self.embedding_models[alias].model if alias in self.embedding_models else None
+        served = None if embedder is not None else self.models[alias]
         return LaunchConfig(
-            model=self.models[alias].model,
-            engine=self.models[alias].engine,
+            model=served.model if served is not None else ModelConfig(alias=alias, path=""),
+            engine=served.engine if served is not None else EngineConfig(),
+            embedder=embedder,
             site=self.state_dir,
             state_dir=self.state_dir,
             autostart=self.engine_autostart,
@@ -299,6 +317,7 @@ class _SiteReader(SettingsReader):
         return SiteConfig(
             models=models,
             default_model=self._default_model(given.get("DEFAULT_MODEL"), models),
+            embedding_models=self._embedders(given.get("EMBEDDING_MODELS", {}), models, testing=testing),
             client=client,
             log=log,
             engine_autostart=self._autostart(given),
@@ -432,6 +451,36 @@ class _SiteReader(SettingsReader):
             permission=permission,
             filters=filters,
         )
+
+    def _embedders(
+        self, raw: object, models: Mapping[str, ServedModel], *, testing: bool
+    ) -> Mapping[str, ServedEmbedder]:
+        """Return the embedding models by alias, which no model of MODELS has."""
+        out = {}
+        for alias, given in self.mapping(raw, "EMBEDDING_MODELS").items():
+            where = f'EMBEDDING_MODELS["{alias}"]'
+            options = dict(self.mapping(given, where))
+            if not isinstance(alias, str) or not alias or not isinstance(options.get("PATH"), str):
+                self.wrong(f"{where} needs a PATH.", "Give a folder, a hub id such as org/name, or 'echo'.")
+                continue
+            if alias in models:
+                self.wrong(f"{where} has the name of a model of MODELS.", "Give it another name.")
+                continue
+            title = options.pop("TITLE", "")
+            if not isinstance(title, str):
+                self.wrong(f'{where}["TITLE"] is {type(title).__name__}.', "It takes a text.")
+                title = ""
+            permission = self._permission(options.pop("PERMISSION", ANYONE), f'{where}["PERMISSION"]')
+            try:
+                model = self.dataclass(EmbedderConfig, options, where, fixed={"alias": alias})
+            except ValueError as error:
+                self.wrong(f"{where}: {error}.", "See docs/reference/settings.md.")
+                continue
+            self.one_of(model.dtype, DTYPES, f'{where}["DTYPE"]')
+            self.one_of(model.device, DEVICES, f'{where}["DEVICE"]')
+            model = dataclasses.replace(model, path=ECHO_PATH) if testing else model
+            out[alias] = ServedEmbedder(model=model, title=title, permission=permission)
+        return MappingProxyType(out)
 
     def _permission(self, raw: object, where: str) -> Permission:
         """Return who may use a model. A wrong value hides the model from all but the staff."""

@@ -6,21 +6,23 @@ a database (asgi/site.py), and a worker's, for the rows of batches (`rows_config
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streamserve.api.call import Call, Caller
 from streamserve.api.caller_rules import CallerRules, NoRules
+from streamserve.api.embedders import Embedders
 from streamserve.api.fitting import fit
 from streamserve.api.history import shorten
 from streamserve.api.idempotency import StartOnce, continuation_of
-from streamserve.clients.base import EngineClient
+from streamserve.clients.base import EmbeddingClient, EngineClient
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects.asked import Asked
 from streamserve.dialects.openai.chat import REASONING_FIELDS
-from streamserve.protocol.errors import Answered, BadRequest, KeyReused, no_model, no_stream
+from streamserve.protocol.embeddings import Embedded, EmbedRequest
+from streamserve.protocol.errors import Answered, BadRequest, KeyReused, NotFound, no_model, no_stream
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import (
     BATCH,
@@ -105,6 +107,15 @@ class Found:
     record: Record | None = None
 
 
+NO_EMBEDDERS = "There is no embedding model here: EMBEDDING_MODELS in STREAMSERVE has none that you may use."
+
+
+def _listed(what: str, names: Iterable[str]) -> str:
+    """Return a sentence with the models that give it; "" where there are none."""
+    known = ", ".join(names)
+    return f"{what} come from: {known}." if known else ""
+
+
 def _ignore(stream: Stream, caller: Caller) -> None:
     """Note nothing."""
 
@@ -128,6 +139,7 @@ class Answers:
     is not found, like an id that no stream has; a model that `rules` hide from a caller is not found either, here and
     nowhere else. `salt_of(tenant)` is the prefix-cache salt of a tenant or a team: a secret, so that blocks of two
     tenants never match. `on_start` is called with each answer that has started.
+    `embedders` has the embedding models.
     """
 
     def __init__(
@@ -138,10 +150,12 @@ class Answers:
         salt_of: Callable[[str], str],
         rules: CallerRules | None = None,
         on_start: Callable[[Stream, Caller], None] = _ignore,
+        embedders: Embedders | None = None,
     ) -> None:
         self.streams, self.config, self.rules = streams, config, rules or NoRules()
         self._salt_of, self._on_start = salt_of, on_start
         self._start_once = StartOnce(streams)
+        self.embedders = embedders or Embedders({}, config.limits, wait_seconds=0.0)
 
     @property
     def limits(self) -> Limits:
@@ -168,9 +182,40 @@ class Answers:
     async def client(self, caller: Caller, alias: str) -> EngineClient:
         """Return the client of a model. Raises NotFound for a model that the caller may not use as for none."""
         clients = await self.clients_of(caller)
-        if alias not in clients:
-            raise no_model(alias, clients)
-        return clients[alias]
+        if alias in clients:
+            return clients[alias]
+        if alias in await self.embedders_of(caller):
+            message = f"The model {alias!r} makes embeddings and no answers: send it to /v1/embeddings. "
+            raise BadRequest(message + _listed("Answers", clients), code="wrong_kind_of_model", param="model")
+        raise no_model(alias, clients)
+
+    async def embedders_of(self, caller: Caller) -> Mapping[str, EmbeddingClient]:
+        """Return the embedding models that the caller may use, by alias."""
+        hidden = await self.rules.hidden_from(caller) if self.embedders.clients else ()
+        return {alias: client for alias, client in self.embedders.clients.items() if alias not in hidden}
+
+    async def embedder(self, caller: Caller, alias: str) -> EmbeddingClient:
+        """Return the client of an embedding model. Raises NotFound for a model that the caller may not use."""
+        embedders = await self.embedders_of(caller)
+        if alias in embedders:
+            return embedders[alias]
+        if alias and alias in await self.clients_of(caller):
+            message = f"The model {alias!r} gives answers and no embeddings. "
+            message += _listed("Embeddings", embedders) or NO_EMBEDDERS
+            raise BadRequest(message, code="wrong_kind_of_model", param="model")
+        if not embedders:
+            raise NotFound(NO_EMBEDDERS, code="model_not_found", param="model")
+        raise no_model(alias, embedders)
+
+    async def default_embedder(self, caller: Caller) -> str:
+        """Return the embedding model of a request that names none: the first that the caller may use."""
+        return next(iter(await self.embedders_of(caller)), "")
+
+    async def embed(self, caller: Caller, request: EmbedRequest) -> Embedded:
+        """Return the vectors of a request of the caller's. Raises StreamserveError."""
+        await self.embedder(caller, request.model)
+        request = replace(request, is_batch=self.config.only_class == BATCH)
+        return await self.embedders.embed(request, await self.admission(caller))
 
     async def default_model(self, caller: Caller) -> str:
         """Return the model of a request that names none: the site's default, else the first that the caller may use."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from streamserve.api.answers import Answers
 from streamserve.api.call import ANONYMOUS, Call, Reply, json_reply
-from streamserve.clients.base import EngineClient
+from streamserve.clients.base import EmbeddingClient, EngineClient
 from streamserve.protocol.engine import ABSENT, EngineStats, ModelDescription
 from streamserve.protocol.errors import NotFound, Refused
 from streamserve.protocol.frames import UNKNOWN_COUNT
@@ -49,19 +49,25 @@ class Ops:
         clients: Mapping[str, EngineClient],
         streams: Streams,
         *,
+        embedders: Mapping[str, EmbeddingClient] = {},
         is_debug: Callable[[], bool] = lambda: False,
         health: Callable[[], Awaitable[Mapping[str, Any]]] = _nothing,
         work: Callable[[], Awaitable[Mapping[str, Mapping[str, int]]]] = _nothing,
     ) -> None:
-        self.clients, self.streams = clients, streams
+        self.clients, self.embedders, self.streams = clients, embedders, streams
         self.is_draining = False  # the server shuts down and refuses new answers
         self.is_debug, self.health, self.work = is_debug, health, work
 
+    @property
+    def all(self) -> Mapping[str, EngineClient | EmbeddingClient]:
+        """Models, pipelines and embedding models by alias."""
+        return {**self.clients, **self.embedders}
+
     async def control(self, alias: str, action: str) -> str:
         """Pause, resume or drain the engine of a model for all processes; return its state afterwards."""
-        if alias not in self.clients or action not in _ACTIONS:
+        client = self.all.get(alias)
+        if client is None or action not in _ACTIONS:
             raise NotFound(f"There is no model {alias!r} to {action} here.", code="model_not_found")
-        client = self.clients[alias]
         await client.control(action)
         return client.describe().state
 
@@ -82,7 +88,7 @@ async def readyz(call: Call, ops: Ops, answers: Answers) -> Reply:
     shown = await _shown(call, answers) if is_known else ()
     reasons = ["this process is going down"] if ops.is_draining else []
     models = []
-    for alias, client in ops.clients.items():
+    for alias, client in ops.all.items():
         if alias in shown:
             client.start()
         model = client.describe()
@@ -104,7 +110,7 @@ async def readyz(call: Call, ops: Ops, answers: Answers) -> Reply:
 async def _shown(call: Call, answers: Answers) -> Collection[str]:
     """Return the models that the caller may use; none where the site cannot say: a probe has an answer all the same."""
     try:
-        return await answers.clients_of(call.caller)
+        return {*await answers.clients_of(call.caller), *await answers.embedders_of(call.caller)}
     except Refused:
         return ()
 
@@ -125,16 +131,20 @@ def _model_json(model: ModelDescription, *, shows_message: bool) -> dict[str, An
 
 async def metrics(call: Call, ops: Ops) -> Reply:
     """GET /metrics: the Prometheus text format."""
-    text = render_metrics(ops.clients, ops.streams, await ops.work())
+    text = render_metrics(ops.clients, ops.streams, await ops.work(), ops.embedders)
     return Reply(body=text.encode(), headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
 
 
 def render_metrics(
-    clients: Mapping[str, EngineClient], streams: Streams, work: Mapping[str, Mapping[str, int]] = {}
+    clients: Mapping[str, EngineClient],
+    streams: Streams,
+    work: Mapping[str, Mapping[str, int]] = {},
+    embedders: Mapping[str, EmbeddingClient] = {},
 ) -> str:
     """Return every metric of this process in Prometheus' text format. `work`: kind → state → how many rows."""
     queued = Sample(name="num_requests_queued", value=streams.num_waiting)
     samples = (*_engine_samples(clients), *_stream_samples(clients, streams.all()), *streams.measures.samples(), queued)
+    samples = (*samples, *_embedder_samples(embedders))
     return render_prometheus(
         [*samples, *RESPONSES.samples(), *MCP_CALLS.samples(), *_log_samples(), *_work_samples(work)]
     )
@@ -156,6 +166,31 @@ def _engine_samples(clients: Mapping[str, EngineClient]) -> Iterator[Sample]:
         for name, value in stats.upstream.items():
             yield Sample(name=f"upstream_{name}", value=value, labels=labels)
         state = client.describe().state
+        yield Sample(name="engine_ready", value=float(state == "ready"), labels=labels)
+        yield Sample(name="engine_paused", value=float(state == "paused"), labels=labels)
+
+
+# An embedding model's metrics → their names in `EngineStats`.
+OF_EMBEDDERS: Mapping[str, str] = MappingProxyType(
+    {
+        "num_requests_waiting": "waiting",
+        "num_inputs_waiting": "rows",
+        "embedding_requests": "embedded_requests",
+        "embedding_inputs": "embedded_inputs",
+        "prompt_tokens": "prompt_tokens",
+        "num_requests_refused": "refused",
+        "engine_steps": "steps",
+        "engine_busy_seconds": "busy_seconds",
+        "lost_engines": "lost_engines",
+    }
+)
+
+
+def _embedder_samples(embedders: Mapping[str, EmbeddingClient]) -> Iterator[Sample]:
+    for alias, client in embedders.items():
+        labels, stats, state = {"model_name": alias}, client.stats(), client.describe().state
+        for name, field in OF_EMBEDDERS.items():
+            yield Sample(name=name, value=getattr(stats, field), labels=labels)
         yield Sample(name="engine_ready", value=float(state == "ready"), labels=labels)
         yield Sample(name="engine_paused", value=float(state == "paused"), labels=labels)
 

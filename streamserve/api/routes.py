@@ -19,7 +19,7 @@ from streamserve.api import conversation_routes as talk
 from streamserve.api.batch import batches, files
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.api.conversations import conversations_off, shares_off
-from streamserve.api.openai import chats, completions, models, plain_tokens
+from streamserve.api.openai import chats, completions, embeddings, models, plain_tokens
 from streamserve.dialects import mcp as mcp_dialect
 from streamserve.dialects import native as native_dialect
 from streamserve.dialects.anthropic import message as anthropic_message
@@ -320,6 +320,7 @@ ROUTES = (
     _openai(
         "completions_stream", "v1/completions/stream", _CHAT, plain_tokens.get_tokens, post=plain_tokens.post_tokens
     ),
+    _openai("embeddings", "v1/embeddings", _CHAT, post=embeddings.embeddings),
     _anthropic("messages", "v1/messages", _CHAT, post=anthropic.messages),
     _anthropic("count_tokens", "v1/messages/count_tokens", _CHAT, post=anthropic.count_tokens),
     _anthropic(

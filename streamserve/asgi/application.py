@@ -30,13 +30,14 @@ from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.receiver import RECEIVER, Receiver
 from streamserve.asgi.site import LocalSite
 from streamserve.asgi.types import Receive, Scope, Send, is_http1
-from streamserve.clients.base import EngineClient
-from streamserve.clients.factory import make_client, remote_client
+from streamserve.clients.base import EmbeddingClient, EngineClient
+from streamserve.clients.factory import make_client, make_embedder, remote_client
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
+from streamserve.clients.process.embedder import ProcessEmbedder
 from streamserve.clients.remote.config import RemoteConfig
 from streamserve.dialects.openai.chat import REASONING_FIELDS
-from streamserve.engine.config import EngineConfig, ModelConfig
+from streamserve.engine.config import EmbedderConfig, EngineConfig, ModelConfig
 from streamserve.protocol.errors import StreamserveError, Unauthorized
 from streamserve.protocol.ids import request_id_of
 from streamserve.protocol.limits import Limits
@@ -82,6 +83,7 @@ class StreamApp:
 
     `models`: alias → a folder, a hub id or "echo"; a `ModelConfig`; a `RemoteConfig`, for a server elsewhere; or an
     `EngineClient`, which is closed with the app.
+    `embedding_models`: alias → a folder, a hub id or "echo", or an `EmbedderConfig`.
     `authenticate(scope)` returns the `Caller`, or None for a 401; it may be async. `authenticate=anyone` accepts every
     request. `state_dir`: engines are separate processes, shared by all processes with this folder; None: they run in
     this process. `prefix`: a path before all routes, where no mount removes it. `default_model` "": the first.
@@ -96,6 +98,7 @@ class StreamApp:
         *,
         models: Mapping[str, Model],
         authenticate: Authenticate,
+        embedding_models: Mapping[str, str | EmbedderConfig] = {},
         default_model: str = "",
         state_dir: str | Path | None = None,
         engine: EngineConfig | None = None,
@@ -111,7 +114,9 @@ class StreamApp:
             raise TypeError("authenticate must be a function of the ASGI scope; `anyone` accepts every request")
         if not models or (default_model and default_model not in models):
             raise ValueError(f"models must name at least one model, and {default_model or 'the default'!r} among them")
-        self._models, self._authenticate = models, authenticate
+        if embedding_models.keys() & models.keys():
+            raise ValueError(f"{min(embedding_models.keys() & models.keys())!r} names two models")
+        self._models, self._embedding_models, self._authenticate = models, embedding_models, authenticate
         self._state_dir = None if state_dir is None else str(Path(state_dir).resolve())
         self._engine, self._log = engine or EngineConfig(), log
         self._settings = settings or StreamConfig()
@@ -199,6 +204,7 @@ class StreamApp:
                 self._settings,
                 {name: one.queue_seconds for name, one in self._engine.classes.items()},
                 self._config,
+                {alias: self._embedder(alias, model) for alias, model in self._embedding_models.items()},
             )
             self._site.ops.is_draining = self._is_draining
         if self._site.loop is not loop:
@@ -219,6 +225,15 @@ class StreamApp:
             return make_client(model, self._engine)
         return ProcessClient(
             LaunchConfig(model=model, engine=self._engine, site=self._state_dir, state_dir=self._state_dir)
+        )
+
+    def _embedder(self, alias: str, model: str | EmbedderConfig) -> EmbeddingClient:
+        config = EmbedderConfig(alias=alias, path=model) if isinstance(model, str) else replace(model, alias=alias)
+        if self._state_dir is None:
+            return make_embedder(config)
+        named = ModelConfig(alias=alias, path="")
+        return ProcessEmbedder(
+            LaunchConfig(model=named, embedder=config, site=self._state_dir, state_dir=self._state_dir)
         )
 
     def _begin_to_drain(self) -> None:

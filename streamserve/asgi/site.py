@@ -13,9 +13,10 @@ import secrets
 from collections.abc import Mapping
 
 from streamserve.api.answers import AnswerConfig, Answers
+from streamserve.api.embedders import Embedders
 from streamserve.api.ops import Ops
 from streamserve.api.threads import MemoryThreads
-from streamserve.clients.base import EngineClient
+from streamserve.clients.base import EmbeddingClient, EngineClient
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import EventLog
 from streamserve.streams.registry import Streams
@@ -32,13 +33,15 @@ class LocalSite:
         settings: StreamConfig,
         patience: Mapping[str, float],
         config: AnswerConfig,
+        embedding: Mapping[str, EmbeddingClient] = {},
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.clients = clients
         store = NullStore()
         self.streams = Streams(clients, log, settings, store=store, limits=config.limits, patience=patience)
-        self.answers = Answers(self.streams, config, salt_of=self._salt_of)
-        self.ops = Ops(clients, self.streams)
+        embedders = Embedders(embedding, config.limits, wait_seconds=settings.engine_wait_seconds)
+        self.answers = Answers(self.streams, config, salt_of=self._salt_of, embedders=embedders)
+        self.ops = Ops(clients, self.streams, embedders=embedding)
         self.services: Mapping[str, object] = {
             "answers": self.answers,
             "ops": self.ops,
@@ -51,7 +54,7 @@ class LocalSite:
 
     def start_loading(self) -> None:
         """Start loading every model that is not loading yet; return at once."""
-        for client in self.clients.values():
+        for client in self.ops.all.values():
             client.start()
 
     def begin_to_drain(self) -> None:
@@ -62,6 +65,6 @@ class LocalSite:
     async def aclose(self) -> None:
         """End every stream, and close engines and log."""
         await self.streams.aclose()
-        for client in self.clients.values():
+        for client in self.ops.all.values():
             await client.aclose()
         await self.streams.log.aclose()

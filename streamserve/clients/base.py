@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, Self
 
+from streamserve.protocol.embeddings import Embedded, EmbedRequest
 from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription, Park
 from streamserve.protocol.events import TERMINALS, Event
 from streamserve.protocol.requests import NO_CALLER, START, Admission, GenerateRequest, Resume
@@ -220,10 +221,40 @@ class EngineClient(Protocol):
         """End every generation with an `error` event and free the engine."""
 
 
+class EmbeddingClient(Protocol):
+    """One embedding model."""
+
+    alias: str
+
+    async def embed(self, request: EmbedRequest, admission: Admission = NO_CALLER) -> Embedded:
+        """Return the vectors, or raise: BadRequest (an input never fits), Refused (not now).
+
+        Cancelled, the request is withdrawn: what of it was not computed yet never is.
+        """
+
+    async def tokenize(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> tuple[int, ...]:
+        """Return the ids of a request's `prompt`, as `embed` would see them."""
+
+    def start(self) -> None:
+        """Start loading, once; returns at once."""
+
+    async def control(self, action: str) -> None:
+        """Pause, resume or drain, for all processes that use this model."""
+
+    def describe(self) -> ModelDescription:
+        """Return what the model is and how far loading has come. Never blocks."""
+
+    def stats(self) -> EngineStats:
+        """Return live counts. Never blocks."""
+
+    async def aclose(self) -> None:
+        """Refuse what waits, and free the model."""
+
+
 _LOADED_SECONDS = 0.1  # how often `until_loaded` looks
 
 
-async def until_loaded(client: EngineClient, seconds: float) -> None:
+async def until_loaded(client: EngineClient | EmbeddingClient, seconds: float) -> None:
     """Start loading, and return when the model is loaded, has failed to load, or after `seconds`."""
     client.start()
     until = time.monotonic() + seconds

@@ -29,8 +29,10 @@ from streamserve.clients.base import EngineClient
 from streamserve.clients.remote.config import RemoteConfig
 from streamserve.clients.thread.acceptance import EngineFacts, LoadedEngine
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.engine.config import EngineConfig, ModelConfig
+from streamserve.clients.thread.embedder import ThreadEmbedder
+from streamserve.engine.config import EmbedderConfig, EngineConfig, ModelConfig
 from streamserve.engine.echo import ASSISTANT, END_OF_TURN, USER, EchoRunner, EchoTokenizer, is_allowed
+from streamserve.engine.embedding import EchoEmbedder, Embedder
 from streamserve.engine.model.openmp import limit_spin
 from streamserve.engine.plan import Chunk, OnStep, Progress, RawLogprobs, Runner, SampleSpec, StepPlan
 from streamserve.engine.text.tokenizer import Prompt
@@ -66,6 +68,16 @@ def make_client(
             on_step=on_step,
         )
     return hf_client(model, config, on_step=on_step, compiles=compiles)
+
+
+def make_embedder(
+    config: EmbedderConfig, *, step_delay_seconds: float = 0.0, on_step: OnStep | None = None
+) -> ThreadEmbedder:
+    """Return a client for an embedding model, in this process; `path="echo"` needs no weights."""
+    if config.path == "echo":
+        pause = partial(time.sleep, step_delay_seconds) if step_delay_seconds else None
+        return ThreadEmbedder(config, lambda progress: EchoEmbedder(pause), on_step=on_step, loads_at_once=True)
+    return ThreadEmbedder(config, partial(_load_embedder, config), on_step=on_step)
 
 
 def echo_client(
@@ -174,6 +186,18 @@ def _load_hf(model: ModelConfig, config: EngineConfig, compiles: bool, progress:
         sampling_defaults=sampling_defaults(Path(folder)),
     )
     return LoadedEngine(runner=cast(Runner, runner), tokenizer=tokenizer, facts=facts, format=format_)
+
+
+def _load_embedder(config: EmbedderConfig, progress: Progress) -> Embedder:
+    limit_spin()
+    from streamserve.engine.model.embedder import load_embedder
+    from streamserve.engine.model.load.source import ModelLoadError
+
+    try:
+        with _loading_alone(progress):
+            return load_embedder(config, progress)
+    except ModelLoadError as error:  # its message is written for operators
+        raise EngineUnavailable(str(error), code="load_failed") from error
 
 
 def _is_compiled(model: ModelConfig) -> bool:

@@ -48,7 +48,7 @@ _MIN_TEMPERATURE = 1e-3
 _MAX_TOKEN_ID = 2**31 - 1
 _MAX_ID_DIGITS = 10
 _MAX_SEED = 2**63 - 1
-_MAX_MODEL_CHARS = 256
+MODEL = text(1, 256)  # the name of a model or pipeline
 _MAX_VARIABLE_CHARS = 64
 _MOST_NUMBER = 1_000_000  # of a template's variable
 _MAX_COUNT = 2**31 - 1  # of tokens that an engine counts
@@ -121,7 +121,7 @@ def with_own_names(values: Mapping[str, Any]) -> dict[str, Any]:
 def request_fields(limits: Limits) -> Mapping[str, Reader]:
     """Return the readers of the other fields: model, prompt, choices, timeout, class, grammar, metadata."""
     return {
-        "model": text(1, _MAX_MODEL_CHARS),
+        "model": MODEL,
         "messages": messages(limits),
         "prompt": prompt_text(limits),
         "n": integer(1, limits.max_n),
@@ -353,8 +353,9 @@ def prompt_text(limits: Limits) -> Reader:
     return reader
 
 
-def prompts(limits: Limits) -> Reader:
-    """Read a text, several texts, token ids, or several lists of them."""
+def prompts(limits: Limits, *, most: int | None = None) -> Reader:
+    """Read a text, several texts, token ids, or several lists of them: `most` of them, or MAX_PROMPTS."""
+    most = limits.max_prompts if most is None else most
     one_text, ids = prompt_text(limits), _token_ids(limits.max_prompt_chars)
 
     def reader(value: Any, param: str) -> tuple[Prompt, ...]:
@@ -366,8 +367,8 @@ def prompts(limits: Limits) -> Reader:
             wrong_value(param, "must not be empty")
         if type(value[0]) is int:
             return (ids(value, param),)
-        if len(value) > limits.max_prompts:
-            wrong_value(param, f"has {len(value):,} prompts; the limit is {limits.max_prompts:,}")
+        if len(value) > most:
+            wrong_value(param, f"has {len(value):,} items; the limit is {most:,}")
         wanted = str if isinstance(value[0], str) else list
         found: list[Prompt] = []
         for index, item in enumerate(value):

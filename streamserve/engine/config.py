@@ -228,3 +228,39 @@ class ModelConfig:
     """How the output marks thoughts and tool calls: a name of reasoning-and-tools.md (docs/reasoning-and-tools.md), or
     the dotted path of a function that returns an `OutputFormat`; `None`: what the tokenizer and its chat template show.
     """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedderConfig:
+    """Which embedding model, in what numeric form, and the bounds of its batches and its queue."""
+
+    alias: str
+    path: str
+    """A folder with `config.json` and `*.safetensors`, a hub id (`org/name`), or `"echo"`: vectors of the words of a
+    text, which need no PyTorch.
+    """
+    dtype: str = "auto"
+    """`"auto"` (the checkpoint's), `"float32"`, `"bfloat16"`. Vectors are float32 with each."""
+    device: str = "auto"
+    """`"auto"` (CUDA if there is a GPU), `"cpu"`, `"cuda"`."""
+    num_threads: int | None = None
+    """Torch's threads; `None`: its own choice."""
+    max_model_len: int | None = None
+    """Tokens of the longest input; `None`: the model's own."""
+    matryoshka: bool | None = None
+    """Whether callers may ask for fewer `dimensions`, which is right for a model that was trained so. `None`: where its
+    `config.json` says it (`is_matryoshka`, `matryoshka_dimensions`).
+    """
+    max_batch_tokens: int = 16_384
+    """Tokens of one pass, those that fill up shorter inputs counted. It bounds the pass's memory."""
+    max_batch_seconds: float = 0.3
+    """How long a pass may take by the measured time of passes, so that a short text does not wait for long for the
+    documents before it. One input is always computed.
+    """
+    max_waiting_chars: int = 8_000_000
+    """Characters (and token ids) of all requests that wait or are computed; the next is refused with 503."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_tokens", "max_batch_seconds", "max_waiting_chars"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it takes more than 0")

@@ -81,6 +81,7 @@ class Losses:
 LATE_SECONDS = 1.0
 # What a client measures of its engine: the rate is of the last seconds, percentiles are of the last answers.
 RATE_SECONDS, NUM_RECENT = 5.0, 256
+ANSWERS, EMBEDS = "generation", "embedding"  # kinds of models
 ABSENT = "absent"  # the stage of a model whose engine process does not run, and that no web process starts
 
 
@@ -91,7 +92,8 @@ class ModelDescription:
     `state`: "idle" (not asked for yet), "loading", "ready", "paused" and "draining" (by an operator: it takes nothing
     new), "failed". `stage`, `fraction` (0 to 1), bytes and `elapsed_seconds` describe loading; `message` names the
     failure and the way out. `linears` names what computes its linear layers. `was_ready`: there was an engine before,
-    so that another engine can be expected.
+    so that another engine can be expected. `kind`: what it gives, ANSWERS or EMBEDS; of an embedding model,
+    `dimensions` are its vectors'.
     """
 
     alias: str
@@ -110,6 +112,8 @@ class ModelDescription:
     num_parameters: int = 0
     created: int = 0
     was_ready: bool = False
+    kind: str = ANSWERS
+    dimensions: int = 0
 
     @property
     def is_loading(self) -> bool:
@@ -180,7 +184,8 @@ class EngineStats(CoreStats):
     (`ttft_budget`, and `total_budget`, where it is set) and what the last answers took: `num_answers`, `ttft_p50`,
     `ttft_p95`, `total_p50`, `total_p95` in seconds, and `in_time`, the share within both budgets; `refused` counts its
     requests that were refused at once or had waited too long. `upstream` has the counts of a remote model's client, by
-    the names of its metrics (clients/remote/metrics.py).
+    the names of its metrics (clients/remote/metrics.py). An embedding model counts what it has computed:
+    `embedded_requests` and their `embedded_inputs`; its `rows` are inputs that wait.
 
     `reported_at` is the wall time of an engine process's report (0: there is none, the counts are of now), and `past`
     the points that it had when this process connected to it.
@@ -192,6 +197,8 @@ class EngineStats(CoreStats):
     refused: int = 0
     classes: dict[str, dict[str, float]] = field(default_factory=dict)
     upstream: dict[str, float] = field(default_factory=dict)
+    embedded_requests: int = 0
+    embedded_inputs: int = 0
     reported_at: float = 0.0
     past: tuple[Point, ...] = ()
 

@@ -31,6 +31,8 @@ class Limits:
     """Answers to one prompt (`n`); each is a sequence of the engine's, and waits and takes memory like any other."""
     max_prompts: int = 16
     """Prompts of one `POST /v1/completions`; each is a stream."""
+    max_embedding_inputs: int = 2_048
+    """Inputs of one `POST /v1/embeddings`; together they have `MAX_PROMPT_CHARS` characters or token ids."""
     max_stop: int = 16
     """Strings in `stop`."""
     max_stop_chars: int = 64

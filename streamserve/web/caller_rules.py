@@ -44,7 +44,7 @@ class SiteRules:
     """See `CallerRules` in api/caller_rules.py. Changes nothing; knows what it has decided for some seconds."""
 
     def __init__(self, settings: SiteConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        self._names = (*settings.models, *PIPELINES)
+        self._names = (*settings.models, *settings.embedding_models, *PIPELINES)
         self._permissions = permissions_of(settings)
         self._team_of = settings.tenant
         self._hidden: _Known[frozenset[str]] = _Known(clock)
@@ -109,8 +109,9 @@ class _Known(Generic[T]):
 
 
 def permissions_of(settings: SiteConfig) -> dict[str, Permission]:
-    """Return the permission of each model and pipeline that not everybody may use."""
+    """Return the permission of each model, embedding model and pipeline that not everybody may use."""
     given = {alias: entry.permission for alias, entry in settings.models.items()}
+    given |= {alias: entry.permission for alias, entry in settings.embedding_models.items()}
     given |= {name: pipeline.permission for name, pipeline in PIPELINES.items()}
     return {name: permission for name, permission in given.items() if permission != ANYONE}
 

@@ -10,8 +10,8 @@ from streamserve.conf_reader import nearest
 
 
 def known_names() -> tuple[str, ...]:
-    """Return the names of all models and pipelines."""
-    return (*get_settings().models, *PIPELINES)
+    """Return the names of all models, embedding models and pipelines."""
+    return (*get_settings().models, *get_settings().embedding_models, *PIPELINES)
 
 
 def complaint_about(names: Iterable[str]) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from streamserve.api.logs import get_logger
-from streamserve.clients.base import EngineClient
-from streamserve.clients.factory import make_client, remote_client
+from streamserve.clients.base import EmbeddingClient, EngineClient
+from streamserve.clients.factory import make_client, make_embedder, remote_client
 from streamserve.clients.process.client import ProcessClient
+from streamserve.clients.process.embedder import ProcessEmbedder
 from streamserve.conf import LOG_SCHEMES, SiteConfig
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.log.base import UNFINISHED_SECONDS, EventLog, LogUnavailable, MemoryLog
@@ -34,6 +35,14 @@ def client_for(settings: SiteConfig, alias: str) -> EngineClient:
         return ProcessClient(settings.engine_spec(alias))
     entry = settings.models[alias]
     return make_client(entry.model, entry.engine, step_delay_seconds=settings.echo_step_seconds)
+
+
+def embedder_for(settings: SiteConfig, alias: str) -> EmbeddingClient:
+    """Return a new client of the embedding model, where CLIENT puts it."""
+    if settings.client == "process":
+        make_state_dir(settings)
+        return ProcessEmbedder(settings.engine_spec(alias))
+    return make_embedder(settings.embedding_models[alias].model, step_delay_seconds=settings.echo_step_seconds)
 
 
 def make_state_dir(settings: SiteConfig) -> None:

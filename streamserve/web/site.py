@@ -18,6 +18,7 @@ from django.conf import settings as django_settings
 
 from streamserve import __version__
 from streamserve.api.answers import AnswerConfig, Answers, Defaults
+from streamserve.api.embedders import Embedders
 from streamserve.api.mcp import McpEndpoint
 from streamserve.api.ops import Ops
 from streamserve.clients.base import EngineClient
@@ -93,6 +94,12 @@ class DjangoSite:
         for client in self.clients.values():
             self._closing.push_async_callback(client.aclose)
 
+        embedding = {alias: resources.embedder_for(settings, alias) for alias in settings.embedding_models}
+        for embedder in embedding.values():
+            self._closing.push_async_callback(embedder.aclose)
+        wait_seconds = settings.streams.engine_wait_seconds
+        self.embedders = Embedders(embedding, settings.limits, wait_seconds=wait_seconds)
+
         self.chats = CompletionRows(self.log, keeps=settings.store, reasoning_field=settings.reasoning_field)
         messages = AnswerMessages(self.log) if settings.conversations else None
         titles = titles_of(settings, self.clients)
@@ -130,6 +137,7 @@ class DjangoSite:
             salt_of=salt_of,
             rules=SiteRules(settings),
             on_start=self.permissions.note_start,
+            embedders=self.embedders,
         )
         self.work = SiteWork(settings, self.answers, liveness, memos=memos, watch=self.permissions.ensure_running)
         self.attachments = Attachments(settings)
@@ -152,6 +160,7 @@ class DjangoSite:
         self.ops = Ops(
             self.clients,
             self.streams,
+            embedders=embedding,
             is_debug=lambda: bool(django_settings.DEBUG),
             health=lambda: _health(self.streams, database),
             work=work_counts,
@@ -263,7 +272,7 @@ def get_streams() -> Streams:
 
 def start_loading() -> None:
     """Start to load every model; return at once."""
-    for client in get_site().clients.values():
+    for client in get_site().ops.all.values():
         client.start()
 
 

@@ -48,7 +48,11 @@ class SiteWork:
         self.batches = Batches(settings, self.wake)
         self.files = Files(settings)
         self.rows = Answers(
-            _streams_of_rows(settings, answers), rows_config(answers.config), salt_of=salt_of, rules=answers.rules
+            _streams_of_rows(settings, answers),
+            rows_config(answers.config),
+            salt_of=salt_of,
+            rules=answers.rules,
+            embedders=answers.embedders,
         )
         self.embedded: Worker | None = None
         self._running: asyncio.Task[None] | None = None

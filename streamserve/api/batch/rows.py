@@ -17,7 +17,7 @@ from streamserve.api import anthropic, pipelines
 from streamserve.api.answers import Answers
 from streamserve.api.call import Call, Caller, Reply
 from streamserve.api.logs import get_logger
-from streamserve.api.openai import chats, completions
+from streamserve.api.openai import chats, completions, embeddings
 from streamserve.dialects import native
 from streamserve.dialects.anthropic import message as anthropic_message
 from streamserve.dialects.batches import Line, RowAnswer, RowResult
@@ -48,6 +48,7 @@ class Endpoint:
 ENDPOINTS: Mapping[str, Endpoint] = {
     "/v1/chat/completions": Endpoint(answer=chats.create_chat, error_json=shapes.error_json),
     "/v1/completions": Endpoint(answer=completions.completions, error_json=shapes.error_json),
+    "/v1/embeddings": Endpoint(answer=embeddings.embeddings, error_json=shapes.error_json),
     "/v1/messages": Endpoint(answer=anthropic.messages, error_json=anthropic_message.error_json),
 }
 _RUN = Endpoint(answer=pipelines.post_run, error_json=native.error_json)

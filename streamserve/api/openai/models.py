@@ -21,20 +21,25 @@ async def stream_events(call: Call, answers: Answers) -> Reply:
 async def models(call: Call, answers: Answers) -> Reply:
     """GET /v1/models: what the caller may use, in the shape of the API whose headers are sent."""
     models = [client.describe() for client in (await answers.clients_of(call.caller)).values()]
-    if anthropic_message.VERSION_HEADER in call.headers:
+    if anthropic_message.VERSION_HEADER in call.headers:  # an API without embeddings
         return json_reply(anthropic_message.models_json(models, call.query()), headers=id_header(call.request_id))
+    models += [client.describe() for client in (await answers.embedders_of(call.caller)).values()]
     return json_reply(shapes.models_json(models))
 
 
 async def model(call: Call, answers: Answers) -> Reply:
     """GET /v1/models/{id}: a served model."""
-    described = (await answers.client(call.caller, call.params["model"])).describe()
-    if anthropic_message.VERSION_HEADER in call.headers:
+    alias, is_anthropic = call.params["model"], anthropic_message.VERSION_HEADER in call.headers
+    embedders = {} if is_anthropic else await answers.embedders_of(call.caller)
+    if alias in embedders:
+        return json_reply(shapes.model_json(embedders[alias].describe()))
+    described = (await answers.client(call.caller, alias)).describe()
+    if is_anthropic:
         return json_reply(anthropic_message.model_json(described), headers=id_header(call.request_id))
     return json_reply(shapes.model_json(described))
 
 
 def unknown_url(path: str) -> NotFound:
     """Return the error for an address under /v1 where nothing is."""
-    known = ", ".join(f"/v1/{name}" for name in ("chat/completions", "completions", "messages", "models"))
+    known = ", ".join(f"/v1/{name}" for name in ("chat/completions", "completions", "embeddings", "messages", "models"))
     return NotFound(f"There is no {path} here. Known: {known}.", code="unknown_url")

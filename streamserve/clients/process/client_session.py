@@ -17,6 +17,7 @@ from streamserve.clients.process.messages import (
     TO_CLIENT,
     Cancel,
     Control,
+    Embed,
     GenerationNews,
     Goodbye,
     News,
@@ -27,15 +28,19 @@ from streamserve.clients.process.messages import (
     Reply,
     State,
     Tokenize,
+    Vectors,
     Warm,
     encode,
     error_of,
 )
 from streamserve.clients.process.supervision import LastFlight
+from streamserve.protocol.embeddings import Embedded
 from streamserve.protocol.engine import Accepted, Park
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Error, Event
 from streamserve.protocol.frames import MSGPACK_ERRORS, FrameError, decode_event, encode_event
+
+Answer = Generation | tuple[int, ...] | Embedded  # to what a client asks
 
 
 class SocketSource(Source):
@@ -106,18 +111,18 @@ class ClientSession:
         self.has_state = self.was_ready = False  # the engine has sent its state; was loaded in one of its states
         self._on_state = on_state
         self._ids = itertools.count(1)
-        self._questions: dict[int, asyncio.Future[Generation | tuple[int, ...]]] = {}
+        self._questions: dict[int, asyncio.Future[Answer]] = {}
         self._stream_ids: dict[int, str] = {}  # of the questions
 
     async def ask(
-        self, message: Callable[[int], Open | Warm | Tokenize | Control], *, stream_id: str = ""
-    ) -> Generation | tuple[int, ...]:
+        self, message: Callable[[int], Open | Warm | Tokenize | Embed | Control], *, stream_id: str = ""
+    ) -> Answer:
         """Send the message made with a new id and wait for its answer; raises what the engine refuses it with.
 
         `stream_id`: of the stream that asks, as the engine reports it of its steps.
         """
         request_id = next(self._ids)
-        question: asyncio.Future[Generation | tuple[int, ...]] = asyncio.get_running_loop().create_future()
+        question: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._questions[request_id] = question
         self._stream_ids[request_id] = stream_id
         try:
@@ -153,7 +158,7 @@ class ClientSession:
                 self._on_state(message)
             case Goodbye():
                 self.goodbye = message.reason
-            case Opened() | Reply() | Refusal():
+            case Opened() | Reply() | Vectors() | Refusal():
                 question = self._questions.get(message.id)
                 if question is not None and not question.done():
                     self._answer(question, message)
@@ -182,9 +187,7 @@ class ClientSession:
         is_counted = not in_flight or not stream_id or stream_id in in_flight
         return Park(reason="lost", is_counted=is_counted, was_alone=in_flight == {stream_id})
 
-    def _answer(
-        self, question: asyncio.Future[Generation | tuple[int, ...]], message: Opened | Reply | Refusal
-    ) -> None:
+    def _answer(self, question: asyncio.Future[Answer], message: Opened | Reply | Vectors | Refusal) -> None:
         match message:
             case Opened():
                 source = SocketSource(message.id, message.accepted, self, self._stream_ids[message.id])
@@ -192,5 +195,7 @@ class ClientSession:
                 question.set_result(source.generation)
             case Reply():
                 question.set_result(message.token_ids)
+            case Vectors():
+                question.set_result(message.embedded)
             case Refusal():
                 question.set_exception(error_of(message))

@@ -30,7 +30,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from streamserve import __version__
-from streamserve.engine.config import EngineConfig, ModelConfig
+from streamserve.engine.config import EmbedderConfig, EngineConfig, ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,8 @@ class LaunchConfig(ProcessConfig):
     `site` names the site (its BASE_DIR), so that two sites of one user stay apart. `state_dir` holds the engine's
     output file. `autostart`: the first client that needs the engine starts it; otherwise it is started by
     `manage.py streamserve_engine`. `made_at` is `time.monotonic()` when the settings were read (None: when the config
-    is first used): where two configs differ, the engine of the more recent config replaces the other.
+    is first used): where two configs differ, the engine of the more recent config replaces the other. `embedder`: the
+    process serves that embedding model, and `model` has its name.
     """
 
     model: ModelConfig
@@ -86,6 +87,7 @@ class LaunchConfig(ProcessConfig):
     autostart: bool = True
     echo_step_seconds: float = 0.0
     made_at: float | None = None
+    embedder: EmbedderConfig | None = None
 
 
 def config_to_json(config: LaunchConfig) -> bytes:
@@ -106,7 +108,8 @@ def dated(config: LaunchConfig) -> LaunchConfig:
 def config_hash(config: LaunchConfig) -> str:
     """Return what two clients must agree on to share an engine: model, engine config, our version."""
     config = config_from_json(config_to_json(config))  # 12 seconds are 12.0 seconds
-    return hashlib.sha256(_to_json((__version__, config.model, config.engine, config.echo_step_seconds))).hexdigest()
+    agreed = (__version__, config.model, config.engine, config.echo_step_seconds, config.embedder)
+    return hashlib.sha256(_to_json(agreed)).hexdigest()
 
 
 def _to_json(value: object) -> bytes:

@@ -3,7 +3,7 @@
     client                                   engine
     Hello  ─────────────────────────────────►          protocol, config hash, age of the settings
            ◄───────────────────────────────── Welcome  the same of the engine, pid, start time
-    Open, Warm, Tokenize, Control  ─────────►          answered by Opened, Reply or Refusal of the same id
+    Open, Warm, Tokenize, Embed, Control ───►          answered by Opened, Reply, Vectors or Refusal of the same id
     ReaderAt, Cancel  ──────────────────────►          not answered
            ◄───────────────────────────────── News     events of generations: one frame a loop turn
            ◄───────────────────────────────── State    once a second at least: the heartbeat
@@ -20,12 +20,13 @@ from typing import Any
 
 import msgspec
 
+from streamserve.protocol.embeddings import Embedded, EmbedRequest
 from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription, Park
 from streamserve.protocol.errors import Refused, StreamserveError
 from streamserve.protocol.frames import MSGPACK_ERRORS, FrameError, unpack
 from streamserve.protocol.requests import Admission, GenerateRequest, Resume
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +76,14 @@ class Tokenize(Message, frozen=True):
     admission: Admission
 
 
+class Embed(Message, frozen=True):
+    """Return the vectors of the inputs."""
+
+    id: int
+    request: EmbedRequest
+    admission: Admission
+
+
 class Control(Message, frozen=True):
     """Carry out an operator's action: an action of EngineClient.control, or "stop": drain, then end."""
 
@@ -111,6 +120,13 @@ class Reply(Message, frozen=True):
 
     id: int
     token_ids: tuple[int, ...] = ()
+
+
+class Vectors(Message, frozen=True):
+    """The vectors that `Embed` of this id has asked for."""
+
+    id: int
+    embedded: Embedded
 
 
 class Refusal(Message, frozen=True):
@@ -157,8 +173,8 @@ class Goodbye(Message, frozen=True):
     reason: str
 
 
-ToEngine = Open | Warm | Tokenize | Control | ReaderAt | Cancel
-ToClient = Opened | Reply | Refusal | News | State | Goodbye
+ToEngine = Open | Warm | Tokenize | Embed | Control | ReaderAt | Cancel
+ToClient = Opened | Reply | Vectors | Refusal | News | State | Goodbye
 
 
 def _plain(value: Any) -> float:

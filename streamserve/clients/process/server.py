@@ -1,4 +1,4 @@
-"""`EngineServer`: an engine process, a `ThreadClient` served to the processes of one site over a unix socket.
+"""`EngineServer`: an engine process: a `ThreadClient` or `ThreadEmbedder`, served to one site over a unix socket.
 
     main (started by a client)     ─┐
     manage.py streamserve_engine   ─┴► run: take the lock, listen, EngineServer.serve until there is a reason to end
@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import IO
 
-from streamserve.clients.factory import make_client
+from streamserve.clients.factory import make_client, make_embedder
 from streamserve.clients.process.config import (
     LaunchConfig,
     config_from_json,
@@ -42,7 +42,7 @@ from streamserve.clients.process.messages import (
     encode,
     is_replaced,
 )
-from streamserve.clients.process.server_session import ServerSession
+from streamserve.clients.process.server_session import Served, ServerSession
 from streamserve.clients.process.supervision import FlightRecord, Watchdog, flight_record
 from streamserve.engine.plan import Flight
 from streamserve.protocol.engine import ModelDescription
@@ -73,13 +73,7 @@ class EngineServer:
         self._hash = config_hash(config)
         self._started_at = time.monotonic()
         self._watchdog = Watchdog(max(config.engine.step_seconds, config.hang_seconds), _TICK_SECONDS)
-        self._client = make_client(
-            config.model,
-            config.engine,
-            step_delay_seconds=config.echo_step_seconds,
-            on_step=self._on_step,
-            compiles=True,
-        )
+        self._client = self._make_client(config)
         self._record = record
         self._on_progress = on_progress
         self._state_seconds = min(_STATE_SECONDS, config.hang_seconds / 4)
@@ -90,6 +84,12 @@ class EngineServer:
         self._history = History()
         self._drain: asyncio.Task[None] | None = None
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def _make_client(self, config: LaunchConfig) -> Served:
+        delay = config.echo_step_seconds
+        if config.embedder is not None:
+            return make_embedder(config.embedder, step_delay_seconds=delay, on_step=self._on_step)
+        return make_client(config.model, config.engine, step_delay_seconds=delay, on_step=self._on_step, compiles=True)
 
     async def serve(self, listener: socket.socket) -> int:
         """Serve until there is a reason to end; returns the exit status, 1 for a dead engine."""

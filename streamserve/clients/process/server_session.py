@@ -1,6 +1,7 @@
 """`ServerSession`: the requests of one client, on the engine's side. Event loop of the engine process.
 
-Holds the client's open generations and sends their events as frames. Knows the engine by its `ThreadClient`, no stream.
+Holds the client's open generations and sends their events as frames. Knows the engine by its `ThreadClient`, or
+`ThreadEmbedder`, no stream.
 
 It lives as long as its connection; when that is lost, everything the client has open here is cancelled at once.
 """
@@ -18,6 +19,7 @@ from streamserve.clients.process.messages import (
     TO_ENGINE,
     Cancel,
     Control,
+    Embed,
     GenerationNews,
     News,
     Open,
@@ -27,12 +29,14 @@ from streamserve.clients.process.messages import (
     Reply,
     ToClient,
     Tokenize,
+    Vectors,
     Warm,
     encode,
     refusal,
 )
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.protocol.errors import StreamserveError
+from streamserve.clients.thread.embedder import ThreadEmbedder
+from streamserve.protocol.errors import EngineUnavailable, StreamserveError
 from streamserve.protocol.events import Event
 from streamserve.protocol.frames import MSGPACK_ERRORS, FrameError, encode_event
 
@@ -42,13 +46,16 @@ logger = logging.getLogger(__name__)
 _MAX_EVENTS = 2048
 
 
+Served = ThreadClient | ThreadEmbedder
+
+
 class ServerSession:
     """One connection's open requests and generations, by id.
 
     `control` is the server's. Output of a dead engine is not sent: the process ends, and the clients ask its successor.
     """
 
-    def __init__(self, connection: Connection, client: ThreadClient, control: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, connection: Connection, client: Served, control: Callable[[str], Awaitable[None]]) -> None:
         self.connection = connection
         self._client = client
         self._control = control
@@ -105,21 +112,25 @@ class ServerSession:
             logger.exception("a message to process %d cannot be sent: connection dropped", self.connection.peer.pid)
             self.connection.abort()
 
-    async def _answer(self, message: Open | Warm | Tokenize | Control) -> None:
+    async def _answer(self, message: Open | Warm | Tokenize | Embed | Control) -> None:
         answer: ToClient = Reply(message.id)
         try:
             match message:
                 case Open():
-                    generation = self._generations[message.id] = await self._client.generate(
+                    generation = self._generations[message.id] = await self._engine().generate(
                         message.request, message.admission, message.resume
                     )
                     answer = Opened(message.id, generation.accepted)
                     generation.on_news = lambda: self._note_news(message.id)
                     self._note_news(message.id)  # what is there already; sent after `Opened`, in a later loop turn
                 case Warm():
-                    await self._client.warm(message.request, message.admission)
+                    await self._engine().warm(message.request, message.admission)
                 case Tokenize():
                     answer = Reply(message.id, await self._client.tokenize(message.request, message.admission))
+                case Embed():
+                    if not isinstance(self._client, ThreadEmbedder):
+                        raise self._other_kind()
+                    answer = Vectors(message.id, await self._client.embed(message.request, message.admission))
                 case Control():
                     await self._control(message.action)
         except StreamserveError as error:
@@ -129,6 +140,15 @@ class ServerSession:
             answer = refusal(message.id, StreamserveError("the engine could not take this request."))
         if not (isinstance(answer, Refusal) and self._client.has_failed):
             self.send(answer)
+
+    def _engine(self) -> ThreadClient:
+        if not isinstance(self._client, ThreadClient):
+            raise self._other_kind()
+        return self._client
+
+    def _other_kind(self) -> EngineUnavailable:
+        """Return the error for a client whose settings are of the time before the model's kind has changed."""
+        return EngineUnavailable(f"model {self._client.alias} is of another kind now. Try again.", retry_after=2)
 
     # News: collected during one turn of the loop, sent in the next.
 

@@ -58,7 +58,11 @@ def model_json(model: DescribedModel) -> dict[str, Any]:
         "created": model.created,
         "owned_by": "streamserve",
     }
-    return out if not model.max_model_len else {**out, "max_model_len": model.max_model_len}
+    if model.max_model_len:
+        out["max_model_len"] = model.max_model_len
+    if model.dimensions:
+        out |= {"kind": model.kind, "dimensions": model.dimensions}
+    return out
 
 
 def prompt_logprobs_json(positions: Iterable[PositionLogprobs]) -> list[dict[str, Any] | None]:

@@ -43,7 +43,7 @@ class Command(BaseCommand):
     help = "Run the engine process of a model, or control the running engine."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("alias", nargs="?", help="a model of MODELS; needed where there are several")
+        parser.add_argument("alias", nargs="?", help="a model of MODELS or EMBEDDING_MODELS; needed where several")
         group = parser.add_mutually_exclusive_group()
         for name, text in _ACTIONS.items():
             group.add_argument(f"--{name}", dest="action", action="store_const", const=name, help=text)
@@ -100,13 +100,13 @@ def _config_of(alias: str | None) -> LaunchConfig:
     settings = get_settings()
     if settings.client != "process":
         raise CommandError(f'CLIENT is "{settings.client}": engines run inside the web process.')
-    known = ", ".join(settings.models)
-    if alias is None and len(settings.models) > 1:
-        raise CommandError(f"Name a model. MODELS has: {known}.")
+    names = (*settings.models, *settings.embedding_models)
+    if alias is None and len(names) > 1:
+        raise CommandError(f"Name a model. The settings have: {', '.join(names)}.")
     alias = alias or settings.default_model
-    if alias not in settings.models:
-        raise CommandError(f"There is no model {alias!r}. MODELS has: {known}.")
-    remote = settings.models[alias].remote
+    if alias not in names:
+        raise CommandError(f"There is no model {alias!r}. The settings have: {', '.join(names)}.")
+    remote = settings.models[alias].remote if alias in settings.models else None
     if remote is not None:
         raise CommandError(f"The model {alias!r} runs on a server elsewhere, at {remote.url}: there is no engine here.")
     return dataclasses.replace(settings.engine_spec(alias), autostart=False)
