@@ -1,6 +1,7 @@
 """streamserve: stream language-model answers from a Django site, with an engine of its own.
 
     from streamserve import acomplete, complete, stream      docs/python.md
+    from streamserve import aembed, embed                    docs/embeddings.md
     from streamserve import Run, Static, pipeline, run_pipeline, tool      docs/pipelines.md
     from streamserve import current_run, http_client, openai_client      docs/agents.md
     from streamserve import aenqueue_job, enqueue_job        docs/jobs.md
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from streamserve.web.calls.answers import enqueue_job as enqueue_job
     from streamserve.web.calls.answers import run_pipeline as run_pipeline
     from streamserve.web.calls.answers import stream as stream
+    from streamserve.web.calls.embeddings import aembed as aembed
+    from streamserve.web.calls.embeddings import embed as embed
     from streamserve.web.calls.transport import http_client as http_client
     from streamserve.web.calls.transport import openai_client as openai_client
 
@@ -45,6 +48,8 @@ _HOMES = {
     "aenqueue_job": "streamserve.web.calls.answers",
     "enqueue_job": "streamserve.web.calls.answers",
     "run_pipeline": "streamserve.web.calls.answers",
+    "aembed": "streamserve.web.calls.embeddings",
+    "embed": "streamserve.web.calls.embeddings",
     "pipeline": "streamserve.clients.pipeline.client",
     "Run": "streamserve.clients.pipeline.run",
     "current_run": "streamserve.clients.pipeline.run",

@@ -48,6 +48,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     conf = get_settings()
     return [
         *_check_models(conf),
+        *_check_embedders(conf),
         *_check_native(conf),
         *_check_memory(conf),
         *_check_remote(conf),
@@ -196,6 +197,7 @@ def _check_storage(conf: SiteConfig) -> Iterator[CheckMessage]:
 def _check_models(conf: SiteConfig) -> Iterator[CheckMessage]:
     """E004: packages that a local model needs are missing. E005: its folder or file is, or cannot be read."""
     local = {alias: entry.model.path for alias, entry in conf.models.items() if is_local(entry)}
+    local |= {alias: one.model.path for alias, one in conf.embedding_models.items() if one.model.path != ECHO_PATH}
     absent = [name for name in _ENGINE_PACKAGES if find_spec(name) is None]
     if local and absent:
         yield Error(
@@ -218,6 +220,18 @@ def _check_models(conf: SiteConfig) -> Iterator[CheckMessage]:
             hint="Give the folder with config.json and *.safetensors, a .gguf file, or a hub id such as org/name.",
             id="streamserve.E005",
         )
+
+
+def _check_embedders(conf: SiteConfig) -> Iterator[CheckMessage]:
+    """E016: the package sentence-transformers, which an embedding model needs, is missing."""
+    for alias, entry in conf.embedding_models.items():
+        is_theirs = (Path(entry.model.path).expanduser() / "modules.json").is_file()
+        if is_theirs and find_spec("sentence_transformers") is None:
+            yield Error(
+                f"The embedding model {alias!r} needs sentence-transformers, which is not installed.",
+                hint='pip install "streamserve[embeddings]"',
+                id="streamserve.E016",
+            )
 
 
 def _check_native(conf: SiteConfig) -> Iterator[CheckMessage]:
@@ -318,6 +332,7 @@ def _check_anonymous(conf: SiteConfig) -> Iterator[CheckMessage]:
 def _check_permissions(conf: SiteConfig) -> Iterator[CheckMessage]:
     """E012: a PERMISSION names a function that is none, or a permission of an app that is not installed."""
     given = {f"PERMISSION of the model {alias!r}": entry.permission for alias, entry in conf.models.items()}
+    given |= {f"PERMISSION of the model {alias!r}": one.permission for alias, one in conf.embedding_models.items()}
     given |= {f"permission of the pipeline {name!r}": one.permission for name, one in PIPELINES.items()}
     for what, permission in given.items():
         if not isinstance(permission, str) or permission in WORDS:

@@ -111,6 +111,17 @@ def test_a_hub_id_is_not_looked_for_on_disk(monkeypatch: pytest.MonkeyPatch) -> 
         assert ids() == {"streamserve.E004"}
 
 
+def test_an_embedding_model_needs_its_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """E004 and E005 as a model of MODELS; E016: its folder is of sentence-transformers."""
+    models = {"MODELS": {"echo": {"PATH": "echo"}}, "EMBEDDING_MODELS": {"m": {"PATH": str(tmp_path)}}}
+    with override_settings(STREAMSERVE=models):
+        assert ids() == {"streamserve.E005"}
+        (tmp_path / "config.json").write_text("{}")
+        (tmp_path / "modules.json").write_text("[]")
+        monkeypatch.setattr(checks, "find_spec", lambda name: None)
+        assert ids() == {"streamserve.E004", "streamserve.E016"}
+
+
 @pytest.mark.parametrize(
     ("engine", "device", "is_found"),
     [

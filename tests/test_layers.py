@@ -44,6 +44,7 @@ LIBRARIES = {
     "torch": "engine/model",
     "transformers": "engine",
     "tokenizers": "engine",
+    "sentence_transformers": "engine/model",
     "safetensors": "engine/model",
     "llguidance": "engine/grammar",
 }

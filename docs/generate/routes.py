@@ -24,8 +24,9 @@ _GROUPS = (
     ("Conversations", ("conversations", "attachments"), "[conversations](../conversations.md)"),
     (
         "OpenAI",
-        ("v1/chat", "v1/completions", "v1/streams", "v1/models", "v1/files", "v1/batches"),
-        "[chat completions](../chat-completions.md), [text completions](../completions.md), [batches](../batches.md)",
+        ("v1/chat", "v1/completions", "v1/embeddings", "v1/streams", "v1/models", "v1/files", "v1/batches"),
+        "[chat completions](../chat-completions.md), [text completions](../completions.md), "
+        "[embeddings](../embeddings.md), [batches](../batches.md)",
     ),
     ("Anthropic", ("v1/messages",), "[Anthropic's Messages API](../anthropic.md)"),
     ("MCP", ("mcp",), "[MCP](../mcp.md)"),

@@ -11,8 +11,8 @@ from docs.generate.text import head, linked, table
 from streamserve.asgi.flow.transport import FlowConfig
 from streamserve.clients.process.config import ProcessConfig
 from streamserve.clients.remote.config import RemoteConfig
-from streamserve.conf import ServedModel, SiteConfig, Webhook
-from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
+from streamserve.conf import ServedEmbedder, ServedModel, SiteConfig, Webhook
+from streamserve.engine.config import CLASSES, EmbedderConfig, EngineConfig, LatencyClass, ModelConfig
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import PREFILL_ONLY
 from streamserve.streams.config import AttachmentConfig, BatchConfig, JobConfig, StreamConfig
@@ -30,6 +30,11 @@ _SECTIONS: tuple[tuple[str, type, str], ...] = (
         "MODELS elsewhere",
         RemoteConfig,
         "An entry with a `URL` in the place of `PATH`: [models elsewhere](../remote.md).",
+    ),
+    (
+        "EMBEDDING_MODELS",
+        EmbedderConfig,
+        "An entry: alias → an [embedding model](../embeddings.md).",
     ),
     ("ENGINE", EngineConfig, "For all models; a model's own `ENGINE` goes before it. [Engines](../engines.md)."),
     ("ENGINE_PROCESS", ProcessConfig, "What all engine processes of a site share."),
@@ -50,6 +55,7 @@ _SECTIONS: tuple[tuple[str, type, str], ...] = (
 _NO_KEYS = {
     ModelConfig: {"alias"},
     RemoteConfig: {"alias"},
+    EmbedderConfig: {"alias"},
     EngineConfig: {"classes", "policy"},
     Webhook: {"name"},
 }
@@ -61,6 +67,11 @@ _OF_ENTRIES = {
     "permission": "PERMISSION",
     "filters": "FILTERS",
     "engine": "ENGINE",
+}
+_OF_EMBEDDERS = {"title": "TITLE", "permission": "PERMISSION"}
+_ENTRIES: Mapping[type, tuple[type, Mapping[str, str]]] = {
+    ModelConfig: (ServedModel, _OF_ENTRIES),
+    EmbedderConfig: (ServedEmbedder, _OF_EMBEDDERS),
 }
 # Defaults that the code computes, and those of a first value.
 _DEFAULTS = {
@@ -114,10 +125,11 @@ def _table(cls: type) -> str:
     meanings, rows = meanings_of(cls), []
     for name in _key_names(cls):
         rows.append([f"`{name.upper()}`", _type(cls, name), _default(cls, name), linked(meanings[name])])
-    if cls is ModelConfig:
-        of_entry = meanings_of(ServedModel)
-        for name, key in _OF_ENTRIES.items():
-            rows.append([f"`{key}`", _type(ServedModel, name), _default(ServedModel, name), linked(of_entry[name])])
+    if cls in _ENTRIES:
+        entry, keys = _ENTRIES[cls]
+        of_entry = meanings_of(entry)
+        for name, key in keys.items():
+            rows.append([f"`{key}`", _type(entry, name), _default(entry, name), linked(of_entry[name])])
     return table(["key", "type", "default", "meaning"], rows)
 
 

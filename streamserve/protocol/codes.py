@@ -61,8 +61,8 @@ _ALL = (
         no_chat_template="The model has no chat template. Send `prompt`.",
         template_error="The model's chat template refuses these messages, or cannot show the message or the `tools` "
         "that `param` names (docs/reasoning-and-tools.md#what-reaches-the-model).",
-        wrong_kind_of_model="An answer is asked of an embedding model, or embeddings of a model that gives answers. The "
-        "message names the models that were meant.",
+        wrong_kind_of_model="An answer is asked of an embedding model, or embeddings of a model that gives answers. "
+        "The message names the models that were meant.",
         tokenizer_error="The prompt has no tokens.",
         not_sent="An acknowledgement names an event that was not sent.",
         tools_unsupported="The model's output has no tool calls, so none can be forced "

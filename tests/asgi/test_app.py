@@ -176,7 +176,7 @@ async def test_wrong_verbs_and_addresses(ai: StreamApp) -> None:
     wrong = await ask(ai, "GET", "/streams")
     assert (error_of(wrong), header(wrong, "allow")) == ((405, "method_not_allowed"), "POST")
     assert error_of(await ask(ai, "GET", "/elsewhere")) == (404, "unknown_url")
-    unknown = json.loads((await ask(ai, "POST", "/v1/embeddings", {})).body)
+    unknown = json.loads((await ask(ai, "POST", "/v1/images/generations", {})).body)
     assert unknown["error"]["type"] == "invalid_request_error"
     head = await ask(ai, "HEAD", "/livez")
     assert (head.start["status"], header(head, "content-length"), head.body) == (200, "13", b"")

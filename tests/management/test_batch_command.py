@@ -94,7 +94,7 @@ def test_a_wrong_file_is_refused_before_any_row(tmp_path: Path) -> None:
     assert "no row was run" in message
     assert "line 3" in message
     assert "duplicate_custom_id" in message
-    message, _ = run(tmp_path, [line("a", "/v1/embeddings", input="x")])
+    message, _ = run(tmp_path, [line("a", "/v1/images/generations", input="x")])
     assert "takes no batches" in message
     with pytest.raises(CommandError, match="no file"):
         call_command("streamserve_batch", str(tmp_path / "none.jsonl"), str(tmp_path / "out.jsonl"))

@@ -32,7 +32,8 @@ async def scrape(ops_key: str) -> dict[tuple[str, str], float]:
 
 async def test_every_declared_metric_is_scraped(alice_key: str, ops_key: str) -> None:
     """After answers that end, are stopped, fail and are refused, no metric is missing, and each has counted."""
-    with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.005}):
+    conf = {"TESTING": True, "ECHO_STEP_SECONDS": 0.005, "EMBEDDING_MODELS": {"search": {"PATH": "echo"}}}
+    with override_settings(STREAMSERVE=conf):
         await until_ready()
         alice = Caller(key=alice_key)
         before = await scrape(ops_key)

@@ -81,6 +81,7 @@ GET    chat_completion_messages      404   200 404  404   404 |     200   404   
 POST   completions                   200   200 200  200   200 |     200   200     401 403    404    404
 GET    completions_stream            200   200 200  200   200 |     200   200     401 403    404    404
 POST   completions_stream            200   200 200  200   200 |     200   200     401 403    404    404
+POST   embeddings                    200   200 200  200   200 |     200   200     401 403    404    404
 POST   messages                      200   200 200  200   200 |     200   200     401 403    404    404
 POST   count_tokens                  200   200 200  200   200 |     200   200     401 403    404    404
 GET    message_batches               401   200 200  200   200 |     200   200     401 403    200    200
@@ -109,7 +110,7 @@ GET    readyz                        200   200 200  200   200 |     200   200   
 GET    metrics                       401   403 403  403   403 |     403   403     401 200    403    403
 """
 
-MODEL, PIPELINE = "theirs", "review"
+MODEL, PIPELINE, EMBEDDER = "theirs", "review", "search"
 SHORT = {"max_tokens": 2, "seed": 7}
 MESSAGES = [{"role": "user", "content": "hello"}]
 _CHAT = {"model": MODEL, "messages": MESSAGES, **SHORT}
@@ -127,6 +128,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "chat_completion"): {"metadata": {"a": "b"}},
     ("POST", "completions"): {"model": MODEL, "prompt": "hi", **SHORT},
     ("POST", "completions_stream"): {"model": MODEL, "prompt": "hi", **SHORT},
+    ("POST", "embeddings"): {"model": EMBEDDER, "input": "hi"},
     ("POST", "messages"): _CHAT,
     ("POST", "count_tokens"): {"model": MODEL, "messages": MESSAGES},
     ("POST", "message_batches"): {"requests": [{"custom_id": "a", "params": _CHAT}]},
@@ -185,6 +187,7 @@ SITE = {
         "open": {"PATH": "echo", "ANSWERS": None},
         MODEL: {"PATH": "echo", "ANSWERS": None, "PERMISSION": f"{__name__}.may_use"},
     },
+    "EMBEDDING_MODELS": {EMBEDDER: {"PATH": "echo", "PERMISSION": f"{__name__}.may_use"}},
     "TENANT": f"{__name__}.team_of",
     "LIMITS": {"MAX_JOBS_PER_PRINCIPAL": 1000, "MAX_JOBS_PER_VISITOR": 1000, "MAX_BATCHES": 1000},
 }

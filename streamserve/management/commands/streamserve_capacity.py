@@ -73,6 +73,8 @@ class Command(BaseCommand):
         chosen = settings.models.get(model) or ServedModel(
             model=ModelConfig(alias=model, path=model), engine=settings.engine
         )
+        if model in settings.embedding_models:
+            raise CommandError(f"The model {model!r} makes embeddings: it keeps no keys, and holds no streams.")
         if chosen.remote is not None:
             raise CommandError(f"The model {model!r} runs on a server elsewhere, at {chosen.remote.url}.")
         if chosen.model.path == ECHO_PATH:

@@ -33,7 +33,8 @@ _REFUSED = "refused"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One model. `support` is "supported" (tests compare its answers), "tried at load", "refused", or where it is.
+    """One model. `support` is "supported" (tests compare its answers), "tried at load", "refused", "embeddings", or
+    where it is.
 
     `template` has what its chat template shows of a conversation.
     """
@@ -64,7 +65,7 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(found, indent=2) if options["json"] else "\n".join(_type_lines(found)))
             return
         settings = get_settings()
-        rows = asyncio.run(_rows(settings, model or list(settings.models)))
+        rows = asyncio.run(_rows(settings, model or [*settings.models, *settings.embedding_models]))
         listed = json.dumps([asdict(row) for row in rows], indent=2)
         self.stdout.write(listed if options["json"] else "\n".join(_lines(rows)))
         if any(row.support == _REFUSED for row in rows):
@@ -76,6 +77,9 @@ async def _rows(settings: SiteConfig, names: list[str]) -> list[Row]:
 
 
 async def _row(settings: SiteConfig, name: str) -> Row:
+    embedder = settings.embedding_models.get(name)
+    if embedder is not None:
+        return _embedding(name, embedder.model.path, state=await _state(settings, name))
     served = settings.models.get(name)
     if served is None:
         return _local(name, name, state="not in MODELS")
@@ -94,6 +98,12 @@ async def _row(settings: SiteConfig, name: str) -> Row:
     if served.model.path == ECHO_PATH:
         return Row(name=name, path=ECHO_PATH, model_type="", support="without weights", state=state)
     return _local(name, served.model.path, state=state, chat_template=served.model.chat_template)
+
+
+def _embedding(name: str, path: str, *, state: str) -> Row:
+    """Return the row of an embedding model; whether it is supported is found when it is loaded."""
+    support = "without weights" if path == ECHO_PATH else "embeddings"
+    return Row(name=name, path=path, model_type="", support=support, state=state)
 
 
 def _local(name: str, path: str, *, state: str, chat_template: str = "") -> Row:

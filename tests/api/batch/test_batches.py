@@ -124,7 +124,7 @@ async def test_batches_that_cannot_be(tenant: Tenant, lonely_key: str) -> None:
     file_id = await tenant.file(content)
     asked = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
     for change, status, param in (
-        ({"endpoint": "/v1/embeddings"}, 400, "endpoint"),
+        ({"endpoint": "/v1/images/generations"}, 400, "endpoint"),
         ({"endpoint": "/pipelines/none"}, 400, "endpoint"),
         ({"completion_window": "1h"}, 400, "completion_window"),
         ({"input_file_id": "file-none"}, 404, "input_file_id"),

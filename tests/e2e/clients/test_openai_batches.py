@@ -75,7 +75,7 @@ def test_a_wrong_file_and_a_cancelled_batch(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="nothing left to cancel"):
         client.batches.cancel(batch.id)
     with pytest.raises(openai.BadRequestError, match="takes no batches"):
-        client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+        client.batches.create(input_file_id=file.id, endpoint="/v1/images/generations", completion_window="24h")
     many = jsonl(line(f"r{n}", model=MODEL, messages=HELLO, max_tokens=400, ignore_eos=True) for n in range(200))
     file = client.files.create(file=("many.jsonl", many), purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
