@@ -55,7 +55,7 @@ async def test_every_declared_metric_is_scraped(alice_key: str, ops_key: str) ->
 
     shown = {name for name, _ in after}
     for name, metric in METRICS.items():
-        if name.startswith("upstream_"):  # of models elsewhere: test_remote_model.py
+        if name.startswith(("upstream_", "mcp_")):  # of models and tools elsewhere: test_remote_model.py, test_mcp.py
             continue
         suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""]}[metric.kind]
         for suffix in suffixes:
