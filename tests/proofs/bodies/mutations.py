@@ -158,9 +158,17 @@ _NAMES = (*_FIELDS[CHAT], *_FIELDS[PLAIN], *_FIELDS[NATIVE], "messages", "prompt
 
 def random_body(rng: random.Random, route: str) -> bytes:
     """Return a body for that route; most are wrong somewhere, one in eight is valid."""
-    body: Any = valid_body(rng, route)
+    return mutated(rng, valid_body(rng, route))
+
+
+def mutated(rng: random.Random, body: Any, *, junk: Sequence[Any] = ()) -> bytes:
+    """Return a body changed in some places, in one of eight cases in none. `junk`: what stands for a part at times."""
     for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3, 5))):
-        body = rng.choice(_MUTATIONS)(rng, body)
+        if junk and rng.random() < 0.2:
+            inner, key = _place(rng, body)
+            inner[key] = copy.deepcopy(rng.choice(junk))
+        else:
+            body = rng.choice(_MUTATIONS)(rng, body)
     data = _text_of(body, rng).encode()
     return _damaged(rng, data) if rng.random() < 0.06 else data
 

@@ -1,0 +1,161 @@
+"""How a client of each front end asks, resumes after a cut, and puts what it read together.
+
+A `FrontEnd` knows one dialect's requests and frames; `FrontEndReader` reads one answer with it, at any web process, and
+resumes only where its client would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from tests.proofs.support.workers import SECONDS, client
+from tests.support.checks.stream_checks import Frame, parse_sse
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One request of a client."""
+
+    method: str
+    path: str
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
+
+
+class FrontEnd:
+    """One dialect, from its client's side."""
+
+    name = ""
+    model = "echo"
+
+    async def prepare(self, http: httpx.AsyncClient, number: int) -> dict[str, str]:
+        """Return what later requests of that answer need."""
+        return {}
+
+    def ask(self, number: int, kept: Mapping[str, str]) -> Request:
+        """Return the request that starts the answer."""
+        raise NotImplementedError
+
+    def resume(self, reader: FrontEndReader) -> Request:
+        """Return the request for the rest; by default with the id of the last frame."""
+        raise NotImplementedError
+
+    def text_of(self, frames: list[Frame]) -> str:
+        """Return the text of the frames."""
+        raise NotImplementedError
+
+    def is_end(self, frame: Frame) -> bool:
+        """Return whether a frame is the answer's end."""
+        raise NotImplementedError
+
+    def place_of(self, frame: Frame) -> tuple[int, int] | None:
+        """Return where a frame stands in the answer, None for a frame without a place: places rise."""
+        return frame.place if frame.id else None
+
+
+class Mcp(FrontEnd):
+    """`tools/call` in a session of MCP 2025-11-25."""
+
+    name, model = "mcp", "audit"
+
+    async def prepare(self, http: httpx.AsyncClient, number: int) -> dict[str, str]:
+        params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+        body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
+        response = (await http.post("/mcp", json=body)).raise_for_status()
+        return {"mcp-session-id": response.headers["mcp-session-id"], "mcp-protocol-version": "2025-11-25"}
+
+    def ask(self, number: int, kept: Mapping[str, str]) -> Request:
+        params = {
+            "name": self.model,
+            "arguments": {"question": f"question {number}"},
+            "_meta": {"progressToken": number},
+        }
+        body = {"jsonrpc": "2.0", "id": f"call {number}", "method": "tools/call", "params": params}
+        headers = {**kept, "accept": "application/json, text/event-stream"}
+        return Request(method="POST", path="/mcp", body=body, headers=headers)
+
+    def resume(self, reader: FrontEndReader) -> Request:
+        headers = {**reader.kept, "accept": "text/event-stream", "last-event-id": reader.last_id}
+        return Request(method="GET", path="/mcp", headers=headers)
+
+    def text_of(self, frames: list[Frame]) -> str:
+        return str(json.loads(frames[-1].data)["result"]["content"][0]["text"])
+
+    def is_end(self, frame: Frame) -> bool:
+        return '"result"' in frame.data
+
+    def place_of(self, frame: Frame) -> tuple[int, int] | None:
+        number = frame.id.partition(":")[0].rpartition("-")[2]
+        return (int(number), 0) if number else None
+
+
+class FrontEndReader:
+    """Reads one answer, at any address, and has each frame once."""
+
+    def __init__(self, front_end: FrontEnd, number: int) -> None:
+        self.front_end, self.number = front_end, number
+        self.id = self.last_id = ""
+        self.kept: dict[str, str] = {}
+        self.frames: list[Frame] = []
+        self.num_frames = self.num_cuts = 0  # frames: so far, also of the present connection
+
+    @property
+    def is_over(self) -> bool:
+        return any(map(self.front_end.is_end, self.frames))
+
+    async def begin(self, url: str) -> None:
+        """Ask, and read until the end, or until the connection breaks."""
+        with contextlib.suppress(httpx.TransportError):
+            async with client(url) as http:
+                self.kept = await self.front_end.prepare(http, self.number)
+        if self.kept or not isinstance(self.front_end, Mcp):
+            await self._read(url, self.front_end.ask(self.number, self.kept))
+
+    async def to_the_end(self, url: str) -> None:
+        """Resume as often as needed."""
+        async with asyncio.timeout(SECONDS):
+            while not self.is_over:
+                if self.last_id:
+                    await self._read(url, self.front_end.resume(self))
+                else:
+                    await self.begin(url)
+
+    async def seen(self, num_frames: int) -> None:
+        """Wait until so many frames have come, or the answer is over."""
+        async with asyncio.timeout(SECONDS):
+            while self.num_frames < num_frames and not self.is_over:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    async def _read(self, url: str, request: Request) -> None:
+        data = bytearray()
+        with contextlib.suppress(httpx.TransportError):
+            asked = {"json": request.body} if request.body is not None else {}
+            async with (
+                client(url) as http,
+                http.stream(
+                    request.method, request.path, headers=dict(request.headers), params=dict(request.query), **asked
+                ) as response,
+            ):
+                if response.status_code in (409, 503):  # the log, or the engine, is away for a moment
+                    await asyncio.sleep(0.2)
+                    return
+                assert response.status_code == 200, (response.status_code, await response.aread(), request)
+                self.id = response.headers.get("x-stream-id", self.id)
+                async for piece in response.aiter_bytes():
+                    data += piece
+                    self.num_frames += piece.count(b"\ndata: ")
+        got = parse_sse(bytes(data))
+        self.frames += got
+        self.last_id = next((one.id for one in reversed(got) if one.id), self.last_id)
+        self.num_cuts += not self.is_over
+
+
+FRONT_ENDS: tuple[FrontEnd, ...] = (Mcp(),)
