@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.test.utils import override_settings
 
-from streamserve import Run, pipeline
+from streamserve import Run, pipeline, tool
 from streamserve.clients.pipeline.client import forget
 from streamserve.dialects.mcp import HANDSHAKE_VERSIONS, MODERN
 from streamserve.models import Stream as StreamRow
@@ -28,7 +28,12 @@ SCHEMA = {
 }
 BOTH = {"accept": "application/json, text/event-stream"}
 NEW = {"mcp-protocol-version": MODERN, **BOTH}
-SITE = {"TESTING": True, "MCP_ENDPOINT": True, "MODELS": {"echo": {"PATH": "echo", "ANSWERS": {"": "x"}}}}
+CALL = '<tool_call>\n{"name": "erase", "arguments": {}}\n</tool_call>'
+MODELS = {
+    "echo": {"PATH": "echo", "ANSWERS": {"": "x"}},
+    "caller": {"PATH": "echo", "ANSWERS": {"": CALL}, "FORMAT": "qwen3"},
+}
+SITE = {"TESTING": True, "MCP_ENDPOINT": True, "MODELS": MODELS}
 
 
 async def review(run: Run) -> None:
@@ -48,6 +53,17 @@ async def broken(run: Run) -> None:
     raise ValueError("secret reason")
 
 
+@tool(confirm=True)
+def erase() -> str:
+    """Erase all."""
+    raise AssertionError("nobody has allowed that")
+
+
+async def asks(run: Run) -> None:
+    """Ask before it goes on."""
+    await run.generate("erase", model="caller", tools=[erase], max_tokens=60)
+
+
 async def hidden(run: Run) -> None:
     """Not for keys."""
 
@@ -61,6 +77,7 @@ async def ready(transactional_db: Any) -> AsyncIterator[None]:
     pipeline("review", title="Review")(review)
     pipeline("invoices", input_schema=SCHEMA)(invoices)
     pipeline("broken")(broken)
+    pipeline("asks")(asks)
     pipeline("hidden", permission="staff")(hidden)
     try:
         with override_settings(STREAMSERVE=SITE):
@@ -68,7 +85,7 @@ async def ready(transactional_db: Any) -> AsyncIterator[None]:
             yield
             await site.reset()
     finally:
-        for name in ("review", "invoices", "broken", "hidden"):
+        for name in ("review", "invoices", "broken", "asks", "hidden"):
             forget(name)
 
 
@@ -118,7 +135,7 @@ async def test_the_tools_are_the_caller_s_pipelines(ready: None, alice_key: str)
     """Name, title, description and schema: the pipeline's own, or a question; none that the caller may not use."""
     tools = (await asked(Caller(key=alice_key), message("tools/list")))["result"]["tools"]
     found = {tool.pop("name"): tool for tool in tools}
-    assert found.keys() == {"review", "invoices", "broken"}
+    assert found.keys() == {"review", "invoices", "broken", "asks"}
     assert found["invoices"]["inputSchema"] == SCHEMA
     assert found["review"]["inputSchema"]["required"] == ["question"]
     assert (found["review"]["title"], found["review"]["description"]) == ("Review", "Review an account.")
@@ -159,6 +176,14 @@ async def test_a_caller_that_takes_json_gets_json(ready: None, alice_key: str) -
     assert failed["isError"] is True
     assert failed["_meta"]["streamserve/run"]["code"] == "pipeline_failed"
     assert "secret reason" not in json.dumps(failed)
+
+
+async def test_a_run_that_asks_its_user_is_an_error(ready: None, alice_key: str) -> None:
+    """The caller is a program: it is told that nobody can be asked."""
+    result = (await asked(Caller(key=alice_key), called("asks", question="?"), accept="application/json"))["result"]
+    assert result["isError"] is True
+    assert "nobody can be asked" in result["content"][-1]["text"]
+    assert result["_meta"]["streamserve/run"]["finish_reason"] == "interrupt"
 
 
 async def test_the_newer_era_needs_no_handshake(ready: None, alice_key: str) -> None:

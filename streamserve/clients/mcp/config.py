@@ -30,7 +30,7 @@ class McpConfig:
     tools: tuple[str, ...] = ()
     """The tools that a model may be offered, by the server's names. No other tool of the server is."""
     confirm: tuple[str, ...] = ()
-    """Those of them that the user is asked about before each call (docs/pipelines.md)."""
+    """Those of them that the user is asked about before each call (docs/pipelines.md#tools-that-ask-first)."""
     timeout_seconds: float = 30.0
     """How long a call may take. Then the model is told so."""
     connect_seconds: float = 10.0

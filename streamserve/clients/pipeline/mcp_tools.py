@@ -58,4 +58,4 @@ def _tool(servers: McpServers, server: str, one: ServerTool) -> McpTool:
     except ValueError as error:
         raise McpUnavailable(f"The tool {one.name} cannot be offered: {error}") from None
     tool = Tool(name=one.name, description=one.description, parameters=one.schema)
-    return McpTool(tool=tool, function=call, check=check)
+    return McpTool(tool=tool, function=call, check=check, confirm=one.name in servers.configs[server].confirm)

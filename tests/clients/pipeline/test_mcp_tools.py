@@ -19,7 +19,7 @@ from streamserve.clients.pipeline.client import Pipeline, PipelineClient
 from streamserve.clients.pipeline.run import Run
 from streamserve.clients.pipeline.schemas import checker_of
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.protocol.events import BlockStart, Done, Error, Event
+from streamserve.protocol.events import Approval, BlockStart, Done, Error, Event
 from streamserve.protocol.requests import Resume
 from tests.clients.mcp.test_servers import over_pipes
 from tests.clients.pipeline.conftest import text_of
@@ -71,6 +71,10 @@ async def servers(notes: Path) -> AsyncIterator[McpServers]:
 
 def written(notes: Path) -> str:
     return notes.read_text()
+
+
+def is_written(notes: Path) -> bool:
+    return notes.exists()
 
 
 def asking(question: str, *names: str) -> Any:
@@ -165,6 +169,17 @@ async def test_a_finished_call_is_not_made_again(echo: ThreadClient, servers: Mc
     assert written(notes) == "once\n"
     assert text_of(second) == text_of(first)
     assert text_of(second).endswith("Written.")
+
+
+async def test_a_tool_of_confirm_asks_its_user_first(echo: ThreadClient, notes: Path) -> None:
+    """The run ends at the call, which the server has not had; the other tools just run."""
+    servers = McpServers({"tools": over_pipes(notes, tools=("weather", "note"), confirm=("note",))})
+    events = await run_of(echo, servers, asking("paper"))
+    (asked,) = [event for event in events if isinstance(event, Approval)]
+    assert (asked.name, json.loads(asked.arguments)) == ("note", {"text": "once"})
+    assert not is_written(notes)
+    assert text_of(await run_of(echo, servers, asking("sky"))).endswith("It is sunny.")
+    await servers.aclose()
 
 
 @pytest.mark.parametrize(
