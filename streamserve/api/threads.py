@@ -31,10 +31,14 @@ _CLIENT_ID = re.compile(r"[\x21-\x7e]{1,200}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A message as its client has sent it. `id`: the client's own, or one that it has from here; "": none."""
+    """A message as its client has sent it. `id`: the client's own, or one that it has from here; "": none.
+
+    `is_edit`: the last message, new words in place of the message that has its id: a branch beside that.
+    """
 
     id: str = ""
     message: Message
+    is_edit: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -131,6 +131,9 @@ def _check_kept(told: Sequence[Sent]) -> None:
 def _what_is_new(conversation: Conversation, nodes: Nodes, told: Sequence[Sent]) -> tuple[str, list[Sent]]:
     """Return the message that the answer's turn follows, and the messages that are new before the answer."""
     known = _Known(nodes)
+    edited = known.find(told[-1]) if told[-1].is_edit else None
+    if edited is not None:
+        return edited.parent_id or "", [told[-1]]
     num_old = len(told)
     while num_old and told[num_old - 1].message.role in _NEW_ROLES and known.find(told[num_old - 1]) is None:
         num_old -= 1
