@@ -86,7 +86,8 @@ class AttachmentView:
 class MessageView:
     """A question or an answer. `parent`, `stream_id`, `finish_reason`, `error_code` and `client_id` may be "".
 
-    `blocks`, `citations` and `steps` are JSON objects as docs/events.md has them, `text` the text of the blocks.
+    `blocks`, `citations`, `steps`, `approvals` and `customs` are JSON objects as docs/events.md has them, `text` the
+    text of the blocks; `run_state` is the state of its run, or None.
     """
 
     id: str
@@ -110,6 +111,9 @@ class MessageView:
     created_at: datetime
     finished_at: datetime | None
     client_id: str = ""
+    approvals: Sequence[Mapping[str, Any]] = ()
+    customs: Sequence[Mapping[str, Any]] = ()
+    run_state: Any = None
 
     def as_json(self) -> dict[str, Any]:
         """Return its JSON. Times are Unix seconds."""
@@ -121,6 +125,7 @@ class MessageView:
             "blocks": list(self.blocks),
             "citations": list(self.citations),
             "steps": list(self.steps),
+            **self._of_run(),
             "attachments": [one.as_json() for one in self.attachments],
             "stream": self.stream_id or None,
             "model": self.model,
@@ -136,6 +141,11 @@ class MessageView:
             "created": _seconds(self.created_at),
             "finished": None if self.finished_at is None else _seconds(self.finished_at),
         }
+
+    def _of_run(self) -> dict[str, Any]:
+        """Return what only runs have, as far as this has it."""
+        known = {"approvals": list(self.approvals), "customs": list(self.customs), "run_state": self.run_state}
+        return {name: value for name, value in known.items() if value not in ([], None)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,7 @@ def answer_columns(events: Sequence[LoggedEvent], error_code: str) -> dict[str, 
         "blocks": [block.as_json() for block in first.block_texts()],
         "citations": [citation.payload() for citation in answer.citations],
         "steps": [step.payload() for step in answer.steps],
+        **_of_run(answer),
     }
     is_done = isinstance(end, Done)
     return {
@@ -59,6 +60,16 @@ def answer_columns(events: Sequence[LoggedEvent], error_code: str) -> dict[str, 
         "cached_tokens": usage.cached_tokens,
         "completion_tokens": usage.completion_tokens,
     }
+
+
+def _of_run(answer: Answer) -> dict[str, Any]:
+    """Return what only a pipeline's run has shown: what it asks its user, its own events, its state."""
+    found = {
+        "approvals": [approval.payload() for approval in answer.approvals],
+        "customs": [custom.payload() for custom in answer.customs],
+        "state": answer.state,
+    }
+    return {name: value for name, value in found.items() if value not in ([], None)}
 
 
 def prompt_of(branch: Sequence[Message], questions: Mapping[str, Turn]) -> list[Turn]:

@@ -60,6 +60,9 @@ def message_view(row: Message, attachments: Iterable[Attachment] = ()) -> Messag
         created_at=row.created_at,
         finished_at=row.finished_at,
         client_id=row.client_id,
+        approvals=content.get("approvals", ()),
+        customs=content.get("customs", ()),
+        run_state=content.get("state"),
     )
 
 
