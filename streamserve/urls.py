@@ -41,10 +41,17 @@ class FileIdConverter(StringConverter):
     regex = CONVERTERS["file_id"]
 
 
+class ChatIdConverter(StringConverter):
+    """A client's own id of a conversation: its endpoint decides."""
+
+    regex = CONVERTERS["chat_id"]
+
+
 register_converter(StreamIdConverter, "stream_id")
 register_converter(RestConverter, "rest")
 register_converter(NameConverter, "pipeline_name")
 register_converter(FileIdConverter, "file_id")
+register_converter(ChatIdConverter, "chat_id")
 
 urlpatterns = [
     ready_route("chat/", name="chat"),

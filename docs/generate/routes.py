@@ -22,6 +22,7 @@ _GROUPS = (
     ("Pipelines", ("pipelines",), "[pipelines](../pipelines.md)"),
     ("Jobs", ("jobs",), "[jobs](../jobs.md)"),
     ("Conversations", ("conversations", "attachments"), "[conversations](../conversations.md)"),
+    ("AI SDK", ("ai",), "[the AI SDK](../ai-sdk.md)"),
     (
         "OpenAI",
         ("v1/chat", "v1/completions", "v1/embeddings", "v1/streams", "v1/models", "v1/files", "v1/batches"),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
-from streamserve.api import anthropic, attachments, jobs, mcp, native, ops, pipelines
+from streamserve.api import ai_sdk, anthropic, attachments, jobs, mcp, native, ops, pipelines
 from streamserve.api import conversation_routes as talk
 from streamserve.api.batch import batches, files
 from streamserve.api.call import Call, Reply, json_reply
@@ -64,6 +64,7 @@ CONVERTERS = {
     "path": ".+",
     "rest": ".*",
     "pipeline_name": "[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+    "chat_id": "[^/]{1,200}",  # a client's own id of a conversation
     "file_id": "[A-Za-z0-9_-]{1,64}",  # of a file or a batch
 }
 # The errors of routes whose service the site's settings leave out.
@@ -94,6 +95,7 @@ ASKING: frozenset[Endpoint] = frozenset(
         anthropic.messages,
         talk.ask,
         mcp.post_message,
+        ai_sdk.start_chat,
     )
 )
 
@@ -276,6 +278,7 @@ _CHATS, _MESSAGE_BATCHES = "v1/chat/completions", "v1/messages/batches"
 _CHATCMPL = f"{_CHATS}/chatcmpl-{_ID}"
 
 _TALK = "conversations/<stream_id:conversation_id>"
+_UI_CHAT = "ai/chat/<chat_id:chat_id>"
 
 ROUTES = (
     _native("streams", "streams", _CHAT, post=native.start_stream),
@@ -313,6 +316,11 @@ ROUTES = (
     _native("attachment", _ATTACHMENT, _KNOWN, attachments.attachment, delete=attachments.delete),
     _native("attachment_content", f"{_ATTACHMENT}/content", _KNOWN, attachments.content),
     unknown_route("attachments/<rest:path>"),
+    _native("ai_chat", "ai/chat", _CHAT, post=ai_sdk.start_chat),
+    _native("ai_chat_messages", _UI_CHAT, _CHAT, ai_sdk.chat_messages),
+    _native("ai_chat_stream", f"{_UI_CHAT}/stream", _CHAT, ai_sdk.chat_stream),
+    _native("stop_ai_chat", f"{_UI_CHAT}/stop", _CHAT, post=ai_sdk.stop_chat),
+    unknown_route("ai/<rest:path>"),
     _openai("chat_completions", _CHATS, _CHAT, chats.list_chats, post=chats.create_chat),
     _openai("chat_completion", _CHATCMPL, _CHAT, chats.chat, post=chats.annotate_chat, delete=chats.delete_chat),
     _openai("chat_completion_messages", f"{_CHATCMPL}/messages", _CHAT, chats.chat_messages),

@@ -52,13 +52,17 @@ class Attachment:
 
 @dataclass(slots=True, eq=False)
 class Readers:
-    """The attachments of one stream: `num_holding` are the owner's, `num_watchers` those that do not hold it."""
+    """The attachments of one stream: `num_holding` are the owner's, `num_watchers` those that do not hold it.
+
+    `seen_seq`: the last event that the system of an owner's reader is known to have, where that had all of them.
+    """
 
     attached: tuple[Attachment, ...] = ()
     num_attached: int = 0
     num_watchers: int = 0
     num_holding: int = 0
     last_transport: str = ""
+    seen_seq: int = 0
 
     def add(self, reader: Attachment) -> None:
         """Count `reader` in."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from streamserve.dialects import native
+from streamserve.dialects.ai_sdk import chunks
 from streamserve.dialects.anthropic import message
 from streamserve.dialects.encoder import Encoder, coalesce
 from streamserve.dialects.fold import Answer
@@ -47,13 +48,14 @@ ENCODERS: dict[str, Callable[..., Encoder]] = {
     "completions, ids": lambda answer, **last: CompletionEncoder(answer, **IDS, **last),
     "messages": lambda answer, **last: message.encoder_for(answer, **last),
     "messages, no thoughts": lambda answer, **last: message.encoder_for(answer, shows_thinking=False, **last),
+    "ui messages": lambda answer, **last: chunks.encoder_for(answer, **last),
     "native": lambda answer, **last: NativeEncoder(answer.log_id, answer),
     "native, unnamed": lambda answer, **last: NativeEncoder(answer.log_id),
     "text": lambda answer, **last: TextEncoder(),
     "tokens": lambda answer, **last: TokensEncoder(answer.log_id),
     "plain tokens": lambda answer, **last: PlainEncoder(answer.log_id),
 }
-READABLE = ("chat", "completions", "messages", "native", "text", "tokens", "plain tokens")
+READABLE = ("chat", "completions", "messages", "ui messages", "native", "text", "tokens", "plain tokens")
 
 
 def frames(encoder: Encoder, log: list[LoggedEvent], after: int = 0) -> str:

@@ -15,6 +15,7 @@ DIALECTS = {
     "chat": ("openai.chat", "openai.request", "openai.stored_chat"),
     "completions": ("openai.completions",),
     "plain_tokens": ("openai.plain_tokens",),
+    "ai_sdk": ("ai_sdk.chunks", "ai_sdk.message", "ai_sdk.request"),
     "messages": ("anthropic.message", "anthropic.request", "anthropic.conversation"),
 }
 OWNER = {module: dialect for dialect, modules in DIALECTS.items() for module in modules}

@@ -72,6 +72,10 @@ POST   attachments                   401   201 201  201   201 |     201   201   
 GET    attachment                    401   200 404  404   404 |     200   404     401 403    200    404
 DELETE attachment                    401   200 404  404   404 |     200   404     401 403    200    404
 GET    attachment_content            401   200 404  404   404 |     200   404     401 403    200    404
+POST   ai_chat                       200   200 200  200   200 |     200   200     401 403    404    404
+GET    ai_chat_messages              200   200 200  200   200 |     200   200     401 403    200    200
+GET    ai_chat_stream                204   200 204  204   204 |     200   204     401 403    204    204
+POST   stop_ai_chat                  200   200 200  200   200 |     200   200     401 403    200    200
 GET    chat_completions              200   200 200  200   200 |     200   200     401 403    200    200
 POST   chat_completions              200   200 200  200   200 |     200   200     401 403    404    404
 GET    chat_completion               404   200 404  404   404 |     200   404     401 403    200    404
@@ -114,6 +118,7 @@ MODEL, PIPELINE, EMBEDDER = "theirs", "review", "search"
 SHORT = {"max_tokens": 2, "seed": 7}
 MESSAGES = [{"role": "user", "content": "hello"}]
 _CHAT = {"model": MODEL, "messages": MESSAGES, **SHORT}
+_UI_MESSAGES = [{"id": "u1", "role": "user", "parts": [{"type": "text", "text": "hello"}]}]
 # What a route sends, where it sends something; {} for the rest of the POSTs. `{name}`: of alice's.
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", "streams"): {"model": MODEL, "prompt": "hi", **SHORT},
@@ -124,6 +129,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "conversation"): {"pinned": True},
     ("POST", "conversation_messages"): {"content": "and then?", **SHORT},
     ("POST", "conversation_message"): {"rating": 1},
+    ("POST", "ai_chat"): {"id": "other", "messages": _UI_MESSAGES, "model": MODEL, **SHORT},
     ("POST", "chat_completions"): _CHAT,
     ("POST", "chat_completion"): {"metadata": {"a": "b"}},
     ("POST", "completions"): {"model": MODEL, "prompt": "hi", **SHORT},
@@ -161,6 +167,7 @@ OBJECTS = {
     **dict.fromkeys(("batch", "cancel_batch"), "batch"),
     **dict.fromkeys(("conversation", "conversation_messages", "conversation_message"), "conversation"),
     **dict.fromkeys(("export_conversation", "conversation_shares"), "conversation"),
+    **dict.fromkeys(("ai_chat_messages", "ai_chat_stream", "stop_ai_chat"), "ui chat"),
     "conversation_share": "share",
     **dict.fromkeys(("attachment", "attachment_content"), "attachment"),
 }
@@ -219,6 +226,7 @@ class Alice:
         if anew or kind not in self._made:
             makers: dict[str, Callable[[], Awaitable[dict[str, str]]]] = {
                 "stream": self._stream,
+                "ui chat": self._ui_chat,
                 "job": self._job,
                 "stored chat": self._stored_chat,
                 "message batch": self._message_batch,
@@ -246,6 +254,10 @@ class Alice:
     async def _stream(self) -> dict[str, str]:
         response = await self._post("/streams", BODIES["POST", "streams"])
         return {"stream_id": response["X-Stream-Id"]}
+
+    async def _ui_chat(self) -> dict[str, str]:
+        await self._post("/ai/chat", {**BODIES["POST", "ai_chat"], "id": "hers"})
+        return {"chat_id": "hers"}
 
     async def _job(self) -> dict[str, str]:
         job_id = (await self._post("/jobs", BODIES["POST", "jobs"])).json()["job_id"]

@@ -27,6 +27,10 @@ ASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "completions_stream": ("/v1/completions/stream", {"model": "nope", "prompt": "hi"}),
     "messages": ("/v1/messages", NOPE),
     "pipeline": ("/pipelines/nope", {"messages": MESSAGES}),
+    "ai_chat": (
+        "/ai/chat",
+        {"id": "chat", "model": "nope", "messages": [{"role": "user", "parts": [{"type": "text", "text": "hi"}]}]},
+    ),
     "jobs": ("/jobs", {"pipeline": "nope", "messages": MESSAGES}),
 }
 

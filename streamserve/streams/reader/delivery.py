@@ -118,6 +118,8 @@ class Delivery(Closing):
             self.reader.start(channel)
             while (frame := await channel.pull()) is not None:
                 await send(frame)
+            if num_untaken is not nothing and not num_untaken() and not self.reader.is_watcher:
+                self.stream.readers.seen_seq = self.reader.sent_seq
         finally:
             self.close()
 

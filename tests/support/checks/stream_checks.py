@@ -35,8 +35,9 @@ from streamserve.protocol.events import (
 from streamserve.protocol.grammar import Grammar, GrammarError
 from tests.support.checks.mcp_checks import check_response
 from tests.support.checks.message_checks import folded
+from tests.support.checks.ui_message_checks import Page
 
-_ID = re.compile(r"([a-z0-9]{12})-([1-9][0-9]*)(?::[a-z]([1-9][0-9]*))?")
+_ID = re.compile(r"([a-z0-9]{12})-(0|[1-9][0-9]*)(?::[a-z]([1-9][0-9]*))?")
 _SUCCESS = {"stop", "length", "tool_calls", "content_filter"}
 _TERMINAL = {"done", "error"}
 # A notice that this server stops showing the stream: not logged, without an id, and the last frame.
@@ -279,6 +280,9 @@ def check_stream(data: bytes, *, after: int, is_whole: bool) -> None:
         check_response([(frame.id, frame.data) for frame in frames], is_whole=is_whole)
         return
     if any(frame.event == "message" for frame in frames):
+        if _is_ui_message(frames):
+            _check_ui_message(frames, after, is_whole)
+            return
         _check_messages(frames, after, is_whole)
         return
     if any("type" in frame.json for frame in frames):
@@ -288,6 +292,23 @@ def check_stream(data: bytes, *, after: int, is_whole: bool) -> None:
     if is_whole:
         assert frames, "no events at all"
         assert frames[-1].event in {*_TERMINAL, _FAREWELL}, f"no terminal event: the last is {frames[-1]}"
+
+
+def _is_ui_message(frames: list[Frame]) -> bool:
+    """Return whether the frames are chunks of the AI SDK, whose types are words in lower case."""
+    types = {str(frame.json.get("type", "")) for frame in frames if frame.data != "[DONE]"}
+    return bool(types) and all(one.replace("data-", "").islower() or one.startswith("data-") for one in types)
+
+
+def _check_ui_message(frames: list[Frame], after: int, is_whole: bool) -> None:
+    """Check a stream of UI message chunks: ids rise, it has an end; its grammar, if it is there from the start."""
+    places = [(after, 0), *(frame.place for frame in frames if frame.id)]
+    assert places == sorted(set(places)), f"ids do not rise: {places}"
+    assert not is_whole or frames[-1].data == "[DONE]" or frames[-1].json["type"] == "error", f"no end: {frames[-1]}"
+    if after == 0 and frames[0].data != "[DONE]" and frames[0].json["type"] == "start":
+        page = Page(is_part=True)
+        for frame in frames:
+            page.feed(frame.data)
 
 
 def _check_anthropic(data: bytes, frames: list[Frame], after: int, is_whole: bool) -> None:
