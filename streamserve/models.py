@@ -1,5 +1,5 @@
-"""Rows in the site's database: `ApiKey`, `Stream`, `Watch`, `StoredCompletion`. Rows of durable work are in
-rows/work.py, those of conversations in rows/conversations.py.
+"""Rows in the site's database: `ApiKey`, `Stream`, `Watch`, `StoredCompletion`, `StoredResponse`. Rows of durable
+work are in rows/work.py, those of conversations in rows/conversations.py.
 
 Each has a queryset of look-ups, and of changes with their guard in the WHERE. Callers and tenants are checked in `find`
 of api/answers.py and web/audit.py, not here. Events are in the log.
@@ -43,6 +43,7 @@ __all__ = [
     "Share",
     "StoredCompletion",
     "StoredFile",
+    "StoredResponse",
     "Stream",
     "Thread",
     "Watch",
@@ -411,6 +412,30 @@ class StoredCompletion(models.Model):
     class Meta:
         default_permissions = ()
         indexes = (models.Index(fields=["tenant", "-created_at", "-id"], name="streamserve_stored_of_tenant"),)
+
+    def __str__(self) -> str:
+        return self.stream_id
+
+
+class StoredResponse(models.Model):
+    """What a response (`/v1/responses`) repeats of its request, and the items that it sent: JSON texts.
+
+    They are in no event, and are kept as long as the events; where the site has STORE on, the row has the `whole`
+    response too, and goes with the stream's. A deleted response leaves a row without content, so that its id stays
+    unknown.
+    """
+
+    stream = models.OneToOneField(Stream, on_delete=models.CASCADE, related_name="stored_response", editable=False)
+    tenant = models.CharField(_("tenant"), max_length=64, editable=False)
+    head = models.TextField(blank=True, editable=False, help_text=_("JSON: what it repeats of its request."))
+    items = models.TextField(blank=True, editable=False, help_text=_("JSON: the items of its request."))
+    whole = models.TextField(blank=True, editable=False, help_text=_("JSON: the whole response."))
+    deleted_at = models.DateTimeField(_("deleted"), null=True, editable=False)
+
+    objects = models.Manager["StoredResponse"]()
+
+    class Meta:
+        default_permissions = ()
 
     def __str__(self) -> str:
         return self.stream_id

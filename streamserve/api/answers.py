@@ -268,6 +268,7 @@ class Answers:
         places: Places | None = None,
         turn: Turn | None = None,
         thread: ThreadKey | None = None,
+        shortens: bool = False,
     ) -> Stream:
         """Start an answer for `caller`, within its limits; its times count from `received_at`.
 
@@ -275,7 +276,8 @@ class Answers:
         waits, and while the model loads, but for an answer that `begins_unloaded`: endpoints call `begin`. A request
         that `continues` an interrupted run starts its one continuation. `places`: of several answers that begin
         together. `turn` is added to its conversation with the start, and `thread` has this as its last stream from then
-        on. Raises StreamserveError.
+        on. The oldest turns of a conversation, and of a request that `shortens`, are left out where it is too long.
+        Raises StreamserveError.
         """
         client = await self.client(caller, request.model)
         if request.continues:
@@ -293,9 +295,10 @@ class Answers:
         start = self.streams.start if once is None else self._start_once
         request = self.with_own_system(request)
         with _as_asked(turn):
-            if turn is not None and not request.continues:  # such a run has its messages
-                seconds = self.streams.settings.engine_wait_seconds
+            seconds, has_all = self.streams.settings.engine_wait_seconds, bool(request.continues)
+            if (turn is not None or shortens) and not has_all:
                 request, admission = await shorten(client, request, admission, loading_seconds=seconds)
+            if turn is not None and not has_all:
                 most = self.limits.max_prompt_chars
                 request, admission = await fit(client, request, admission, loading_seconds=seconds, most_chars=most)
             try:
@@ -318,6 +321,7 @@ class Answers:
         places: Places | None = None,
         turn: Turn | None = None,
         thread: ThreadKey | None = None,
+        shortens: bool = False,
     ) -> Stream:
         """Do what `start` does for the call's caller, for as long as the client stays."""
         starting = self.start(
@@ -330,6 +334,7 @@ class Answers:
             places=places,
             turn=turn,
             thread=thread,
+            shortens=shortens,
         )
         stream = await call.wait(starting)
         call.started.append(stream)

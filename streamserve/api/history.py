@@ -35,7 +35,7 @@ async def shorten(
     system = list(takewhile(lambda message: message.role in SYSTEM_ROLES, messages))
     turns = messages[len(system) :]
     newest = max((index for index, turn in enumerate(turns) if turn.role == "user"), default=0)
-    if admission.turn is None or not newest:
+    if not newest:
         return request, admission
     await until_loaded(client, loading_seconds)
     room = room_of(client, request)

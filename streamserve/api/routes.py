@@ -19,7 +19,7 @@ from streamserve.api import conversation_routes as talk
 from streamserve.api.batch import batches, files
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.api.conversations import conversations_off, shares_off
-from streamserve.api.openai import chats, completions, embeddings, models, plain_tokens
+from streamserve.api.openai import chats, completions, embeddings, models, plain_tokens, responses
 from streamserve.dialects import mcp as mcp_dialect
 from streamserve.dialects import native as native_dialect
 from streamserve.dialects.anthropic import message as anthropic_message
@@ -45,6 +45,7 @@ ANYONE = ("anyone",)
 SERVICES = (
     "answers",
     "chats",
+    "responses",
     "watches",
     "ops",
     "jobs",
@@ -65,7 +66,7 @@ CONVERTERS = {
     "rest": ".*",
     "pipeline_name": "[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
     "chat_id": "[^/]{1,200}",  # a client's own id of a conversation
-    "file_id": "[A-Za-z0-9_-]{1,64}",  # of a file or a batch
+    "file_id": "[A-Za-z0-9_-]{1,64}",  # of a file, a batch or a response
 }
 # The errors of routes whose service the site's settings leave out.
 _OFF: Mapping[str, Callable[[], StreamserveError]] = {
@@ -89,6 +90,7 @@ ASKING: frozenset[Endpoint] = frozenset(
         pipelines.post_run,
         jobs.enqueue,
         chats.create_chat,
+        responses.create_response,
         completions.completions,
         plain_tokens.get_tokens,
         plain_tokens.post_tokens,
@@ -275,6 +277,7 @@ _ID, _JOB = "<stream_id:stream_id>", "jobs/<stream_id:job_id>"
 _ATTACHMENT = "attachments/<stream_id:attachment_id>"
 _FILE, _BATCH = "v1/files/<file_id:file_id>", "<file_id:batch_id>"
 _CHATS, _MESSAGE_BATCHES = "v1/chat/completions", "v1/messages/batches"
+_RESPONSE = "v1/responses/<file_id:response_id>"
 _CHATCMPL = f"{_CHATS}/chatcmpl-{_ID}"
 
 _TALK = "conversations/<stream_id:conversation_id>"
@@ -324,6 +327,11 @@ ROUTES = (
     _openai("chat_completions", _CHATS, _CHAT, chats.list_chats, post=chats.create_chat),
     _openai("chat_completion", _CHATCMPL, _CHAT, chats.chat, post=chats.annotate_chat, delete=chats.delete_chat),
     _openai("chat_completion_messages", f"{_CHATCMPL}/messages", _CHAT, chats.chat_messages),
+    _openai("responses", "v1/responses", _CHAT, post=responses.create_response),
+    _openai("response_tokens", "v1/responses/input_tokens", _CHAT, post=responses.count_tokens),
+    _openai("response", _RESPONSE, _CHAT, responses.retrieve, delete=responses.delete),
+    _openai("cancel_response", f"{_RESPONSE}/cancel", _CHAT, post=responses.cancel),
+    _openai("response_input_items", f"{_RESPONSE}/input_items", _CHAT, responses.input_items),
     _openai("completions", "v1/completions", _CHAT, post=completions.completions),
     _openai(
         "completions_stream", "v1/completions/stream", _CHAT, plain_tokens.get_tokens, post=plain_tokens.post_tokens

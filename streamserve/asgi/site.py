@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from streamserve.api.answers import AnswerConfig, Answers
 from streamserve.api.embedders import Embedders
+from streamserve.api.openai.responses import LocalResponses
 from streamserve.api.ops import Ops
 from streamserve.api.threads import MemoryThreads
 from streamserve.clients.base import EmbeddingClient, EngineClient
@@ -46,6 +47,7 @@ class LocalSite:
             "answers": self.answers,
             "ops": self.ops,
             "threads": MemoryThreads(store),
+            "responses": LocalResponses(self.streams),
         }
         self._secret = secrets.token_bytes(32)
 

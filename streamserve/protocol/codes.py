@@ -36,6 +36,7 @@ _ALL = (
         too_many_containers="The JSON has more than 20,000 arrays and objects, or the arguments of a conversation's "
         "tool calls have as many. Text in strings does not count, however many brackets it has.",
         invalid_type="A field is of the wrong type: true is not 1, 1.0 is not 1.",
+        previous_response_not_found="`previous_response_id` names no response that is kept (docs/responses.md).",
         conversation_full="The conversation has 4,000 messages, as many as it may. Begin another.",
         nothing_to_share="The conversation has no message yet that a share link could show.",
         too_many_shares="The conversation has 100 share links that work, as many as it may.",
@@ -131,6 +132,8 @@ _ALL = (
         batch_not_found="No batch of the caller has this id.",
         results_not_found="The batch failed before any request was run. Create it again.",
         completion_not_found="No chat completion of that id is stored (docs/openai.md#stored-completions).",
+        response_not_found="No response of that id is kept (docs/responses.md).",
+        item_not_found="The response, or the conversation, has no item with this id.",
         conversations_off="The site keeps no conversations (`CONVERSATIONS`).",
         share_links_off="The site has no share links (`SHARE_LINKS`).",
         conversation_not_found="No conversation of the caller has this id.",

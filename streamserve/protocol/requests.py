@@ -234,7 +234,7 @@ PREFILL_ONLY = "warm"
 # What a request may name as its `latency_class`; engine/config.py has their budgets.
 LATENCY_CLASSES = ("chat", "completion", "document", BATCH)
 # The routes whose requests may have another class by default.
-ROUTES_WITH_CLASSES = ("streams", "websocket", "chat_completions", "completions", "messages")
+ROUTES_WITH_CLASSES = ("streams", "websocket", "chat_completions", "responses", "completions", "messages")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

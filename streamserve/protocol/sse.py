@@ -13,7 +13,7 @@ import json
 import re
 from typing import Any
 
-_EVENT = re.compile(r"[a-z_]{1,32}")
+_EVENT = re.compile(r"[a-z][a-z_.]{0,63}", re.ASCII)
 _ID = re.compile(r"[0-9A-Za-z:_-]{1,64}")
 _BOM = b"\xef\xbb\xbf"
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))  # `dumps` makes its own

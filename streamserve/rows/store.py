@@ -23,6 +23,7 @@ from streamserve.rows import orm
 from streamserve.rows.answer_messages import AnswerMessages, Write
 from streamserve.rows.completions import CompletionRows
 from streamserve.rows.receivers import finish_stream, insert_stream
+from streamserve.rows.responses import ResponseRows
 from streamserve.rows.threads import note_thread
 from streamserve.rows.titles import Titles
 from streamserve.rows.turns import insert_turn, withdraw
@@ -48,11 +49,13 @@ class RowStore:
         messages: AnswerMessages | None = None,
         titles: Titles | None = None,
         max_conversations: int = Limits().max_conversations,
+        responses: ResponseRows | None = None,
     ) -> None:
         self.is_shared = liveness is not None
         self.keeps_text = keeps_text
         self.own_id = "" if liveness is None else liveness.own_id
-        self._liveness, self._chats, self._messages, self._titles = liveness, chats, messages, titles
+        self._liveness, self._messages, self._titles = liveness, messages, titles
+        self._stored = [one for one in (chats, responses) if one is not None]  # what keeps whole answers
         self._max_conversations = max_conversations
 
     async def insert(self, record: Record) -> None:
@@ -101,8 +104,9 @@ class RowStore:
             log.info("stream_finished", **line_of(summary))
         if is_written and write_message is not None and self._titles is not None:
             self._titles.note(summary.id)
-        if self.keeps_text and self._chats is not None:
-            await self._chats.fill(summary.id)
+        if self.keeps_text:
+            for kept in self._stored:
+                await kept.fill(summary.id)
 
     async def _message_of(self, summary: StreamSummary, *, has_begun: bool) -> Write | None:
         """Return what writes the answer's message. While its log cannot be read that is left to the reaper."""

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from contextvars import Context
+from functools import partial
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -20,6 +21,7 @@ from streamserve import __version__
 from streamserve.api.answers import AnswerConfig, Answers, Defaults
 from streamserve.api.embedders import Embedders
 from streamserve.api.mcp import McpEndpoint
+from streamserve.api.openai.responses import LocalResponses
 from streamserve.api.ops import Ops
 from streamserve.clients.base import EngineClient
 from streamserve.clients.mcp.servers import McpServers
@@ -32,7 +34,8 @@ from streamserve.rows.answer_messages import AnswerMessages
 from streamserve.rows.completions import CompletionRows
 from streamserve.rows.conversation_store import ConversationRows
 from streamserve.rows.health import DatabaseHealth
-from streamserve.rows.reaper import Reaper, Sweeper, row_ages
+from streamserve.rows.reaper import Reaper, Sweeper, purge_before, row_ages
+from streamserve.rows.responses import ResponseRows
 from streamserve.rows.shares import ShareRows
 from streamserve.rows.store import RowStore
 from streamserve.rows.threads import ThreadRows
@@ -101,6 +104,10 @@ class DjangoSite:
         self.embedders = Embedders(embedding, settings.limits, wait_seconds=wait_seconds)
 
         self.chats = CompletionRows(self.log, keeps=settings.store, reasoning_field=settings.reasoning_field)
+        rows = None  # of responses: without them they go with the streams of this process
+        if liveness is not None or settings.store:
+            before = partial(purge_before, settings.streams)
+            rows = ResponseRows(self.log, keeps=settings.store, purge_before=before)
         messages = AnswerMessages(self.log) if settings.conversations else None
         titles = titles_of(settings, self.clients)
         if titles is not None:
@@ -116,6 +123,7 @@ class DjangoSite:
                 messages=messages,
                 titles=titles,
                 max_conversations=settings.limits.max_conversations,
+                responses=rows,
             ),
             limits=settings.limits,
             patience={name: one.queue_seconds for name, one in settings.classes.items()},
@@ -125,6 +133,7 @@ class DjangoSite:
         # Of answers within runs (web/calls/transport.py): in the run's place, without rows.
         self.inner_streams = Streams(self.clients, MemoryLog(), settings.streams)
         self._closing.push_async_callback(self.inner_streams.aclose)
+        self.responses = rows or LocalResponses(self.streams)
         self.conversations = ConversationRows(settings.limits) if settings.conversations else None
         self.threads = ThreadRows(settings.limits, keeps_conversations=settings.conversations)
         self.shares = ShareRows() if settings.conversations and settings.share_links else None
@@ -142,7 +151,9 @@ class DjangoSite:
         self.work = SiteWork(settings, self.answers, liveness, memos=memos, watch=self.permissions.ensure_running)
         self.attachments = Attachments(settings)
         if liveness is not None:
-            purges = (self.work.files.purge, self.attachments.purge)
+            purges = [self.work.files.purge, self.attachments.purge]
+            if rows is not None:
+                purges.append(rows.purge)
             reaper = Reaper(self.streams, liveness, row_ages(settings), purges)
             reaper.start()
             self._closing.push_async_callback(reaper.aclose)
@@ -185,6 +196,7 @@ class DjangoSite:
             "answers": self.answers,
             "chats": self.chats,
             "threads": self.threads,
+            "responses": self.responses,
             "watches": self.watches,
             "ops": self.ops,
             "jobs": self.work.jobs,

@@ -59,6 +59,27 @@ IGNORED: Table = {
     "usage": any_object,
 }
 
+# reasoning_effort of the API → variables of chat templates, which know three levels and two names of a switch.
+_ON, _OFF = ({"enable_thinking": is_on, "thinking": is_on} for is_on in (True, False))
+EFFORTS: Mapping[str, Mapping[str, Any]] = {
+    "none": _OFF,
+    "minimal": {**_ON, "reasoning_effort": "low"},
+    "low": {**_ON, "reasoning_effort": "low"},
+    "medium": {**_ON, "reasoning_effort": "medium"},
+    "high": {**_ON, "reasoning_effort": "high"},
+    "xhigh": {**_ON, "reasoning_effort": "high"},
+    "max": {**_ON, "reasoning_effort": "high"},
+}
+
+# service_tier of the API → latency class. "auto" leaves it to the defaults of key, route and model.
+TIERS: Mapping[str, str | None] = {
+    "auto": None,
+    "default": "chat",
+    "scale": "chat",
+    "priority": "completion",
+    "flex": "batch",
+}
+
 _STREAM_OPTIONS: Table = {
     "include_usage": boolean,
     "include_obfuscation": boolean,
@@ -91,7 +112,7 @@ def shared_fields(limits: Limits) -> dict[str, Reader]:
         **IGNORED,
         **{name: refused(*rule) for name, rule in _ELSEWHERE.items()},
         **ASKED,
-        "seed": _seed,
+        "seed": seed,
         "stream": boolean,
         "stream_options": object_of(_STREAM_OPTIONS),
         "return_token_ids": boolean,
@@ -119,10 +140,10 @@ def shared_values(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _seed(value: Any, param: str) -> int:
+def seed(value: Any, param: str) -> int:
     """Read a seed. Negative seeds are legal in this API."""
-    seed: int = integer(-(2**63), 2**63 - 1)(value, param)
-    return seed & 2**63 - 1
+    number: int = integer(-(2**63), 2**63 - 1)(value, param)
+    return number & 2**63 - 1
 
 
 def refused(allows: Callable[[Any, str], bool], way_out: str = "") -> Reader:

@@ -26,7 +26,9 @@ from streamserve.dialects.generate import (
     most_tokens,
 )
 from streamserve.dialects.openai.body import (
+    EFFORTS,
     FALSE,
+    TIERS,
     TRUE,
     BodyRequest,
     is_empty_list,
@@ -39,27 +41,6 @@ from streamserve.dialects.tools import tool_fields, with_tools
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest
-
-# reasoning_effort of the API → variables of chat templates, which know three levels and two names of a switch.
-_ON, _OFF = ({"enable_thinking": is_on, "thinking": is_on} for is_on in (True, False))
-_EFFORTS: Mapping[str, Mapping[str, Any]] = {
-    "none": _OFF,
-    "minimal": {**_ON, "reasoning_effort": "low"},
-    "low": {**_ON, "reasoning_effort": "low"},
-    "medium": {**_ON, "reasoning_effort": "medium"},
-    "high": {**_ON, "reasoning_effort": "high"},
-    "xhigh": {**_ON, "reasoning_effort": "high"},
-    "max": {**_ON, "reasoning_effort": "high"},
-}
-
-# service_tier of the API → latency class. "auto" leaves it to the defaults of key, route and model.
-_TIERS: Mapping[str, str | None] = {
-    "auto": None,
-    "default": "chat",
-    "scale": "chat",
-    "priority": "completion",
-    "flex": "batch",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +90,8 @@ def _table(limits: Limits) -> Table:
         "include_reasoning": boolean,
         "logprobs": boolean,
         "top_logprobs": integer(0, limits.max_logprobs),
-        "reasoning_effort": one_of(*_EFFORTS),
-        "service_tier": one_of(*_TIERS),
+        "reasoning_effort": one_of(*EFFORTS),
+        "service_tier": one_of(*TIERS),
     }
 
 
@@ -125,9 +106,9 @@ def _renamed(values: dict[str, Any]) -> dict[str, Any]:
     """Rename this API's fields to the names in `SamplingParams`."""
     _rename_max_tokens(values)
     _rename_logprobs(values)
-    take_tier(values, _TIERS)
+    take_tier(values, TIERS)
     if "messages" in values and "reasoning_effort" in values:
-        effort = _EFFORTS[values["reasoning_effort"]]
+        effort = EFFORTS[values["reasoning_effort"]]
         values["chat_template_kwargs"] = {**effort, **values.get("chat_template_kwargs", {})}
     return values
 
