@@ -25,9 +25,12 @@ _GROUPS = (
     ("AI SDK", ("ai",), "[the AI SDK](../ai-sdk.md)"),
     (
         "OpenAI",
-        ("v1/chat", "v1/completions", "v1/embeddings", "v1/streams", "v1/models", "v1/files", "v1/batches"),
-        "[chat completions](../chat-completions.md), [text completions](../completions.md), "
-        "[embeddings](../embeddings.md), [batches](../batches.md)",
+        (
+            *("v1/chat", "v1/responses", "v1/completions", "v1/embeddings"),
+            *("v1/streams", "v1/models", "v1/files", "v1/batches"),
+        ),
+        "[chat completions](../chat-completions.md), [responses](../responses.md), "
+        "[text completions](../completions.md), [embeddings](../embeddings.md), [batches](../batches.md)",
     ),
     ("Anthropic", ("v1/messages",), "[Anthropic's Messages API](../anthropic.md)"),
     ("MCP", ("mcp",), "[MCP](../mcp.md)"),

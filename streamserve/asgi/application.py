@@ -56,7 +56,7 @@ Model = str | ModelConfig | RemoteConfig | EngineClient
 Authenticate = Callable[[Scope], Caller | Awaitable[Caller | None] | None]
 
 # Only the scope `chat`, and routes that need these services only: other routes need users and a database.
-_SERVICES = {"answers", "ops", "threads"}
+_SERVICES = {"answers", "ops", "threads", "responses"}
 _ROUTES = [(route.pattern(), route) for route in ROUTES if route.access.scope == "chat" and route.needs <= _SERVICES]
 _ELSEWHERE = unknown_route("")
 

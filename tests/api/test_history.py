@@ -72,13 +72,11 @@ async def test_the_prompts_of_many_turns_begin_alike(small: ThreadClient) -> Non
     assert len(set(begins)) <= len(begins) / 2
 
 
-async def test_what_fits_or_is_no_conversation_stays(small: ThreadClient) -> None:
-    """A short history, a request with its own messages, and a question that is too long by itself."""
+async def test_what_fits_or_is_one_question_stays(small: ThreadClient) -> None:
+    """A short history, and a question that is too long by itself."""
     rng = random.Random(3)
     short = asked(spoken(3, rng))
     assert await shorten(small, short, IN_CONVERSATION, loading_seconds=9) == (short, IN_CONVERSATION)
-    own, alone = asked(spoken(61, rng)), Admission(owner="user:1", tenant="user:1")
-    assert await shorten(small, own, alone, loading_seconds=9) == (own, alone)
     long = asked([*spoken(4, rng), Message(role="user", content="word " * 500)])
     assert await shorten(small, long, IN_CONVERSATION, loading_seconds=9) == (long, IN_CONVERSATION)
 

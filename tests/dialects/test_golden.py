@@ -22,6 +22,7 @@ from streamserve.dialects.native import NativeEncoder
 from streamserve.dialects.openai import chat, completions
 from streamserve.dialects.openai.completions import CompletionEncoder, Joined
 from streamserve.dialects.openai.plain_tokens import PlainEncoder
+from streamserve.dialects.openai.responses import output as response_output
 from streamserve.dialects.openai.shapes import fingerprint
 from streamserve.dialects.plain import TextEncoder, TokensEncoder
 from streamserve.protocol.errors import StreamserveError
@@ -34,6 +35,7 @@ SEEDS = range(80)
 USAGE: dict[str, Any] = {"include_usage": True}
 COUNTING: dict[str, Any] = {"include_usage": True, "continuous_usage": True}
 IDS: dict[str, Any] = {"return_token_ids": True, "prompt_token_ids": (1, 2, 3)}
+RESPONSE_HEAD: dict[str, Any] = {"model": "helpdesk", "tools": [{"type": "custom", "name": "look_up"}]}
 # Each takes the id of the reader's last frame where the dialect shows an event in several.
 ENCODERS: dict[str, Callable[..., Encoder]] = {
     "chat": lambda answer, **last: chat.encoder_for(answer, **last),
@@ -43,6 +45,7 @@ ENCODERS: dict[str, Callable[..., Encoder]] = {
     "chat, no thoughts": lambda answer, **last: chat.encoder_for(answer, include_reasoning=False, **last),
     "chat, one field": lambda answer, **last: chat.encoder_for(answer, reasoning_field="reasoning", **last),
     "chat, ids": lambda answer, **last: chat.encoder_for(answer, **IDS, **last),
+    "responses": lambda answer, **last: response_output.encoder_for(answer, RESPONSE_HEAD, **last),
     "completions": lambda answer, **last: CompletionEncoder(answer, **last),
     "completions, counting": lambda answer, **last: CompletionEncoder(answer, **COUNTING, **last),
     "completions, ids": lambda answer, **last: CompletionEncoder(answer, **IDS, **last),
@@ -55,7 +58,7 @@ ENCODERS: dict[str, Callable[..., Encoder]] = {
     "tokens": lambda answer, **last: TokensEncoder(answer.log_id),
     "plain tokens": lambda answer, **last: PlainEncoder(answer.log_id),
 }
-READABLE = ("chat", "completions", "messages", "ui messages", "native", "text", "tokens", "plain tokens")
+READABLE = ("chat", "responses", "completions", "messages", "ui messages", "native", "text", "tokens", "plain tokens")
 
 
 def frames(encoder: Encoder, log: list[LoggedEvent], after: int = 0) -> str:
@@ -120,6 +123,7 @@ def views(answer: RandomAnswer) -> Iterator[tuple[str, str]]:
     for name, make in ENCODERS.items():
         yield name, "\n".join(streamed(answer, make)).replace(neutral, "fp_1")
     yield "completions, joined", joined(answer).replace(neutral, "fp_1")
+    yield "responses, whole", json.dumps(response_output.response_json(answer.log, answer, RESPONSE_HEAD))
     yield "websocket", "\n".join(messages(answer))
     if is_terminal(answer.log[-1].event):
         yield "whole", "\n".join(whole(answer)).replace(neutral, "fp_1")

@@ -13,6 +13,12 @@ DIALECTS = {
     "native": ("native", "websocket"),
     "plain": ("plain",),
     "chat": ("openai.chat", "openai.request", "openai.stored_chat"),
+    "responses": (
+        "openai.responses.items",
+        "openai.responses.output",
+        "openai.responses.request",
+        "openai.responses.stored",
+    ),
     "completions": ("openai.completions",),
     "plain_tokens": ("openai.plain_tokens",),
     "ai_sdk": ("ai_sdk.chunks", "ai_sdk.message", "ai_sdk.request"),

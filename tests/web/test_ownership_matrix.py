@@ -30,7 +30,7 @@ from django.test.utils import override_settings
 from streamserve import Run, pipeline
 from streamserve.api.routes import ROUTES, Route
 from streamserve.clients.pipeline.client import forget
-from streamserve.models import ApiKey, Conversation, Message
+from streamserve.models import ApiKey, Conversation, Message, Stream
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
 from tests.support.sites.batch_runs import CHAT, jsonl, line
@@ -82,6 +82,12 @@ GET    chat_completion               404   200 404  404   404 |     200   404   
 POST   chat_completion               404   200 404  404   404 |     200   404     401 403    200    404
 DELETE chat_completion               404   200 404  404   404 |     200   404     401 403    200    404
 GET    chat_completion_messages      404   200 404  404   404 |     200   404     401 403    200    404
+POST   responses                     200   200 200  200   200 |     200   200     401 403    404    404
+POST   response_tokens               200   200 200  200   200 |     200   200     401 403    404    404
+GET    response                      404   200 404  404   404 |     200   404     401 403    200    404
+DELETE response                      404   200 404  404   404 |     200   404     401 403    200    404
+POST   cancel_response               404   200 404  404   404 |     200   404     401 403    404    404
+GET    response_input_items          404   200 404  404   404 |     200   404     401 403    200    404
 POST   completions                   200   200 200  200   200 |     200   200     401 403    404    404
 GET    completions_stream            200   200 200  200   200 |     200   200     401 403    404    404
 POST   completions_stream            200   200 200  200   200 |     200   200     401 403    404    404
@@ -119,6 +125,7 @@ SHORT = {"max_tokens": 2, "seed": 7}
 MESSAGES = [{"role": "user", "content": "hello"}]
 _CHAT = {"model": MODEL, "messages": MESSAGES, **SHORT}
 _UI_MESSAGES = [{"id": "u1", "role": "user", "parts": [{"type": "text", "text": "hello"}]}]
+_RESPONSE = {"model": MODEL, "input": "hi", "max_output_tokens": 2, "seed": 7}
 # What a route sends, where it sends something; {} for the rest of the POSTs. `{name}`: of alice's.
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", "streams"): {"model": MODEL, "prompt": "hi", **SHORT},
@@ -132,6 +139,8 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "ai_chat"): {"id": "other", "messages": _UI_MESSAGES, "model": MODEL, **SHORT},
     ("POST", "chat_completions"): _CHAT,
     ("POST", "chat_completion"): {"metadata": {"a": "b"}},
+    ("POST", "responses"): _RESPONSE,
+    ("POST", "response_tokens"): {"model": MODEL, "input": "hi"},
     ("POST", "completions"): {"model": MODEL, "prompt": "hi", **SHORT},
     ("POST", "completions_stream"): {"model": MODEL, "prompt": "hi", **SHORT},
     ("POST", "embeddings"): {"model": EMBEDDER, "input": "hi"},
@@ -162,6 +171,7 @@ OBJECTS = {
     ),
     **dict.fromkeys(("job", "job_events", "cancel_job"), "job"),
     **dict.fromkeys(("chat_completion", "chat_completion_messages"), "stored chat"),
+    **dict.fromkeys(("response", "cancel_response", "response_input_items"), "response"),
     **dict.fromkeys(("message_batch", "cancel_message_batch", "message_batch_results"), "message batch"),
     **dict.fromkeys(("file", "file_content", "batches"), "file"),
     **dict.fromkeys(("batch", "cancel_batch"), "batch"),
@@ -229,6 +239,7 @@ class Alice:
                 "ui chat": self._ui_chat,
                 "job": self._job,
                 "stored chat": self._stored_chat,
+                "response": self._response,
                 "message batch": self._message_batch,
                 "file": self._file,
                 "batch": self._batch,
@@ -267,6 +278,14 @@ class Alice:
     async def _stored_chat(self) -> dict[str, str]:
         response = await self._post("/v1/chat/completions", {**_CHAT, "store": True})
         return {"stream_id": response["X-Stream-Id"]}
+
+    async def _response(self) -> dict[str, str]:
+        made = (await self._post("/v1/responses", _RESPONSE)).json()
+        ended = Stream.objects.filter(pk=made["id"].removeprefix("resp_"), state="finished")
+        async with asyncio.timeout(60):
+            while not await ended.aexists():  # noqa: ASYNC110  (a row has no event)
+                await asyncio.sleep(0.005)
+        return {"response_id": made["id"]}
 
     async def _file(self) -> dict[str, str]:
         content = jsonl([line("a", f"/pipelines/{PIPELINE}", messages=MESSAGES)])

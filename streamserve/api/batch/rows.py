@@ -17,7 +17,7 @@ from streamserve.api import anthropic, pipelines
 from streamserve.api.answers import Answers
 from streamserve.api.call import Call, Caller, Reply
 from streamserve.api.logs import get_logger
-from streamserve.api.openai import chats, completions, embeddings
+from streamserve.api.openai import chats, completions, embeddings, responses
 from streamserve.dialects import native
 from streamserve.dialects.anthropic import message as anthropic_message
 from streamserve.dialects.batches import Line, RowAnswer, RowResult
@@ -47,6 +47,7 @@ class Endpoint:
 # By the `url` of a row, which is the `endpoint` of its batch.
 ENDPOINTS: Mapping[str, Endpoint] = {
     "/v1/chat/completions": Endpoint(answer=chats.create_chat, error_json=shapes.error_json),
+    "/v1/responses": Endpoint(answer=responses.create_response, error_json=shapes.error_json),
     "/v1/completions": Endpoint(answer=completions.completions, error_json=shapes.error_json),
     "/v1/embeddings": Endpoint(answer=embeddings.embeddings, error_json=shapes.error_json),
     "/v1/messages": Endpoint(answer=anthropic.messages, error_json=anthropic_message.error_json),

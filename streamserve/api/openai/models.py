@@ -42,4 +42,5 @@ async def model(call: Call, answers: Answers) -> Reply:
 def unknown_url(path: str) -> NotFound:
     """Return the error for an address under /v1 where nothing is."""
     known = ", ".join(f"/v1/{name}" for name in ("chat/completions", "completions", "embeddings", "messages", "models"))
+    known = ", ".join(f"/v1/{name}" for name in ("chat/completions", "responses", "completions", "messages", "models"))
     return NotFound(f"There is no {path} here. Known: {known}.", code="unknown_url")

@@ -8,6 +8,7 @@ connection stops the answer, unless the request has an `Idempotency-Key` or `bac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -75,6 +76,8 @@ async def create_response(call: Call, answers: Answers, responses: Responses | N
     """POST /v1/responses, streamed, whole, or in the background."""
     body = await call.json(answers.limits)
     asked = request.parse(body, answers.limits, default_model=await answers.default_model(call.caller))
+    if responses is None:
+        asked = _unstored(asked)
     asked = await _with_history(call, asked, answers, responses)
     stream = await _start(call, answers, asked, body)
     if asked.store and responses is not None:
@@ -95,6 +98,14 @@ async def create_response(call: Call, answers: Answers, responses: Responses | N
     if asked.store and responses is not None:
         await responses.fill(stream.id)
     return json_reply(output.response_json(events, stream, asked.head), headers=headers)
+
+
+def _unstored(asked: ResponseRequest) -> ResponseRequest:
+    """Return the request of a batch's row, whose response is in the batch's file alone."""
+    if asked.background:
+        message = "A row of a batch collects a whole response: leave background out."
+        raise BadRequest(message, code="unsupported_parameter", param="background")
+    return replace(asked, store=False, head={**asked.head, "store": False})
 
 
 async def _start(call: Call, answers: Answers, asked: ResponseRequest, body: dict[str, Any]) -> Stream:

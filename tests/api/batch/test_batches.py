@@ -70,6 +70,17 @@ async def test_completions_are_rows_too(tenant: Tenant) -> None:
     assert [len(one["response"]["body"]["choices"]) for one in results] == [1, 2]
 
 
+async def test_responses_are_rows_too(tenant: Tenant) -> None:
+    """Each is whole in the output file, and nowhere else."""
+    rows = [line("one", "/v1/responses", input="ab"), line("two", "/v1/responses", input="ab", background=True)]
+    batch = await tenant.run(jsonl(rows), "/v1/responses")
+    (result,) = await tenant.lines(batch["output_file_id"])
+    body = result["response"]["body"]
+    assert (body["object"], body["store"], body["output"][0]["type"]) == ("response", False, "message")
+    (refused,) = await tenant.lines(batch["error_file_id"])
+    assert refused["response"]["body"]["error"]["param"] == "background"
+
+
 async def test_wrong_rows_end_in_the_error_file(tenant: Tenant) -> None:
     """With the response that the route gives; the others are answered."""
     rows = [

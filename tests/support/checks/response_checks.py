@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tests.support.checks.sse_reader import Read, read_events
+from tests.support.checks.sse_reader import read_events
 
 _EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 LAST = ("response.completed", "response.incomplete", "response.failed")
@@ -147,7 +147,16 @@ def check_response(wire: bytes | Iterable[bytes]) -> dict[str, Any]:
     return grammar.response
 
 
-def events_of(read: Iterable[Read]) -> list[dict[str, Any]]:
+class Dispatched(Protocol):
+    """An event of a stream that a client has read."""
+
+    @property
+    def event(self) -> str: ...
+    @property
+    def data(self) -> str: ...
+
+
+def events_of(read: Iterable[Dispatched]) -> list[dict[str, Any]]:
     """Return the JSON of the events, before `[DONE]`."""
     found = []
     for one in read:

@@ -35,6 +35,7 @@ from streamserve.protocol.events import (
 from streamserve.protocol.grammar import Grammar, GrammarError
 from tests.support.checks.mcp_checks import check_response
 from tests.support.checks.message_checks import folded
+from tests.support.checks.response_checks import LAST, ResponseGrammar, events_of
 from tests.support.checks.ui_message_checks import Page
 
 _ID = re.compile(r"([a-z0-9]{12})-(0|[1-9][0-9]*)(?::[a-z]([1-9][0-9]*))?")
@@ -279,6 +280,9 @@ def check_stream(data: bytes, *, after: int, is_whole: bool) -> None:
     if any(frame.data.startswith('{"jsonrpc"') or not frame.data for frame in frames):
         check_response([(frame.id, frame.data) for frame in frames], is_whole=is_whole)
         return
+    if any(frame.event.startswith("response.") for frame in frames):
+        _check_response(frames, after, is_whole)
+        return
     if any(frame.event == "message" for frame in frames):
         if _is_ui_message(frames):
             _check_ui_message(frames, after, is_whole)
@@ -321,6 +325,27 @@ def _check_anthropic(data: bytes, frames: list[Frame], after: int, is_whole: boo
     assert ends or not is_whole, "no end"
     if after == 0 and not (shown and shown[-1].event == "error"):
         folded(data)
+
+
+def _check_response(frames: list[Frame], after: int, is_whole: bool) -> None:
+    """Check a stream of the Responses API: its grammar, if it is there from the start; ids and numbers rise."""
+    shown = [frame for frame in frames if frame.data != "[DONE]"]
+    places = [(after, 0), *(frame.place for frame in shown if frame.id)]
+    assert places == sorted(set(places)), f"ids do not rise: {places}"
+    events = events_of(shown)
+    numbers = [event["sequence_number"] for event in events]
+    assert numbers == sorted(set(numbers)), f"sequence numbers do not rise: {numbers}"
+    ends = [place for place, event in enumerate(events) if event["type"] in (*LAST, "error")]
+    assert ends in ([], [len(shown) - 1]), "something follows the end"
+    assert ends or not is_whole, "no end"
+    is_success = bool(events) and events[-1]["type"] in LAST[:2]
+    assert is_success or len(shown) == len(frames), "[DONE] follows no success"
+    assert not is_whole or not is_success or frames[-1].data == "[DONE]", "no [DONE]"
+    if events and events[0]["type"] == "response.created":
+        grammar = ResponseGrammar()
+        for event in events:
+            if event["type"] != "error":
+                grammar.feed(event)
 
 
 def check_tokens(data: bytes) -> str:

@@ -344,8 +344,8 @@ class Output:
     def _fail(self, failed: Failed) -> list[dict[str, Any]]:
         closed = [*self._close("incomplete"), *self._abandon_calls()]
         self._status = "cancelled" if failed.code == "cancelled" else "failed"
-        code = "rate_limit_exceeded" if failed.error().http_status == 429 else "server_error"
-        self._error = {"code": code, "message": failed.message, "type": failed.code}
+        known = "rate_limit_exceeded" if failed.error().http_status == 429 else "server_error"
+        self._error = {"code": known, "message": failed.message, "type": failed.code}
         if self._status == "cancelled":
             self._error = None
         return [*closed, self._life("response.failed")]

@@ -1,0 +1,30 @@
+"""docs/responses.md: its examples run in order on a served site, with the official client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from streamserve.models import ApiKey
+from streamserve.testing import DaphneServer
+from tests.support.docs.doc_blocks import blocks_of
+
+PAGE = "docs/responses.md"
+SHOWN = "http://127.0.0.1:8000"
+MODEL = "echo"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_pages_examples_run(hard_server: DaphneServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each ends with the response that it is about."""
+    monkeypatch.setenv("NO_PROXY", "*")
+    names: dict[str, Any] = {"KEY": ApiKey.objects.make()[1], "MODEL": MODEL}
+    for block in blocks_of(PAGE):
+        if block.language == "python":
+            exec(block.text.replace(SHOWN, hard_server.url), names)  # noqa: S102  (the page's own code)
+    assert names["second"].previous_response_id == names["first"].id
+    assert isinstance(names["client"], openai.OpenAI)
+    assert names["begun"].status in ("completed", "incomplete")
+    assert names["event"].type in ("response.completed", "response.incomplete")
