@@ -9,6 +9,7 @@ from typing import Any
 from docs.generate.meanings import annotations_of, meanings_of
 from docs.generate.text import head, linked, table
 from streamserve.asgi.flow.transport import FlowConfig
+from streamserve.clients.mcp.config import McpConfig
 from streamserve.clients.process.config import ProcessConfig
 from streamserve.clients.remote.config import RemoteConfig
 from streamserve.conf import ServedEmbedder, ServedModel, SiteConfig, Webhook
@@ -47,6 +48,7 @@ _SECTIONS: tuple[tuple[str, type, str], ...] = (
     ),
     ("JOBS", JobConfig, "How [jobs](../jobs.md) are run. Batches are run by the same workers."),
     ("WEBHOOKS", Webhook, "An entry, by the name that jobs use: [webhooks](../jobs.md#webhooks)."),
+    ("MCP_SERVERS", McpConfig, "An entry, by the name that `run.mcp` takes: [MCP](../mcp.md#tools-from-mcp-servers)."),
     ("BATCHES", BatchConfig, "How [batches](../batches.md) are run."),
     ("ATTACHMENTS", AttachmentConfig, "Where [attachments](../conversations.md#attachments) are."),
     ("FLOW", FlowConfig, "What [FlowServer](../deploy.md#the-web-server) allows a connection."),
@@ -58,6 +60,7 @@ _NO_KEYS = {
     EmbedderConfig: {"alias"},
     EngineConfig: {"classes", "policy"},
     Webhook: {"name"},
+    McpConfig: {"name"},
 }
 # The keys of an entry of MODELS that the site keeps beside the model's own.
 _OF_ENTRIES = {
