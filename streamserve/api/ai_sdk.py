@@ -24,7 +24,7 @@ from streamserve.api.interrupts import with_approvals
 from streamserve.api.resume import AI_SDK, HeadOnly, after_of
 from streamserve.api.threads import Sent, Threads, ThreadView, thread_key, with_thread
 from streamserve.dialects.ai_sdk import chunks, request
-from streamserve.dialects.ai_sdk.message import UIMessage, usage_json
+from streamserve.dialects.ai_sdk.message import UIMessage, note_answers, usage_json
 from streamserve.dialects.ai_sdk.request import ChatRequest
 from streamserve.dialects.fields import read
 from streamserve.dialects.fold import Answer
@@ -178,6 +178,7 @@ class _Shown:
         *_, last = ui_messages(path_of(rows, turn.answer_id)[:-1]) or [{"role": "user"}]
         if last["role"] == "user":
             return turn.answer_id, b""
+        note_answers(last["parts"], stream.request.approvals)
         return last["id"], chunks.replay_frames(last)
 
     async def _interrupted_before(self, stream: Stream) -> tuple[str, bytes]:
@@ -202,7 +203,7 @@ class _Shown:
                 customs=[custom.payload() for custom in answer.customs],
                 state=answer.state,
             )
-        message.answer(stream.request.approvals)
+        note_answers(message.parts, stream.request.approvals)
         return message.id, chunks.replay_frames(message.as_json())
 
 

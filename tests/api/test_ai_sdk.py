@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.test.utils import override_settings
 
-from streamserve import Run, pipeline
+from streamserve import Run, pipeline, tool
 from streamserve.clients.pipeline.client import forget
 from streamserve.models import Conversation, Message
 from streamserve.web import site
@@ -21,9 +21,12 @@ from tests.support.streams.hand_made import Gate
 pytestmark = pytest.mark.django_db(transaction=True)
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+PAY = 'I pay.<tool_call>\n{"name": "pay", "arguments": {"euros": 5}}\n</tool_call>'
+PAYS = {"Paid": "It is paid.", "refused": "Then I leave it.", "bill": PAY}
 TOOLS = {"weather": {"description": "The weather.", "inputSchema": {"type": "object", "properties": {}}}}
 MODELS = {
     "echo": {"PATH": "echo", "ANSWERS": None},
+    "payer": {"PATH": "echo", "FORMAT": "qwen3", "ANSWERS": PAYS},
     "caller": {"PATH": "echo", "FORMAT": "qwen3", "ANSWERS": {"Oslo": CALL}},
 }
 KEEPS = {"TESTING": True, "CONVERSATIONS": True, "TITLES": "words", "MODELS": MODELS}
@@ -332,6 +335,71 @@ async def test_a_pipeline_shows_steps_and_sources(caller: Caller, desk: str, kee
     kinds = [part["type"] for part in page.message["parts"]]
     assert kinds == ["step-start", "source-url", "source-document", "text"]
     assert (await kept(caller))[1]["parts"] == page.message["parts"]
+
+
+@pytest.fixture
+def shop() -> Iterator[str]:
+    """A pipeline whose tool asks its user first."""
+
+    @tool(confirm=lambda euros: f"Pay {euros} euros?")
+    def pay(euros: int) -> str:
+        """Pay."""
+        return f"Paid {euros} euros."
+
+    @pipeline(model="payer")
+    async def shop(run: Run) -> None:
+        """Pay a bill."""
+        await run.generate([{"role": "user", "content": run.question}], tools=[pay], max_tokens=200)
+
+    yield "shop"
+    forget("shop")
+
+
+def responded(page: Page, *, approved: bool) -> dict[str, Any]:
+    """Return the message after `addToolApprovalResponse`."""
+    message: dict[str, Any] = json.loads(json.dumps(page.message))
+    (part,) = [one for one in message["parts"] if one["type"] == "tool-pay"]
+    assert (part["state"], part["providerExecuted"]) == ("approval-requested", True)
+    assert part["approval"] == {"id": part["toolCallId"], "requestReason": "Pay 5 euros?"}
+    part["state"] = "approval-responded"
+    part["approval"]["approved"] = approved
+    return message
+
+
+ASKED = user("The bill?", "u1")
+
+
+@pytest.mark.parametrize(("approved", "state"), [(True, "output-available"), (False, "output-denied")])
+async def test_a_tool_that_asks_first_goes_on_with_the_answer(
+    caller: Caller, shop: str, keeps: None, approved: bool, state: str
+) -> None:
+    """The run ends, so that the page may send by itself; then it goes on in the same message, streamed and stored."""
+    asking = await ask(caller, ASKED, model=shop, max_tokens=None)
+    assert asking.reason == "tool-calls"
+    assert (await kept(caller))[1]["parts"] == asking.message["parts"]
+    answered = responded(asking, approved=approved)
+    page = await ask(caller, ASKED, answered, messageId=answered["id"])
+    (part,) = [one for one in page.message["parts"] if one["type"] == "tool-pay"]
+    assert part["state"] == state
+    assert part.get("output") == ("Paid 5 euros." if approved else None)
+    assert text_of(page) == "I pay." + ("It is paid." if approved else "Then I leave it.")
+    replayed = check_chunks(await body_of(await caller.get("/ai/chat/chat-1/stream")))
+    assert replayed.message["parts"] == page.message["parts"]
+    _, stored = await kept(caller)
+    assert (stored["id"], stored["parts"]) == (page.message["id"], page.message["parts"])
+    refused = await caller.post("/ai/chat", {"id": "chat-1", "messages": [ASKED, answered]})
+    assert refused.status_code in (400, 409)
+
+
+async def test_an_approval_needs_no_conversation(shop: str, keeps_none: None) -> None:
+    """A visitor's page that rebuilds the message gets what was before the question, too."""
+    visitor = Caller()
+    asking = await ask(visitor, ASKED, model=shop, max_tokens=None)
+    answered = responded(asking, approved=True)
+    page = await ask(visitor, ASKED, answered, messageId=answered["id"])
+    replayed = check_chunks(await body_of(await visitor.get("/ai/chat/chat-1/stream")))
+    assert replayed.message["id"] == page.message["id"] == asking.message["id"]
+    assert replayed.message["parts"] == page.message["parts"]
 
 
 async def test_a_key_starts_one_answer(caller: Caller, keeps: None) -> None:

@@ -118,6 +118,15 @@ def metadata_json(usage: Usage, done: Done | None) -> dict[str, Any]:
     return out
 
 
+def note_answers(parts: Iterable[Part], approvals: Iterable[Approved]) -> None:
+    """Note in parts what the user has answered to calls that asked, where their results have not come yet."""
+    given = {approved.id: approved.allow for approved in approvals}
+    for part in parts:
+        if part.get("state") == "approval-requested" and part["toolCallId"] in given:
+            part["state"] = "approval-responded"
+            part["approval"]["approved"] = given[part["toolCallId"]]
+
+
 class UIMessage:
     """An assistant's message: its answers in order, and between them the results of its client's tools."""
 
@@ -183,14 +192,6 @@ class UIMessage:
         output = output_of(text)
         part["state"] = "output-error" if "errorText" in output else "output-available"
         part.update(output)
-
-    def answer(self, approvals: Iterable[Approved]) -> None:
-        """Note what the user has answered to calls that asked, where their results have not come yet."""
-        for approved in approvals:
-            part = self._calls.get(approved.id)
-            if part is not None and part["state"] == "approval-requested":
-                part["state"] = "approval-responded"
-                part["approval"]["approved"] = approved.allow
 
     def _set_state(self, state: Any) -> None:
         same = [part for part in self.parts if part["type"] == "data-state"]

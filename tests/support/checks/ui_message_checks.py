@@ -134,7 +134,7 @@ class Page:
             self._tool(kind, chunk)
 
     def _tool(self, kind: str, chunk: dict[str, Any]) -> None:
-        call_id = chunk["toolCallId"]
+        call_id = chunk["toolCallId"] if "toolCallId" in chunk else chunk["approvalId"]  # they are the same here
         if kind == "tool-input-start":
             self._begin("tool", call_id)
             self._add_call(chunk, state="input-streaming")
