@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
-from streamserve.api import ai_sdk, anthropic, attachments, jobs, mcp, native, ops, pipelines
+from streamserve.api import ai_sdk, anthropic, attachments, durable, jobs, mcp, native, ops, pipelines
 from streamserve.api import conversation_routes as talk
 from streamserve.api.batch import batches, files
 from streamserve.api.call import Call, Reply, json_reply
@@ -101,7 +101,7 @@ ASKING: frozenset[Endpoint] = frozenset(
     )
 )
 
-_OF_A_STREAM = ("", "events", "stop", "watch")  # what follows a stream's id in its addresses
+_OF_A_STREAM = ("", "events", "log", "stop", "watch")  # what follows a stream's id in its addresses
 
 _ANY = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -288,6 +288,7 @@ ROUTES = (
     _native("new_stream", "streams/new", _CHAT, native.new_stream),
     _native("stream", f"streams/{_ID}", _CHAT, native.stream_state),
     _native("stream_events", f"streams/{_ID}/events", _CHAT, native.stream_events),
+    _native("stream_log", f"streams/{_ID}/log", _CHAT, durable.read_log),
     _native("stop_stream", f"streams/{_ID}/stop", _CHAT, post=native.stop_stream),
     _native("ack_stream", f"streams/{_ID}/ack", _CHAT, post=native.ack_stream),
     _native("watch_stream", f"streams/{_ID}/watch", _WATCH, native.watch),

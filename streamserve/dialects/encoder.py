@@ -22,8 +22,9 @@ class Encoder(Protocol):
     dialect has no such bytes. `keepalive_event` is a keepalive that page scripts can see. `encode` returns the frames
     of one event, b"" for an event this dialect does not show; the last of them has the event's id (see `FrameIds` for
     those before it). An encoder that `takes_snapshots` can begin anywhere: it is given a `Snapshot` for what a reader
-    far behind lacks, and not fed what its reader has. `going_away` returns the last bytes for a reader whose stream is
-    not over when its server stops; b"" where the missing end is enough.
+    far behind lacks, and not fed what its reader has. An encoder that has `encode_all`, too, can begin
+    anywhere: it is given the events of a frame together. `going_away` returns the last bytes for a reader whose stream
+    is not over when its server stops; b"" where the missing end is enough.
     """
 
     content_type: str

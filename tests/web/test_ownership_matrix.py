@@ -44,6 +44,7 @@ POST   streams                       200   200 200  200   200 |     200   200   
 GET    new_stream                    200   200 200  200   200 |     200   200     401 403    404    404
 GET    stream                        404   200 404  404   404 |     200   404     401 403    404    404
 GET    stream_events                 404   200 404  404   404 |     200   404     401 403    404    404
+GET    stream_log                    404   200 404  404   404 |     200   404     401 403    404    404
 POST   stop_stream                   404   200 404  404   404 |     200   404     401 403    404    404
 POST   ack_stream                    200   200 200  200   200 |     200   200     401 403    200    200
 GET    watch_stream                  401   404 404  404   404 |     403   403     401 403    403    404
@@ -167,7 +168,8 @@ QUERIES = {
 # What the path needs of alice's, by the route's name; each is made once, but for the DELETEs, anew for each cell.
 OBJECTS = {
     **dict.fromkeys(
-        ("stream", "stream_events", "stop_stream", "ack_stream", "watch_stream", "chat_stream_events"), "stream"
+        ("stream", "stream_events", "stream_log", "stop_stream", "ack_stream", "watch_stream", "chat_stream_events"),
+        "stream",
     ),
     **dict.fromkeys(("job", "job_events", "cancel_job"), "job"),
     **dict.fromkeys(("chat_completion", "chat_completion_messages"), "stored chat"),

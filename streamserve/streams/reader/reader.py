@@ -17,6 +17,7 @@ import asyncio
 import math
 import random
 import time
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Any
 
@@ -73,7 +74,9 @@ class Reader(Attachment):
         self.is_let_go = False  # and the stream continues elsewhere, or later
         self._config, self._encoder, self._read_seq = config, encoder, after
         self._takes_snapshots = takes_snapshots and config.snapshot_events > 0
-        self._must_fold = encoder is not None and after > 0 and not encoder.takes_snapshots
+        self._encode_all: Callable[[Sequence[LoggedEvent]], bytes] | None = getattr(encoder, "encode_all", None)
+        can_begin_anywhere = encoder is None or encoder.takes_snapshots or self._encode_all is not None
+        self._must_fold = after > 0 and not can_begin_anywhere
         self._pace, self._silence_seconds = pace, math.inf
         if encoder is not None and encoder.keepalive:
             self._silence_seconds = pace.keepalive_seconds or config.keepalive_seconds
@@ -235,7 +238,11 @@ class Reader(Attachment):
 
     def _write(self, channel: Channel, events: list[LoggedEvent], now: float) -> None:
         """Write these events as one frame."""
-        frame: Any = events if self._encoder is None else b"".join(map(self._encoder.encode, events))
+        frame: Any = events
+        if self._encode_all is not None:
+            frame = self._encode_all(events)
+        elif self._encoder is not None:
+            frame = b"".join(map(self._encoder.encode, events))
         last = events[-1]
         self.sent_seq, self._written_at = last.seq, now
         if self._hold_timer is not None:

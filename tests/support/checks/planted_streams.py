@@ -20,6 +20,14 @@ def tokens(seq: int, data: str) -> bytes:
     return f"id: {LOG_ID}-{seq}\ndata: {data}\n\n".encode()
 
 
+def durable(seq: int, event: str, data: str = "{}") -> bytes:
+    """An item, and the offset behind it."""
+    item = f'{{"seq":{seq},"type":"{event}","data":{data}}}'
+    rest = '"upToDate":true,"streamClosed":true' if event == "done" else '"streamCursor":"7"'
+    control = f'{{"streamNextOffset":"{LOG_ID}-{seq}",{rest}}}'
+    return f"event: data\ndata:[{item}]\n\nevent: control\ndata:{control}\n\n".encode()
+
+
 TOKEN = '{"text":"x","token_ids":[1],"choice":0}'
 OK, META, DONE = b": ok\n\n", native(1, "meta"), native(3, "done")
 GOOD = OK + META + native(2, "token", TOKEN) + DONE

@@ -33,6 +33,7 @@ from streamserve.protocol.events import (
     Usage,
 )
 from streamserve.protocol.grammar import Grammar, GrammarError
+from tests.support.checks.durable_checks import items_of
 from tests.support.checks.mcp_checks import check_response
 from tests.support.checks.message_checks import folded
 from tests.support.checks.response_checks import LAST, ResponseGrammar, events_of
@@ -289,6 +290,9 @@ def check_stream(data: bytes, *, after: int, is_whole: bool) -> None:
             return
         _check_messages(frames, after, is_whole)
         return
+    if any(frame.event in ("data", "control") for frame in frames):
+        _check_durable(frames, after, is_whole)
+        return
     if any("type" in frame.json for frame in frames):
         _check_anthropic(head, frames, after, is_whole)
         return
@@ -313,6 +317,15 @@ def _check_ui_message(frames: list[Frame], after: int, is_whole: bool) -> None:
         page = Page(is_part=True)
         for frame in frames:
             page.feed(frame.data)
+
+
+def _check_durable(frames: list[Frame], after: int, is_whole: bool) -> None:
+    """Check a Durable Streams connection: its own order, and that its items are the events of the log, none joined."""
+    items = items_of([(frame.event, frame.data) for frame in frames], is_whole=is_whole)
+    assert [item.seq for item in items] == list(range(after + 1, after + 1 + len(items))), items
+    order = EventOrder(after)
+    for item in items:
+        order.check(Frame(item.type, json.dumps(item.data), f"{item.log_id}-{item.seq}"))
 
 
 def _check_anthropic(data: bytes, frames: list[Frame], after: int, is_whole: bool) -> None:

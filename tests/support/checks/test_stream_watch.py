@@ -35,6 +35,7 @@ from tests.support.checks.planted_streams import (
     TOKEN,
     answering,
     by_httpx,
+    durable,
     native,
     tokens,
 )
@@ -73,10 +74,14 @@ FAULTS = {
         OK + META + native(2, "token", TOKEN) + native(3, "done", '{"usage":{"completion_tokens":2}}'),
         "the ids of all tokens are as many as usage counts",
     ),
+    "durable with a gap": (OK + durable(1, "meta") + durable(3, "done"), "seq=3"),
+    "durable without its end": (OK + durable(1, "meta") + durable(2, "token", TOKEN), "not closed"),
+    "durable data without its offset": (OK + durable(1, "done").partition(b"event: control")[0], "without its control"),
     "something after a farewell": (OK + META + b"event: farewell\ndata: {}\n\n" + native(2, "done"), "follows the end"),
 }
 RIGHT = {
     "success": GOOD,
+    "durable": OK + durable(1, "meta") + durable(2, "token", TOKEN) + durable(3, "done"),
     "farewell": OK + META + b'event: farewell\ndata: {"after":1,"event_id":"%s-1"}\n\n' % LOG_ID.encode(),
     "snapshot": OK + META + native(900, "snapshot", '{"text":"x","seq":900}') + native(901, "done"),
     "blocks": OK + META + native(2, "block_start", BLOCK) + native(3, "block_stop", BLOCK_STOP) + native(4, "done"),
