@@ -35,6 +35,12 @@ class NameConverter(StringConverter):
     regex = CONVERTERS["pipeline_name"]
 
 
+class PartConverter(StringConverter):
+    """A part of a path: a model's name, or a client's own id."""
+
+    regex = CONVERTERS["part"]
+
+
 class FileIdConverter(StringConverter):
     """The id of a file or a batch, or what looks like an id: its endpoint decides."""
 
@@ -50,6 +56,7 @@ class ChatIdConverter(StringConverter):
 register_converter(StreamIdConverter, "stream_id")
 register_converter(RestConverter, "rest")
 register_converter(NameConverter, "pipeline_name")
+register_converter(PartConverter, "part")
 register_converter(FileIdConverter, "file_id")
 register_converter(ChatIdConverter, "chat_id")
 

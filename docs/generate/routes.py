@@ -22,7 +22,8 @@ _GROUPS = (
     ("Pipelines", ("pipelines",), "[pipelines](../pipelines.md)"),
     ("Jobs", ("jobs",), "[jobs](../jobs.md)"),
     ("Conversations", ("conversations", "attachments"), "[conversations](../conversations.md)"),
-    ("AI SDK", ("ai",), "[the AI SDK](../ai-sdk.md)"),
+    ("AI SDK", ("ai/",), "[the AI SDK](../ai-sdk.md)"),
+    ("AG-UI", ("ag-ui",), "[AG-UI](../ag-ui.md)"),
     (
         "OpenAI",
         (

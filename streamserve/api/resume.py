@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from streamserve.api.answers import Answers
 from streamserve.api.call import Call, Reply
+from streamserve.dialects.ag_ui import events as ag_ui_events
 from streamserve.dialects.ai_sdk import chunks
 from streamserve.dialects.anthropic import message
 from streamserve.dialects.encoder import Encoder
@@ -22,7 +23,7 @@ from streamserve.streams.reader.channel import nothing
 from streamserve.streams.reader.delivery import Closing, Delivery, stream_headers
 from streamserve.streams.stream import Stream
 
-OPENAI, COMPLETIONS, ANTHROPIC, AI_SDK = "openai", "completions", "anthropic", "ai-sdk"
+OPENAI, COMPLETIONS, ANTHROPIC, AI_SDK, AG_UI = "openai", "completions", "anthropic", "ai-sdk", "ag-ui"
 _MAX_SEQ_CHARS = 16  # the digits of 2**53, the largest exact integer in JavaScript
 
 
@@ -107,6 +108,7 @@ _ENCODERS: Mapping[str, Callable[[Stream, _Shown], Encoder]] = {
     COMPLETIONS: _completion,
     ANTHROPIC: _message,
     AI_SDK: lambda stream, shown: chunks.encoder_for(stream, last_id=shown.last_id),
+    AG_UI: lambda stream, shown: ag_ui_events.encoder_for(stream, last_id=shown.last_id),
 }
 
 

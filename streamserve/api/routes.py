@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
-from streamserve.api import ai_sdk, anthropic, attachments, durable, jobs, mcp, native, ops, pipelines
+from streamserve.api import ag_ui, ai_sdk, anthropic, attachments, durable, jobs, mcp, native, ops, pipelines
 from streamserve.api import conversation_routes as talk
 from streamserve.api.batch import batches, files
 from streamserve.api.call import Call, Reply, json_reply
@@ -22,6 +22,7 @@ from streamserve.api.conversations import conversations_off, shares_off
 from streamserve.api.openai import chats, completions, embeddings, models, plain_tokens, responses
 from streamserve.dialects import mcp as mcp_dialect
 from streamserve.dialects import native as native_dialect
+from streamserve.dialects.ag_ui import events as ag_ui_events
 from streamserve.dialects.anthropic import message as anthropic_message
 from streamserve.dialects.openai import shapes
 from streamserve.protocol.errors import (
@@ -65,6 +66,7 @@ CONVERTERS = {
     "path": ".+",
     "rest": ".*",
     "pipeline_name": "[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+    "part": "[^/]{1,200}",  # of a path: any text without a slash
     "chat_id": "[^/]{1,200}",  # a client's own id of a conversation
     "file_id": "[A-Za-z0-9_-]{1,64}",  # of a file, a batch or a response
 }
@@ -98,6 +100,7 @@ ASKING: frozenset[Endpoint] = frozenset(
         talk.ask,
         mcp.post_message,
         ai_sdk.start_chat,
+        ag_ui.start_run,
     )
 )
 
@@ -245,6 +248,7 @@ def _native(
 
 
 _openai = partial(_native, error_json=shapes.error_json)
+_ag_ui = partial(_native, error_json=ag_ui_events.error_json)
 _anthropic = partial(_native, error_json=anthropic_message.error_json)
 
 
@@ -280,6 +284,7 @@ _CHATS, _MESSAGE_BATCHES = "v1/chat/completions", "v1/messages/batches"
 _RESPONSE = "v1/responses/<file_id:response_id>"
 _CHATCMPL = f"{_CHATS}/chatcmpl-{_ID}"
 
+_THREAD = "ag-ui/<part:name>/<part:thread_id>"
 _TALK = "conversations/<stream_id:conversation_id>"
 _UI_CHAT = "ai/chat/<chat_id:chat_id>"
 
@@ -325,6 +330,10 @@ ROUTES = (
     _native("ai_chat_stream", f"{_UI_CHAT}/stream", _CHAT, ai_sdk.chat_stream),
     _native("stop_ai_chat", f"{_UI_CHAT}/stop", _CHAT, post=ai_sdk.stop_chat),
     unknown_route("ai/<rest:path>"),
+    _ag_ui("ag_ui", "ag-ui/<part:name>", _CHAT, post=ag_ui.start_run),
+    _ag_ui("ag_ui_stream", f"{_THREAD}/stream", _CHAT, ag_ui.thread_stream),
+    _ag_ui("stop_ag_ui", f"{_THREAD}/stop", _CHAT, post=ag_ui.stop_thread),
+    unknown_route("ag-ui/<rest:path>", error_json=ag_ui_events.error_json),
     _openai("chat_completions", _CHATS, _CHAT, chats.list_chats, post=chats.create_chat),
     _openai("chat_completion", _CHATCMPL, _CHAT, chats.chat, post=chats.annotate_chat, delete=chats.delete_chat),
     _openai("chat_completion_messages", f"{_CHATCMPL}/messages", _CHAT, chats.chat_messages),

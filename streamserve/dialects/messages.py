@@ -44,12 +44,12 @@ _MAY_BE_SILENT = ("assistant", "tool", "function")
 def messages(limits: Limits) -> Reader:
     """Read a conversation of 1 to `max_messages` turns and at most `max_prompt_chars` characters in all."""
 
-    table = _message_table(limits)
-    conversation = list_of(lambda turn, where: _message(turn, where, table), low=1, high=limits.max_messages)
+    table = message_table(limits)
+    conversation = list_of(lambda turn, where: message_of(turn, where, table), low=1, high=limits.max_messages)
 
     def reader(value: Any, param: str) -> tuple[Message, ...]:
         turns: tuple[Message, ...] = conversation(value, param)
-        _refuse_many_containers(turns, param, limits)
+        refuse_many_containers(turns, param, limits)
         refuse_too_long(turns, param, limits)
         return turns
 
@@ -62,7 +62,8 @@ def known_fields(value: Any, table: Table, param: str) -> dict[str, Any]:
     return read({name: given[name] for name in given if name in table}, table, prefix=param + ".")
 
 
-def _message_table(limits: Limits) -> Table:
+def message_table(limits: Limits) -> Table:
+    """Return the readers of a turn's fields."""
     some_text = text(0, limits.max_body_bytes)
     return {
         "role": one_of(*ROLES),
@@ -80,7 +81,8 @@ def _message_table(limits: Limits) -> Table:
     }
 
 
-def _message(value: Any, param: str, table: Table) -> Message:
+def message_of(value: Any, param: str, table: Table) -> Message:
+    """Read one turn by `message_table`."""
     fields = known_fields(value, table, param)
     role: str = required(fields, "role", prefix=param + ".")
     for name, roles in _ONLY.items():
@@ -175,7 +177,7 @@ def arguments_text(value: Mapping[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _refuse_many_containers(turns: Sequence[Message], param: str, limits: Limits) -> None:
+def refuse_many_containers(turns: Sequence[Message], param: str, limits: Limits) -> None:
     """Raise BadRequest for calls whose arguments, JSON within the body's, hold more than a body may hold itself."""
     calls = [call for turn in turns for call in turn.extra.get("tool_calls", ())]
     if sum(num_containers(call["function"]["arguments"]) for call in calls) > limits.max_json_containers:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from streamserve.dialects import native
+from streamserve.dialects.ag_ui import events as ag_ui
 from streamserve.dialects.ai_sdk import chunks
 from streamserve.dialects.anthropic import message
 from streamserve.dialects.encoder import Encoder, coalesce
@@ -38,6 +39,7 @@ IDS: dict[str, Any] = {"return_token_ids": True, "prompt_token_ids": (1, 2, 3)}
 RESPONSE_HEAD: dict[str, Any] = {"model": "helpdesk", "tools": [{"type": "custom", "name": "look_up"}]}
 # Each takes the id of the reader's last frame where the dialect shows an event in several.
 ENCODERS: dict[str, Callable[..., Encoder]] = {
+    "ag-ui": lambda answer, **last: ag_ui.encoder_for(answer, **last),
     "chat": lambda answer, **last: chat.encoder_for(answer, **last),
     "chat, usage": lambda answer, **last: chat.encoder_for(answer, **USAGE, **last),
     "chat, counting": lambda answer, **last: chat.encoder_for(answer, **COUNTING, **last),
@@ -58,7 +60,18 @@ ENCODERS: dict[str, Callable[..., Encoder]] = {
     "tokens": lambda answer, **last: TokensEncoder(answer.log_id),
     "plain tokens": lambda answer, **last: PlainEncoder(answer.log_id),
 }
-READABLE = ("chat", "responses", "completions", "messages", "ui messages", "native", "text", "tokens", "plain tokens")
+READABLE = (
+    "ag-ui",
+    "chat",
+    "responses",
+    "completions",
+    "messages",
+    "ui messages",
+    "native",
+    "text",
+    "tokens",
+    "plain tokens",
+)
 
 
 def frames(encoder: Encoder, log: list[LoggedEvent], after: int = 0) -> str:

@@ -22,6 +22,7 @@ DIALECTS = {
     "completions": ("openai.completions",),
     "plain_tokens": ("openai.plain_tokens",),
     "ai_sdk": ("ai_sdk.chunks", "ai_sdk.message", "ai_sdk.request"),
+    "ag-ui": ("ag_ui.events", "ag_ui.request"),
     "messages": ("anthropic.message", "anthropic.request", "anthropic.conversation"),
 }
 OWNER = {module: dialect for dialect, modules in DIALECTS.items() for module in modules}

@@ -77,6 +77,9 @@ POST   ai_chat                       200   200 200  200   200 |     200   200   
 GET    ai_chat_messages              200   200 200  200   200 |     200   200     401 403    200    200
 GET    ai_chat_stream                204   200 204  204   204 |     200   204     401 403    204    204
 POST   stop_ai_chat                  200   200 200  200   200 |     200   200     401 403    200    200
+POST   ag_ui                         200   200 200  200   200 |     200   200     401 403    404    404
+GET    ag_ui_stream                  204   204 204  204   204 |     204   204     401 403    404    404
+POST   stop_ag_ui                    200   200 200  200   200 |     200   200     401 403    404    404
 GET    chat_completions              200   200 200  200   200 |     200   200     401 403    200    200
 POST   chat_completions              200   200 200  200   200 |     200   200     401 403    404    404
 GET    chat_completion               404   200 404  404   404 |     200   404     401 403    200    404
@@ -138,6 +141,12 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "conversation_messages"): {"content": "and then?", **SHORT},
     ("POST", "conversation_message"): {"rating": 1},
     ("POST", "ai_chat"): {"id": "other", "messages": _UI_MESSAGES, "model": MODEL, **SHORT},
+    ("POST", "ag_ui"): {
+        "threadId": "thread-1",
+        "runId": "run-1",
+        "messages": [{"id": "m1", "role": "user", "content": "hello"}],
+        "forwardedProps": SHORT,
+    },
     ("POST", "chat_completions"): _CHAT,
     ("POST", "chat_completion"): {"metadata": {"a": "b"}},
     ("POST", "responses"): _RESPONSE,
@@ -395,7 +404,7 @@ async def ask(caller: Caller, alice: Alice, method: str, route: Route) -> int:
     """Return the status that a route gives; its answer is read to the end."""
     kind = OBJECTS.get(route.name)
     parts = {} if kind is None else await alice.parts_of(kind, anew=method == "DELETE")
-    parts = {"model": MODEL, "name": PIPELINE, **parts}
+    parts = {"model": MODEL, "name": PIPELINE, "thread_id": "thread-1", **parts}
     path = "/" + re.sub(r"<\w+:(\w+)>", lambda part: parts[part[1]], route.path)
     if method == "GET":
         response = await caller.get(path + QUERIES.get(route.name, ""))

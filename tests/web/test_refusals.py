@@ -31,6 +31,10 @@ ASKS: dict[str, tuple[str, dict[str, Any]]] = {
         "/ai/chat",
         {"id": "chat", "model": "nope", "messages": [{"role": "user", "parts": [{"type": "text", "text": "hi"}]}]},
     ),
+    "ag_ui": (
+        "/ag-ui/nope",
+        {"threadId": "t", "runId": "r", "messages": [{"id": "m", "role": "user", "content": "hi"}]},
+    ),
     "jobs": ("/jobs", {"pipeline": "nope", "messages": MESSAGES}),
 }
 

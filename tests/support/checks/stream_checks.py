@@ -37,6 +37,7 @@ from tests.support.checks.durable_checks import items_of
 from tests.support.checks.mcp_checks import check_response
 from tests.support.checks.message_checks import folded
 from tests.support.checks.response_checks import LAST, ResponseGrammar, events_of
+from tests.support.checks.run_checks import check_run, is_run_event
 from tests.support.checks.ui_message_checks import Page
 
 _ID = re.compile(r"([a-z0-9]{12})-(0|[1-9][0-9]*)(?::[a-z]([1-9][0-9]*))?")
@@ -284,6 +285,9 @@ def check_stream(data: bytes, *, after: int, is_whole: bool) -> None:
     if any(frame.event.startswith("response.") for frame in frames):
         _check_response(frames, after, is_whole)
         return
+    if any(frame.event == "message" and is_run_event(frame.data) for frame in frames):
+        _check_run(frames, after, is_whole)
+        return
     if any(frame.event == "message" for frame in frames):
         if _is_ui_message(frames):
             _check_ui_message(frames, after, is_whole)
@@ -326,6 +330,14 @@ def _check_durable(frames: list[Frame], after: int, is_whole: bool) -> None:
     order = EventOrder(after)
     for item in items:
         order.check(Frame(item.type, json.dumps(item.data), f"{item.log_id}-{item.seq}"))
+
+
+def _check_run(frames: list[Frame], after: int, is_whole: bool) -> None:
+    """Check a stream of AG-UI: ids rise; the order of its events, and its end."""
+    places = [(after, 0), *(frame.place for frame in frames if frame.id)]
+    assert places == sorted(set(places)), f"ids do not rise: {places}"
+    events = [frame.json for frame in frames]
+    check_run(events, is_part=after > 0 or events[0]["type"] != "RUN_STARTED", is_whole=is_whole)
 
 
 def _check_anthropic(data: bytes, frames: list[Frame], after: int, is_whole: bool) -> None:
