@@ -27,7 +27,7 @@ _GROUPS = (
     (
         "OpenAI",
         (
-            *("v1/chat", "v1/responses", "v1/completions", "v1/embeddings"),
+            *("v1/chat", "v1/responses", "v1/completions", "v1/embeddings", "tokenize", "detokenize"),
             *("v1/streams", "v1/models", "v1/files", "v1/batches"),
         ),
         "[chat completions](../chat-completions.md), [responses](../responses.md), "

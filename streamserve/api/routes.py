@@ -19,7 +19,7 @@ from streamserve.api import conversation_routes as talk
 from streamserve.api.batch import batches, files
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.api.conversations import conversations_off, shares_off
-from streamserve.api.openai import chats, completions, embeddings, models, plain_tokens, responses
+from streamserve.api.openai import chats, completions, embeddings, models, plain_tokens, responses, tokens
 from streamserve.dialects import mcp as mcp_dialect
 from streamserve.dialects import native as native_dialect
 from streamserve.dialects.ag_ui import events as ag_ui_events
@@ -378,6 +378,8 @@ ROUTES = (
     _native("mcp", "mcp", _KEYS, mcp.get_events, post=mcp.post_message, error_json=mcp_dialect.error_json),
     unknown_route("v1", error_json=shapes.error_json),
     unknown_route("v1/<rest:path>", error_json=shapes.error_json),
+    _openai("tokenize", "tokenize", _CHAT, post=tokens.tokenize),
+    _openai("detokenize", "detokenize", _CHAT, post=tokens.detokenize),
     _native("livez", "livez", _OPEN, ops.livez),
     _native("health", "health", _OPEN, ops.livez),
     _native("readyz", "readyz", _PROBE, ops.readyz),

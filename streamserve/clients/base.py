@@ -24,6 +24,7 @@ from streamserve.protocol.embeddings import Embedded, EmbedRequest
 from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription, Park
 from streamserve.protocol.events import TERMINALS, Event
 from streamserve.protocol.requests import NO_CALLER, START, Admission, GenerateRequest, Resume
+from streamserve.protocol.spelling import Spell, Spelled
 
 
 class Source:
@@ -195,6 +196,9 @@ class EngineClient(Protocol):
     async def tokenize(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> tuple[int, ...]:
         """Return the prompt's token ids as `generate` would see them."""
 
+    async def spell(self, asked: Spell) -> Spelled:
+        """Return ids of a bare text, or texts of ids. Raises BadRequest where its tokenizer is elsewhere."""
+
     async def warm(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> None:
         """Prefill the prompt into the prefix cache, while there is nothing else to do, and generate nothing.
 
@@ -234,6 +238,9 @@ class EmbeddingClient(Protocol):
 
     async def tokenize(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> tuple[int, ...]:
         """Return the ids of a request's `prompt`, as `embed` would see them."""
+
+    async def spell(self, asked: Spell) -> Spelled:
+        """Return ids of a bare text, or texts of ids."""
 
     def start(self) -> None:
         """Start loading, once; returns at once."""

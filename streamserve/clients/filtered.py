@@ -19,6 +19,7 @@ from streamserve.protocol.engine import EngineStats, ModelDescription
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import BlockStart, BlockStop, ChoiceDone, Done, Event, Token, Usage
 from streamserve.protocol.requests import NO_CALLER, START, Admission, GenerateRequest, Resume
+from streamserve.protocol.spelling import Spell, Spelled
 
 Filters = Sequence[Callable[[], OutputFilter]]
 _STOPPED = "content_filter"
@@ -45,6 +46,10 @@ class FilteredClient:
     async def tokenize(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> tuple[int, ...]:
         """Return the prompt's token ids."""
         return await self._client.tokenize(request, admission)
+
+    async def spell(self, asked: Spell) -> Spelled:
+        """Return ids of a bare text, or texts of ids."""
+        return await self._client.spell(asked)
 
     async def warm(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> None:
         """Prefill the prompt into the prefix cache."""

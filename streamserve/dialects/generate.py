@@ -356,7 +356,7 @@ def prompt_text(limits: Limits) -> Reader:
 def prompts(limits: Limits, *, most: int | None = None) -> Reader:
     """Read a text, several texts, token ids, or several lists of them: `most` of them, or MAX_PROMPTS."""
     most = limits.max_prompts if most is None else most
-    one_text, ids = prompt_text(limits), _token_ids(limits.max_prompt_chars)
+    one_text, ids = prompt_text(limits), token_ids(limits.max_prompt_chars)
 
     def reader(value: Any, param: str) -> tuple[Prompt, ...]:
         if isinstance(value, str):
@@ -382,7 +382,7 @@ def prompts(limits: Limits, *, most: int | None = None) -> Reader:
     return reader
 
 
-def _token_ids(most: int) -> Reader:
+def token_ids(most: int) -> Reader:
     """Read 1 to `most` token ids. A megabyte of right ids takes the event loop a few milliseconds."""
     one_by_one = list_of(integer(0, _MAX_TOKEN_ID), low=1, high=most)
 

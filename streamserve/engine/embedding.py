@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from streamserve.engine.echo import VOCAB_SIZE, EchoTokenizer
+from streamserve.engine.text.spelling import spell
 from streamserve.protocol.embeddings import vector_of
+from streamserve.protocol.spelling import Spell, Spelled
 
 HUNG_FACTOR = 8  # a pass takes so many times what was to be expected, and counts as hung
 FIRST_PASS_SECONDS = 120.0  # until a pass was measured
@@ -45,8 +47,8 @@ class Embedder(Protocol):
     def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
         """Return the ids of texts, with those that the model begins and ends them with. Slow: never on a loop."""
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of ids."""
+    def spell(self, asked: Spell) -> Spelled:
+        """Return ids of a bare text, or texts of ids. Raises BadRequest for unknown ids. Slow, too."""
 
     def embed(self, inputs: Sequence[Sequence[int]], dimensions: Sequence[int | None]) -> list[bytes | None]:
         """Return the vector of each input, of so many dimensions; None for one that is not finite."""
@@ -180,8 +182,8 @@ class EchoEmbedder:
     def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
         return [self._tokenizer.text_ids(text) for text in texts]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(token_ids)
+    def spell(self, asked: Spell) -> Spelled:
+        return spell(self._tokenizer, asked)
 
     def embed(self, inputs: Sequence[Sequence[int]], dimensions: Sequence[int | None]) -> list[bytes | None]:
         if self._pause is not None:
@@ -190,7 +192,7 @@ class EchoEmbedder:
 
     def _embed(self, token_ids: Sequence[int], num: int) -> bytes:
         total = [0.0] * _ECHO_DIMENSIONS
-        for word in _WORD.findall(self.decode(token_ids).lower()) or [""]:
+        for word in _WORD.findall(self._tokenizer.decode(token_ids).lower()) or [""]:
             for index, byte in enumerate(hashlib.shake_128(word.encode()).digest(_ECHO_DIMENSIONS)):
                 total[index] += byte - 127.5
         length = math.sqrt(sum(number * number for number in total[:num])) or 1.0

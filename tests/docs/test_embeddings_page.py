@@ -53,3 +53,15 @@ def test_the_row_of_a_batch_is_embedded(site: DocSite) -> None:
     answer = json.loads((site.project / "out.jsonl").read_text())
     assert answer["custom_id"] == "article-17"
     assert len(answer["response"]["body"]["data"][0]["embedding"]) == 64
+
+
+def test_texts_and_tokens_as_the_completions_page_shows(site: DocSite) -> None:
+    """docs/completions.md: there and back."""
+    key = site.run("python manage.py streamserve_key create").split()[-1]
+    (block,) = [block for block in blocks_of("docs/completions.md", "Tokens of a text") if block.language == "sh"]
+    with site.serve("daphne mysite.asgi:application") as server:
+        wait_until_ready(server.url)
+        commands = [command.replace("http://127.0.0.1:8000", server.url) for command in block.commands]
+        found, back = [json.loads(site.run(f"KEY={key}; {command} -s")) for command in commands]
+    assert found["count"] == len(found["tokens"]) == len("How do I pause?")
+    assert back == {"prompt": "Hi"}

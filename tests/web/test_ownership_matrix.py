@@ -118,6 +118,8 @@ GET    batch                         401   200 404  404   404 |     200   404   
 POST   cancel_batch                  401   400 404  404   404 |     400   404     401 403    400    404
 GET    mcp                           401   403 403  403   403 |     405   405     401 403    405    403
 POST   mcp                           401   403 403  403   403 |     200   200     401 403    200    403
+POST   tokenize                      200   200 200  200   200 |     200   200     401 403    404    404
+POST   detokenize                    200   200 200  200   200 |     200   200     401 403    404    404
 GET    livez                         200   200 200  200   200 |     200   200     200 200    200    200
 GET    health                        200   200 200  200   200 |     200   200     200 200    200    200
 GET    readyz                        200   200 200  200   200 |     200   200     200 200    200    200
@@ -154,6 +156,8 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "completions"): {"model": MODEL, "prompt": "hi", **SHORT},
     ("POST", "completions_stream"): {"model": MODEL, "prompt": "hi", **SHORT},
     ("POST", "embeddings"): {"model": EMBEDDER, "input": "hi"},
+    ("POST", "tokenize"): {"model": MODEL, "prompt": "hi"},
+    ("POST", "detokenize"): {"model": MODEL, "tokens": [104, 105]},
     ("POST", "messages"): _CHAT,
     ("POST", "count_tokens"): {"model": MODEL, "messages": MESSAGES},
     ("POST", "message_batches"): {"requests": [{"custom_id": "a", "params": _CHAT}]},

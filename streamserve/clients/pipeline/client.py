@@ -53,6 +53,7 @@ from streamserve.protocol.requests import (
     check_sampling,
     refuse_parts,
 )
+from streamserve.protocol.spelling import Spell, Spelled
 
 Function = Callable[[Run], Awaitable[Any]]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -257,6 +258,10 @@ class PipelineClient:
     async def tokenize(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> tuple[int, ...]:
         """Return the prompt's token ids for the pipeline's model."""
         return await self._client.tokenize(replace(request, model=self._model), admission)
+
+    async def spell(self, asked: Spell) -> Spelled:
+        """Return ids of a bare text, or texts of ids, for the pipeline's model."""
+        return await self._client.spell(asked)
 
     async def warm(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> None:
         """Prefill a prompt of the pipeline's model."""

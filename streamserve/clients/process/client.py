@@ -11,9 +11,10 @@ from dataclasses import replace
 from streamserve.clients.base import Generation
 from streamserve.clients.process.config import LaunchConfig
 from streamserve.clients.process.link import EngineLink
-from streamserve.clients.process.messages import Control, Open, Tokenize, Warm
+from streamserve.clients.process.messages import Control, Open, Spelling, Tokenize, Warm
 from streamserve.protocol.engine import EngineStats, ModelDescription
 from streamserve.protocol.requests import NO_CALLER, START, Admission, GenerateRequest, Resume
+from streamserve.protocol.spelling import Spell, Spelled
 
 
 class ProcessClient:
@@ -56,6 +57,12 @@ class ProcessClient:
             lambda new_id: Tokenize(new_id, request, admission), stream_id=admission.stream_id
         )
         assert isinstance(answer, tuple)
+        return answer
+
+    async def spell(self, asked: Spell) -> Spelled:
+        """Return ids of a bare text, or texts of ids."""
+        answer = await self._link.require().ask(lambda new_id: Spelling(new_id, asked))
+        assert isinstance(answer, Spelled)
         return answer
 
     async def warm(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> None:

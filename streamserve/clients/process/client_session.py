@@ -26,6 +26,8 @@ from streamserve.clients.process.messages import (
     ReaderAt,
     Refusal,
     Reply,
+    Spelling,
+    Spelt,
     State,
     Tokenize,
     Vectors,
@@ -39,8 +41,9 @@ from streamserve.protocol.engine import Accepted, Park
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Error, Event
 from streamserve.protocol.frames import MSGPACK_ERRORS, FrameError, decode_event, encode_event
+from streamserve.protocol.spelling import Spelled
 
-Answer = Generation | tuple[int, ...] | Embedded  # to what a client asks
+Answer = Generation | tuple[int, ...] | Spelled | Embedded  # to what a client asks
 
 
 class SocketSource(Source):
@@ -115,7 +118,7 @@ class ClientSession:
         self._stream_ids: dict[int, str] = {}  # of the questions
 
     async def ask(
-        self, message: Callable[[int], Open | Warm | Tokenize | Embed | Control], *, stream_id: str = ""
+        self, message: Callable[[int], Open | Warm | Tokenize | Spelling | Embed | Control], *, stream_id: str = ""
     ) -> Answer:
         """Send the message made with a new id and wait for its answer; raises what the engine refuses it with.
 
@@ -158,7 +161,7 @@ class ClientSession:
                 self._on_state(message)
             case Goodbye():
                 self.goodbye = message.reason
-            case Opened() | Reply() | Vectors() | Refusal():
+            case Opened() | Reply() | Spelt() | Vectors() | Refusal():
                 question = self._questions.get(message.id)
                 if question is not None and not question.done():
                     self._answer(question, message)
@@ -187,7 +190,7 @@ class ClientSession:
         is_counted = not in_flight or not stream_id or stream_id in in_flight
         return Park(reason="lost", is_counted=is_counted, was_alone=in_flight == {stream_id})
 
-    def _answer(self, question: asyncio.Future[Answer], message: Opened | Reply | Vectors | Refusal) -> None:
+    def _answer(self, question: asyncio.Future[Answer], message: Opened | Reply | Spelt | Vectors | Refusal) -> None:
         match message:
             case Opened():
                 source = SocketSource(message.id, message.accepted, self, self._stream_ids[message.id])
@@ -195,6 +198,8 @@ class ClientSession:
                 question.set_result(source.generation)
             case Reply():
                 question.set_result(message.token_ids)
+            case Spelt():
+                question.set_result(message.spelled)
             case Vectors():
                 question.set_result(message.embedded)
             case Refusal():

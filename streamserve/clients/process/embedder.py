@@ -11,11 +11,12 @@ from dataclasses import replace
 
 from streamserve.clients.process.config import LaunchConfig
 from streamserve.clients.process.link import EngineLink
-from streamserve.clients.process.messages import Control, Embed, Tokenize
+from streamserve.clients.process.messages import Control, Embed, Spelling, Tokenize
 from streamserve.protocol.embeddings import NUMBER_BYTES, Embedded, EmbedRequest
 from streamserve.protocol.engine import EMBEDS, EngineStats, ModelDescription
 from streamserve.protocol.frames import MAX_FRAME_BYTES
 from streamserve.protocol.requests import NO_CALLER, Admission, GenerateRequest
+from streamserve.protocol.spelling import Spell, Spelled
 
 _MAX_INPUTS = 256  # of a part
 _SHARE = 2  # of a frame, a part's vectors take half at most
@@ -54,6 +55,12 @@ class ProcessEmbedder:
         """Return the ids of a request's `prompt`, as `embed` would see them."""
         answer = await self._link.require().ask(lambda new_id: Tokenize(new_id, request, admission))
         assert isinstance(answer, tuple)
+        return answer
+
+    async def spell(self, asked: Spell) -> Spelled:
+        """Return ids of a bare text, or texts of ids."""
+        answer = await self._link.require().ask(lambda new_id: Spelling(new_id, asked))
+        assert isinstance(answer, Spelled)
         return answer
 
     async def control(self, action: str) -> None:

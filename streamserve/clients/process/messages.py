@@ -3,7 +3,8 @@
     client                                   engine
     Hello  ─────────────────────────────────►          protocol, config hash, age of the settings
            ◄───────────────────────────────── Welcome  the same of the engine, pid, start time
-    Open, Warm, Tokenize, Embed, Control ───►          answered by Opened, Reply, Vectors or Refusal of the same id
+    Open, Warm, Tokenize, Control  ─────────►          answered by Opened, Reply or Refusal of the same id
+    Spelling, Embed  ───────────────────────►          answered by Spelt, Vectors or Refusal
     ReaderAt, Cancel  ──────────────────────►          not answered
            ◄───────────────────────────────── News     events of generations: one frame a loop turn
            ◄───────────────────────────────── State    once a second at least: the heartbeat
@@ -25,6 +26,7 @@ from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription,
 from streamserve.protocol.errors import Refused, StreamserveError
 from streamserve.protocol.frames import MSGPACK_ERRORS, FrameError, unpack
 from streamserve.protocol.requests import Admission, GenerateRequest, Resume
+from streamserve.protocol.spelling import Spell, Spelled
 
 PROTOCOL = 3
 
@@ -74,6 +76,13 @@ class Tokenize(Message, frozen=True):
     id: int
     request: GenerateRequest
     admission: Admission
+
+
+class Spelling(Message, frozen=True):
+    """Return ids of a bare text, or texts of ids."""
+
+    id: int
+    asked: Spell
 
 
 class Embed(Message, frozen=True):
@@ -129,6 +138,13 @@ class Vectors(Message, frozen=True):
     embedded: Embedded
 
 
+class Spelt(Message, frozen=True):
+    """The answer to `Spelling` of this id."""
+
+    id: int
+    spelled: Spelled
+
+
 class Refusal(Message, frozen=True):
     """Request `id` is refused; `kind` is the error's class."""
 
@@ -173,8 +189,8 @@ class Goodbye(Message, frozen=True):
     reason: str
 
 
-ToEngine = Open | Warm | Tokenize | Embed | Control | ReaderAt | Cancel
-ToClient = Opened | Reply | Vectors | Refusal | News | State | Goodbye
+ToEngine = Open | Warm | Tokenize | Spelling | Embed | Control | ReaderAt | Cancel
+ToClient = Opened | Reply | Spelt | Vectors | Refusal | News | State | Goodbye
 
 
 def _plain(value: Any) -> float:

@@ -27,6 +27,8 @@ from streamserve.clients.process.messages import (
     ReaderAt,
     Refusal,
     Reply,
+    Spelling,
+    Spelt,
     ToClient,
     Tokenize,
     Vectors,
@@ -112,7 +114,7 @@ class ServerSession:
             logger.exception("a message to process %d cannot be sent: connection dropped", self.connection.peer.pid)
             self.connection.abort()
 
-    async def _answer(self, message: Open | Warm | Tokenize | Embed | Control) -> None:
+    async def _answer(self, message: Open | Warm | Tokenize | Spelling | Embed | Control) -> None:
         answer: ToClient = Reply(message.id)
         try:
             match message:
@@ -127,6 +129,8 @@ class ServerSession:
                     await self._engine().warm(message.request, message.admission)
                 case Tokenize():
                     answer = Reply(message.id, await self._client.tokenize(message.request, message.admission))
+                case Spelling():
+                    answer = Spelt(message.id, await self._client.spell(message.asked))
                 case Embed():
                     if not isinstance(self._client, ThreadEmbedder):
                         raise self._other_kind()

@@ -33,6 +33,7 @@ from streamserve.protocol.requests import (
     check_needs,
     check_sampling,
 )
+from streamserve.protocol.spelling import Spell, Spelled
 
 logger = logging.getLogger("streamserve.remote")
 
@@ -109,6 +110,11 @@ class RemoteClient:
         except UpstreamLost as reason:
             self._server.note_loss(str(reason))
             raise unavailable(self.alias, retry_after=FAILED_RETRY_SECONDS) from reason
+
+    async def spell(self, asked: Spell) -> Spelled:
+        """Refuse: the server has the tokenizer."""
+        message = f"model {self.alias} runs on a server elsewhere, which has the tokenizer. Ask that server."
+        raise BadRequest(message, code="unsupported_parameter")
 
     async def warm(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> None:
         """Have the server prefill the prompt into its prefix cache, by an answer of one token."""

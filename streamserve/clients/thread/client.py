@@ -33,10 +33,12 @@ from streamserve.engine.core import EngineCore
 from streamserve.engine.grammar.compiler import NUM_PROVERS
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import OnStep, StepPlan
+from streamserve.engine.text.spelling import spell
 from streamserve.protocol.engine import EngineStats, ModelDescription
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, error_for
 from streamserve.protocol.events import Error
-from streamserve.protocol.requests import NO_CALLER, START, Admission, GenerateRequest, Resume
+from streamserve.protocol.requests import LATENCY_CLASSES, NO_CALLER, START, Admission, GenerateRequest, Resume
+from streamserve.protocol.spelling import Spell, Spelled
 
 # Rendering is Python, tokenising releases the GIL: with two threads, one long prompt or chat does not block the short
 # ones.
@@ -132,6 +134,13 @@ class ThreadClient:
             loop = asyncio.get_running_loop()
             prompt = await loop.run_in_executor(self._tokenizers, encode, engine, request)
         return prompt.token_ids
+
+    async def spell(self, asked: Spell) -> Spelled:
+        """Return ids of a bare text, or texts of ids."""
+        engine, core = self._require_engine()
+        with self._admission.reserve(core, 1, LATENCY_CLASSES[0]):
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._tokenizers, spell, engine.tokenizer, asked)
 
     async def warm(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> None:
         """Prefill the prompt into the prefix cache and generate nothing. It delays no answer, and counts as none.

@@ -31,6 +31,7 @@ from streamserve.protocol.errors import (
     StreamserveError,
 )
 from streamserve.protocol.requests import NO_CALLER, Admission, GenerateRequest
+from streamserve.protocol.spelling import Spell, Spelled
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +118,12 @@ class ThreadEmbedder:
             with self._news:
                 self._num_chars -= num_chars
         return tuple(ids)
+
+    async def spell(self, asked: Spell) -> Spelled:
+        """Return ids of a bare text, or texts of ids."""
+        embedder = self._require()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._tokenizers, embedder.spell, asked)
 
     async def control(self, action: str) -> None:
         """Pause, resume or drain: what has been accepted is computed, nothing new is accepted until "resume"."""

@@ -29,6 +29,8 @@ from streamserve.engine.model.load.source import (
     resolve,
 )
 from streamserve.engine.plan import Progress
+from streamserve.engine.text.spelling import refuse_unknown_ids
+from streamserve.protocol.spelling import Spell, Spelled
 
 logger = logging.getLogger(__name__)
 
@@ -106,9 +108,13 @@ class TorchEmbedder:
         """Return the ids of texts, the model's default prompt before each. The GIL is free meanwhile."""
         return [one.ids for one in self._rust.encode_batch([self._prompt + text for text in texts])]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of ids, specials left out."""
-        return str(self._rust.decode(list(token_ids), skip_special_tokens=True))
+    def spell(self, asked: Spell) -> Spelled:
+        """Return ids of a bare text, or texts of ids, special tokens with their names."""
+        if asked.text is not None:
+            return Spelled(token_ids=tuple(self._rust.encode(asked.text, add_special_tokens=False).ids))
+        refuse_unknown_ids(asked.token_ids, self.vocab_size)
+        groups = [[one] for one in asked.token_ids] if asked.is_apart else [list(asked.token_ids)]
+        return Spelled(texts=tuple(self._rust.decode_batch(groups, skip_special_tokens=False)))
 
     def embed(self, inputs: Sequence[Sequence[int]], dimensions: Sequence[int | None]) -> list[bytes | None]:
         """Return the vectors, cut to their `dimensions` and made of length 1 again."""

@@ -22,6 +22,7 @@ from streamserve.protocol.engine import EMBEDS
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import NO_CALLER, GenerateRequest
+from streamserve.protocol.spelling import Spell
 from tests.support.engines.engine_processes import SLOW, ask, end_engine, engine_of, spec_in, until
 
 MODEL = EmbedderConfig(alias="search", path="echo", max_batch_tokens=256)
@@ -59,6 +60,7 @@ async def test_it_gives_what_the_model_gives_in_this_process(tmp_path: Path) -> 
         model = client.describe()
         assert (model.kind, model.dimensions, model.max_model_len) == (EMBEDS, 64, 8192)
         assert await client.tokenize(GenerateRequest(model="search", prompt="ab")) == (97, 98)
+        assert (await client.spell(Spell(token_ids=(97, 98), is_apart=True))).texts == ("a", "b")
         with pytest.raises(BadRequest) as raised:
             await client.embed(asked(*texts, (10_000,)))
         assert raised.value.param == "input[600]"

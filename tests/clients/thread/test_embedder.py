@@ -31,7 +31,7 @@ class GatedEmbedder(EchoEmbedder):
         self.passes: list[list[str]] = []
 
     def embed(self, inputs: Sequence[Sequence[int]], dimensions: Sequence[int | None]) -> list[bytes | None]:
-        texts = [self.decode(ids) for ids in inputs]
+        texts = [bytes(ids).decode() for ids in inputs]
         self.passes.append(texts)
         self.begun.set()
         assert self.gate.wait(DEADLINE_SECONDS)

@@ -17,6 +17,7 @@ from streamserve.engine.model.embedder import TorchEmbedder, load_embedder  # no
 from streamserve.engine.model.load.source import ModelLoadError, UnsupportedModel  # noqa: E402
 from streamserve.engine.plan import no_progress  # noqa: E402
 from streamserve.protocol.embeddings import numbers_of  # noqa: E402
+from streamserve.protocol.spelling import Spell  # noqa: E402
 from tests.support.models.embedding_models import MAX_LEN, WIDTH, write_bert, write_decoder  # noqa: E402
 
 TEXTS = ["the cat sat on the mat", "a big red dog", "what is a train and who is in the house of the small blue garden"]
@@ -138,3 +139,12 @@ def test_weights_in_other_formats_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelLoadError):
         loaded(tmp_path)
+
+
+def test_its_tokenizer_spells(tmp_path: Path) -> None:
+    """Ids of a bare text, and the text of ids, with the names of special tokens."""
+    model = loaded(write_decoder(tmp_path))
+    (ids,) = model.encode(["the cat"])
+    assert model.spell(Spell(text="the cat")).token_ids == tuple(ids[:-1])
+    assert model.spell(Spell(token_ids=tuple(ids))).texts == ("the cat [SEP]",)
+    assert model.spell(Spell(token_ids=tuple(ids), is_apart=True)).texts == ("the", "cat", "[SEP]")
