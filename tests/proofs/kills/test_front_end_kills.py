@@ -42,7 +42,7 @@ async def test_a_client_has_the_whole_answer(site: Site, front_end: FrontEnd) ->
     for round_ in range(NUM_KILLS):
         readers = [FrontEndReader(front_end, round_ * AT_ONCE + index) for index in range(AT_ONCE)]
         reading = [asyncio.create_task(one.begin(site.servers[index % 2].url)) for index, one in enumerate(readers)]
-        await chance.choice(readers).seen(chance.randrange(1, 40))
+        await chance.choice(readers).seen(chance.randrange(1, front_end.most_frames))
         which = ("first", "engine", "second")[round_ % 3]
         kills[await killed(site, which)] += 1
         await asyncio.gather(*reading)

@@ -35,6 +35,8 @@ class FrontEnd:
 
     name = ""
     model = "echo"
+    needs_preparation = False
+    most_frames = 40  # of an answer, about
 
     async def prepare(self, http: httpx.AsyncClient, number: int) -> dict[str, str]:
         """Return what later requests of that answer need."""
@@ -56,6 +58,10 @@ class FrontEnd:
         """Return whether a frame is the answer's end."""
         raise NotImplementedError
 
+    def read(self, frames: list[Frame]) -> list[Frame]:
+        """Return what a client has of the frames of a connection that may have broken."""
+        return frames
+
     def place_of(self, frame: Frame) -> tuple[int, int] | None:
         """Return where a frame stands in the answer, None for a frame without a place: places rise."""
         return frame.place if frame.id else None
@@ -64,7 +70,7 @@ class FrontEnd:
 class Mcp(FrontEnd):
     """`tools/call` in a session of MCP 2025-11-25."""
 
-    name, model = "mcp", "audit"
+    name, model, needs_preparation, most_frames = "mcp", "audit", True, 4
 
     async def prepare(self, http: httpx.AsyncClient, number: int) -> dict[str, str]:
         params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
@@ -97,12 +103,110 @@ class Mcp(FrontEnd):
         return (int(number), 0) if number else None
 
 
+class AiSdk(FrontEnd):
+    """`useChat` of the AI SDK, with `resumeStreamIsReplay: false`."""
+
+    name = "ai-sdk"
+
+    def ask(self, number: int, kept: Mapping[str, str]) -> Request:
+        question = {"id": "q", "role": "user", "parts": [{"type": "text", "text": f"question {number}"}]}
+        body = {"id": f"chat-{number}", "messages": [question], "trigger": "submit-message", **LONG}
+        return Request(method="POST", path="/ai/chat", body=body, headers=key_of(self, number))
+
+    def resume(self, reader: FrontEndReader) -> Request:
+        headers = {"last-event-id": reader.last_id}
+        return Request(method="GET", path=f"/ai/chat/chat-{reader.number}/stream", headers=headers)
+
+    def text_of(self, frames: list[Frame]) -> str:
+        chunks = [frame.json for frame in frames if frame.data != "[DONE]"]
+        assert [one["type"] for one in chunks].count("start") == 1
+        assert chunks[-1]["type"] == "finish", chunks[-1]
+        return "".join(one["delta"] for one in chunks if one["type"] == "text-delta")
+
+    def is_end(self, frame: Frame) -> bool:
+        return frame.data == "[DONE]"
+
+
+class Responses(FrontEnd):
+    """OpenAI's Responses: a client resumes by `starting_after`."""
+
+    name = "responses"
+
+    def ask(self, number: int, kept: Mapping[str, str]) -> Request:
+        fields = {"seed": 3, "ignore_eos": True, "max_output_tokens": LONG["max_tokens"], "stream": True}
+        body = {"model": self.model, "input": f"question {number}", **fields}
+        return Request(method="POST", path="/v1/responses", body=body, headers=key_of(self, number))
+
+    def resume(self, reader: FrontEndReader) -> Request:
+        query = {"stream": "true", "starting_after": str(reader.last_place[0])}
+        return Request(method="GET", path=f"/v1/responses/resp_{reader.id}", query=query)
+
+    def text_of(self, frames: list[Frame]) -> str:
+        events = [frame.json for frame in frames if frame.data != "[DONE]"]
+        assert events[-1]["type"] in ("response.completed", "response.incomplete"), events[-1]
+        text = "".join(one["delta"] for one in events if one["type"] == "response.output_text.delta")
+        (whole,) = [one["text"] for one in events if one["type"] == "response.output_text.done"]
+        assert whole == text
+        return text
+
+    def is_end(self, frame: Frame) -> bool:
+        return frame.data == "[DONE]"
+
+    def place_of(self, frame: Frame) -> tuple[int, int] | None:
+        return None if frame.data == "[DONE]" else (frame.json["sequence_number"], 0)
+
+
+class DurableStreams(FrontEnd):
+    """A reader of `/streams/{id}/log` by SSE: it has what stands before a `control`, and resumes at its offset."""
+
+    name, needs_preparation = "durable-streams", True
+
+    async def prepare(self, http: httpx.AsyncClient, number: int) -> dict[str, str]:
+        """Start the answer; its own events are left."""
+        body = {"prompt": f"question {number}", "on_disconnect": "park", **LONG}
+        async with http.stream("POST", "/streams", json=body, headers=key_of(self, number)) as response:
+            return {"id": response.headers["x-stream-id"]} if response.status_code == 200 else {}
+
+    def ask(self, number: int, kept: Mapping[str, str]) -> Request:
+        return Request(method="GET", path=f"/streams/{kept['id']}/log", query={"live": "sse", "offset": "-1"})
+
+    def resume(self, reader: FrontEndReader) -> Request:
+        offset = next(one for one in reversed(reader.frames) if one.event == "control").json["streamNextOffset"]
+        return Request(method="GET", path=f"/streams/{reader.id}/log", query={"live": "sse", "offset": offset})
+
+    def read(self, frames: list[Frame]) -> list[Frame]:
+        while frames and frames[-1].event != "control":
+            frames = frames[:-1]
+        return frames
+
+    def text_of(self, frames: list[Frame]) -> str:
+        items = [item for frame in frames if frame.event == "data" for item in json.loads(frame.data)]
+        assert [item["seq"] for item in items] == list(range(1, len(items) + 1))
+        assert items[-1]["type"] == "done", items[-1]
+        return "".join(item["data"]["text"] for item in items if item["type"] == "token")
+
+    def is_end(self, frame: Frame) -> bool:
+        return frame.event == "control" and bool(frame.json.get("streamClosed"))
+
+    def place_of(self, frame: Frame) -> tuple[int, int] | None:
+        return (json.loads(frame.data)[-1]["seq"], 0) if frame.event == "data" else None
+
+
+LONG = {"model": "echo", "max_tokens": 60, "ignore_eos": True, "seed": 3}
+
+
+def key_of(front_end: FrontEnd, number: int) -> dict[str, str]:
+    """Return the header by which a request that was cut before its response is sent again."""
+    return {"idempotency-key": f"{front_end.name}-{number}"}
+
+
 class FrontEndReader:
     """Reads one answer, at any address, and has each frame once."""
 
     def __init__(self, front_end: FrontEnd, number: int) -> None:
         self.front_end, self.number = front_end, number
         self.id = self.last_id = ""
+        self.last_place: tuple[int, int] | None = None
         self.kept: dict[str, str] = {}
         self.frames: list[Frame] = []
         self.num_frames = self.num_cuts = 0  # frames: so far, also of the present connection
@@ -116,14 +220,15 @@ class FrontEndReader:
         with contextlib.suppress(httpx.TransportError):
             async with client(url) as http:
                 self.kept = await self.front_end.prepare(http, self.number)
-        if self.kept or not isinstance(self.front_end, Mcp):
+        self.id = self.kept.get("id", self.id)
+        if self.kept or not self.front_end.needs_preparation:
             await self._read(url, self.front_end.ask(self.number, self.kept))
 
     async def to_the_end(self, url: str) -> None:
         """Resume as often as needed."""
         async with asyncio.timeout(SECONDS):
             while not self.is_over:
-                if self.last_id:
+                if self.last_id or self.last_place is not None:
                     await self._read(url, self.front_end.resume(self))
                 else:
                     await self.begin(url)
@@ -152,10 +257,12 @@ class FrontEndReader:
                 async for piece in response.aiter_bytes():
                     data += piece
                     self.num_frames += piece.count(b"\ndata: ")
-        got = parse_sse(bytes(data))
+        got = self.front_end.read(parse_sse(bytes(data)))
         self.frames += got
         self.last_id = next((one.id for one in reversed(got) if one.id), self.last_id)
+        for frame in got:
+            self.last_place = self.front_end.place_of(frame) or self.last_place
         self.num_cuts += not self.is_over
 
 
-FRONT_ENDS: tuple[FrontEnd, ...] = (Mcp(),)
+FRONT_ENDS: tuple[FrontEnd, ...] = (AiSdk(), Responses(), DurableStreams(), Mcp())
