@@ -241,6 +241,9 @@ class Conversations(Protocol):
         whose last answer runs.
         """
 
+    async def continuation(self, stream_id: str) -> Turn | None:
+        """Return the turn of a stream that goes on with the answer of an interrupted stream, None if it has no turn."""
+
     async def turn_of(self, stream_id: str) -> Turn | None:
         """Return the turn that a stream's start has inserted (a question with its id alone), None if it has none."""
 

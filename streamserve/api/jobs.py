@@ -5,7 +5,7 @@ A job's events are its stream's events: `GET /jobs/{id}/events` resumes like `GE
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
@@ -13,9 +13,12 @@ from typing import Any, Protocol
 from streamserve.api.answers import Answers
 from streamserve.api.call import Call, Caller, Reply, json_reply
 from streamserve.api.idempotency import once_of
+from streamserve.api.interrupts import with_approvals
 from streamserve.api.native import stream_events
 from streamserve.dialects import native
+from streamserve.dialects.approvals import read_approvals
 from streamserve.dialects.batches import Page
+from streamserve.dialects.fields import Table, read, required, text
 from streamserve.dialects.pace import PACE
 from streamserve.protocol.errors import BadRequest, NotFound
 from streamserve.protocol.requests import GenerateRequest, Once
@@ -24,6 +27,8 @@ STATUSES = ("queued", "running", "done", "failed", "cancelled")
 MAX_PAGE = 100
 _PAGE = 20
 _OF_READERS = ("on_disconnect", "format", "stream", "model", *PACE)
+_NAME = text(1, 64)
+_CONTINUED: Table = {"continues": _NAME, "approvals": read_approvals, "pipeline": _NAME, "webhook": text(0, 200)}
 _CLASS = "document"  # a job has no reader who waits for its first token
 
 
@@ -90,18 +95,26 @@ class Jobs(Protocol):
 
 
 async def enqueue(call: Call, jobs: Jobs, answers: Answers) -> Reply:
-    """POST /jobs {pipeline, input | messages | prompt, webhook?, the fields of POST /streams}: queue a run, 202."""
+    """POST /jobs {pipeline, input | messages | prompt, webhook?, the fields of POST /streams}: queue a run, 202.
+
+    Or {continues, approvals, webhook?}: a run that continues an interrupted run.
+    """
     body = await call.json(answers.limits)
     once = once_of(call, "jobs", body)
     webhook = body.get("webhook", "")
     if not isinstance(webhook, str):
         raise BadRequest("'webhook' is the name of one of the site's webhooks.", param="webhook")
-    queued = await jobs.enqueue(call.caller, job_request(body, call.caller, answers), webhook=webhook, once=once)
+    request = await job_request(body, call.caller, answers, once)
+    queued = await jobs.enqueue(call.caller, request, webhook=webhook, once=once)
     return json_reply(queued.as_json(), status=202, headers={"X-Stream-Id": queued.stream_id})
 
 
-def job_request(body: dict[str, Any], caller: Caller, answers: Answers) -> GenerateRequest:
-    """Return the request in the body of a job. Raises BadRequest."""
+async def job_request(
+    body: dict[str, Any], caller: Caller, answers: Answers, once: Once | None = None
+) -> GenerateRequest:
+    """Return the request in the body of a job. Raises BadRequest, and as `with_approvals`."""
+    if "continues" in body:
+        return await _continued(body, caller, answers, once)
     name = body.get("pipeline")
     if not isinstance(name, str) or not name:
         raise BadRequest("A job needs 'pipeline', the name of a pipeline. GET /pipelines lists them.", param="pipeline")
@@ -112,6 +125,16 @@ def job_request(body: dict[str, Any], caller: Caller, answers: Answers) -> Gener
     rest = {key: value for key, value in body.items() if key not in ("pipeline", "webhook")}
     asked = native.parse({**rest, "model": name}, answers.limits, default_model="")
     return answers.with_class(asked.generate, asked, caller, "jobs", default=_CLASS)
+
+
+async def _continued(body: Mapping[str, Any], caller: Caller, answers: Answers, once: Once | None) -> GenerateRequest:
+    values = read(body, _CONTINUED)
+    given = required(values, "approvals")
+    request = await with_approvals(caller, required(values, "continues"), given, answers, once)
+    if values.get("pipeline", request.model) != request.model:
+        message = f"That stream is a run of {request.model!r}. Leave pipeline out."
+        raise BadRequest(message, code="conflicting_fields", param="pipeline")
+    return request
 
 
 async def list_jobs(call: Call, jobs: Jobs) -> Reply:

@@ -13,6 +13,7 @@ from streamserve.api.answers import Answers, Found
 from streamserve.api.call import Body, Call, Caller, Reply, json_reply
 from streamserve.api.conversations import Conversations, id_headers, turn_in, with_history
 from streamserve.api.idempotency import once_of
+from streamserve.api.interrupts import with_approvals
 from streamserve.api.resume import (
     HeadOnly,
     after_of,
@@ -24,7 +25,7 @@ from streamserve.api.resume import (
     resume,
     stream_of_event,
 )
-from streamserve.dialects import native
+from streamserve.dialects import approvals, native
 from streamserve.dialects.native import NativeEncoder, NativeRequest
 from streamserve.protocol.errors import Forbidden, NotFinished
 from streamserve.protocol.requests import Once
@@ -113,6 +114,22 @@ async def _start(
 async def _earlier(answers: Answers, asked: NativeRequest, once: Once | None) -> Stream | None:
     """Return the answer in a conversation that the key has started: it has changed the branch, so no other begins."""
     return None if once is None or asked.ask is None else await answers.earlier(once)
+
+
+async def approve(call: Call, answers: Answers, conversations: Conversations | None = None) -> Reply:
+    """POST /streams/{id}/approvals {approvals: [{id, allow, message?}]}: continue an interrupted run, and stream it."""
+    body, stream_id = await call.json(answers.limits), call.params["stream_id"]
+    once = once_of(call, f"streams/{stream_id}/approvals", body)
+    asked = approvals.parse(body)
+    request = await with_approvals(call.caller, stream_id, asked.approvals, answers, once)
+    turn = None if conversations is None else await conversations.continuation(stream_id)
+    begins_unloaded = asked.format == "native"
+    stream = await answers.begin(
+        call, request, asked.on_disconnect, once=once, begins_unloaded=begins_unloaded, turn=turn
+    )
+    ids = {} if turn is None else id_headers(await turn_in(stream, turn, conversations))
+    delivery = Delivery(answers.streams, stream, encoder_for(asked.format, stream), pace=asked.pace)
+    return Reply(body=delivery, headers=ids)
 
 
 async def stream_state(call: Call, answers: Answers) -> Reply:

@@ -88,6 +88,7 @@ ASKING: frozenset[Endpoint] = frozenset(
     (
         native.start_stream,
         native.new_stream,
+        native.approve,
         pipelines.get_run,
         pipelines.post_run,
         jobs.enqueue,
@@ -104,7 +105,7 @@ ASKING: frozenset[Endpoint] = frozenset(
     )
 )
 
-_OF_A_STREAM = ("", "events", "log", "stop", "watch")  # what follows a stream's id in its addresses
+_OF_A_STREAM = ("", "events", "log", "stop", "approvals", "watch")  # what follows a stream's id in its addresses
 
 _ANY = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -295,6 +296,7 @@ ROUTES = (
     _native("stream_events", f"streams/{_ID}/events", _CHAT, native.stream_events),
     _native("stream_log", f"streams/{_ID}/log", _CHAT, durable.read_log),
     _native("stop_stream", f"streams/{_ID}/stop", _CHAT, post=native.stop_stream),
+    _native("approve_stream", f"streams/{_ID}/approvals", _CHAT, post=native.approve),
     _native("ack_stream", f"streams/{_ID}/ack", _CHAT, post=native.ack_stream),
     _native("watch_stream", f"streams/{_ID}/watch", _WATCH, native.watch),
     unknown_route("streams/<rest:path>"),

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from streamserve.dialects import native
+from streamserve.dialects.approvals import read_approvals
 from streamserve.dialects.asked import ON_DISCONNECT, on_disconnect
 from streamserve.dialects.fields import (
     Table,
@@ -103,6 +104,7 @@ FIELDS: Mapping[str, Table] = {
         **_CREDIT,
         **_REF,
     },
+    "approve": {**_TYPE, **_ID, "approvals": read_approvals, **_CREDIT, **_PACE, **_REF},
     "ping": {**_TYPE, "t": _note},
     "pong": {**_TYPE, "t": _note},
 }
@@ -123,7 +125,7 @@ def about(values: Mapping[str, Any]) -> dict[str, str]:
 def started(
     stream: NamedStream, message: Mapping[str, Any], ids: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Return the answer to a start, or to an input, whose `id` is the stream that is continued.
+    """Return the answer to a start; or to an input or an approval, whose `id` is the stream that is continued.
 
     `ids`: of what the start has added to a conversation.
     """

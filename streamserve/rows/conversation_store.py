@@ -211,6 +211,13 @@ class ConversationRows:
             raise BadRequest(message, code="invalid_value", param="continue")
         return node.id
 
+    async def continuation(self, stream_id: str) -> Turn | None:
+        """Return the turn of a stream that goes on with the answer of an interrupted stream, None if it has no turn."""
+        before = await orm.read(turn_of, stream_id)
+        if before is None:
+            return None
+        return Turn(conversation_id=before.conversation_id, answer_id=new_row_id(), parent_id=before.answer_id)
+
     async def turn_of(self, stream_id: str) -> Turn | None:
         """Return the turn that a stream's start has inserted (its messages with their ids alone), None without one."""
         return await orm.read(turn_of, stream_id)

@@ -20,6 +20,7 @@ from typing import Any
 from streamserve.api.answers import Answers
 from streamserve.api.call import admitted
 from streamserve.api.conversations import Conversations, ids_of, with_history
+from streamserve.api.interrupts import with_approvals
 from streamserve.api.logs import get_logger
 from streamserve.api.resume import gone, not_there
 from streamserve.conf import SiteConfig
@@ -51,8 +52,8 @@ log = get_logger(__name__)
 
 _IN_CONVERSATION = "That stream is in a conversation: send start with 'conversation' and the new question."
 _WITHOUT_PERMISSION = ("ack", "ping", "pong")  # they start and read nothing
-_MAY_WAIT = ("start", "input", "stop")
-_ASKING = ("start", "input")
+_MAY_WAIT = ("start", "input", "approve", "stop")
+_ASKING = ("start", "input", "approve")
 # Such messages, beside the starts that wait for a place: then the socket is not read until one ends.
 _MAX_WAITING = 64
 _LAST_STOPS_SECONDS = 2.0  # how long a stop may take that its client does not wait for
@@ -122,7 +123,7 @@ class Socket:
 
 
 class SocketSession:
-    """What one caller does over one socket: start, resume, ack, stop, input, ping (docs/websocket.md).
+    """What one caller does over one socket: start, resume, ack, stop, input, approve, ping (docs/websocket.md).
 
     Holds what is shown, and what still starts. It never shows a caller another tenant's streams, and never waits for
     the engine while the next message could be read.
@@ -306,6 +307,14 @@ class SocketSession:
             answer = await answer_turn(self._answers.streams.log, stream.log_id)
             asked = turn.after(stream.request, answer, stream.on_disconnect)
             await self._begin(replace(asked, pace=pace) if asked.pace == SITES_OWN else asked, message)
+
+    async def _on_approve(self, message: Mapping[str, Any]) -> None:
+        """Continue an interrupted run with its user's answers."""
+        stream_id, given = required(message, "id"), required(message, "approvals")
+        with self._place(beside=stream_id):
+            request = await with_approvals(self._caller, stream_id, given, self._answers)
+            turn = None if self._conversations is None else await self._conversations.continuation(stream_id)
+            await self._begin(native.NativeRequest(generate=request, pace=pace_of(message)), message, turn)
 
     async def _on_ping(self, message: Mapping[str, Any]) -> None:
         await self._socket.send({**message, "type": "pong"})

@@ -18,6 +18,8 @@ from django.utils import timezone
 
 from streamserve.api.answers import Answers
 from streamserve.api.call import Caller
+from streamserve.api.idempotency import continuation_of
+from streamserve.api.interrupts import answered
 from streamserve.api.jobs import JobView, no_job
 from streamserve.api.pipelines import no_pipeline
 from streamserve.conf import SiteConfig
@@ -59,7 +61,11 @@ class Jobs:
         async def make() -> JobView:
             await self._check(caller, request, webhook)
             admission = await self._answers.admission(
-                caller, on_disconnect=JOB, stream_id=secrets.token_hex(16), arrived_at=time.monotonic()
+                caller,
+                on_disconnect=JOB,
+                stream_id=secrets.token_hex(16),
+                arrived_at=time.monotonic(),
+                once=continuation_of(request.continues, once) if request.continues else None,
             )
             record = self._record(admission, request)
             job = _row_of(record, webhook, once)
@@ -82,9 +88,17 @@ class Jobs:
             row = row_of(record)
             insert = partial(self._insert, record.admission, job, row)
             await written(answer_started, StreamRow, insert, partial(tell_started, row), alone=orm.call)
-        except (IntegrityError, Overloaded, QuotaExceeded):
+        except (IntegrityError, Overloaded, QuotaExceeded) as error:
             await self._streams.log.drop(record.log_id)
+            if isinstance(error, IntegrityError) and record.once is not None:
+                await self._check_unanswered(record.once)
             raise
+
+    async def _check_unanswered(self, once: Once) -> None:
+        """Raise Answered where another stream has the key of a continuation meanwhile, by another request."""
+        other = await self._streams.store.find(request_key=once.key)
+        if other is not None and other.once != once:
+            raise answered(other.id)
 
     async def find(self, caller: Caller, job_id: str) -> JobView:
         """Return a job of the caller's tenant. Raises NotFound."""

@@ -115,3 +115,30 @@ async def test_the_page_s_static_text_is_computed_once(transactional_db: Any, al
         await site.reset()
     finally:
         forget("prices")
+
+
+async def test_the_page_s_tool_asks_first(transactional_db: Any, alice_key: str) -> None:
+    """The page's pipeline ends where its call asks, and the body of its curl line continues it."""
+    blocks = blocks_of("docs/pipelines.md")
+    source = next(block.text for block in blocks if "confirm=lambda" in block.text).replace('model="chat"', "")
+    curl = next(block.text for block in blocks if "/approvals" in block.text and block.language == "sh")
+    call = '<tool_call>\n{"name": "cancel_invoice", "arguments": {"number": 7}}\n</tool_call>'
+    echo = {"PATH": "echo", "FORMAT": "qwen3", "ANSWERS": {"is cancelled": "Done.", "": call}}
+    try:
+        with override_settings(STREAMSERVE={"TESTING": True, "MODELS": {"chat": echo}}):
+            await site.reset()
+            exec(source, {"__name__": "bills.pipelines"})  # noqa: S102  (the page is ours)
+            await until_ready()
+            caller = Caller(key=alice_key)
+            asked = (
+                await caller.post("/pipelines/desk", {"messages": [{"role": "user", "content": "Cancel invoice 7"}]})
+            ).json()
+            (approval,) = asked["approvals"]
+            assert (asked["finish_reason"], approval["message"]) == ("interrupt", "Cancel invoice 7?")
+            body = re.search(r"-d '(.*)'", curl)[1].replace("call_1", approval["id"])  # type: ignore[index]
+            rest = await body_of(await caller.post(f"/streams/{asked['id']}/approvals", json.loads(body)))
+            assert b"Invoice 7 is cancelled." in rest
+            assert b"Done." in rest
+            await site.reset()
+    finally:
+        forget("desk")

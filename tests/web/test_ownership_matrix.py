@@ -46,6 +46,7 @@ GET    stream                        404   200 404  404   404 |     200   404   
 GET    stream_events                 404   200 404  404   404 |     200   404     401 403    404    404
 GET    stream_log                    404   200 404  404   404 |     200   404     401 403    404    404
 POST   stop_stream                   404   200 404  404   404 |     200   404     401 403    404    404
+POST   approve_stream                404   400 404  404   404 |     400   404     401 403    404    404
 POST   ack_stream                    200   200 200  200   200 |     200   200     401 403    200    200
 GET    watch_stream                  401   404 404  404   404 |     403   403     401 403    403    404
 GET    pipelines                     200   200 200  200   200 |     200   200     401 403    200    200
@@ -135,6 +136,7 @@ _RESPONSE = {"model": MODEL, "input": "hi", "max_output_tokens": 2, "seed": 7}
 # What a route sends, where it sends something; {} for the rest of the POSTs. `{name}`: of alice's.
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", "streams"): {"model": MODEL, "prompt": "hi", **SHORT},
+    ("POST", "approve_stream"): {"approvals": [{"id": "call_1", "allow": True}]},  # that stream asks nothing: 400
     ("POST", "ack_stream"): {"reader": "r" * 8, "seq": 1},
     ("POST", "pipeline"): {"messages": MESSAGES},
     ("POST", "jobs"): {"pipeline": PIPELINE, "messages": MESSAGES},
@@ -184,6 +186,7 @@ OBJECTS = {
         ("stream", "stream_events", "stream_log", "stop_stream", "ack_stream", "watch_stream", "chat_stream_events"),
         "stream",
     ),
+    "approve_stream": "stream",
     **dict.fromkeys(("job", "job_events", "cancel_job"), "job"),
     **dict.fromkeys(("chat_completion", "chat_completion_messages"), "stored chat"),
     **dict.fromkeys(("response", "cancel_response", "response_input_items"), "response"),

@@ -106,7 +106,8 @@ class Run:
         mcp: McpServers | None = None,
     ) -> None:
         self.input: Mapping[str, Any] = request.input
-        self.messages: tuple[Message, ...] = request.messages or ()
+        # Without their places in the caller's body, which no other attempt knows: answers are known by their messages.
+        self.messages: tuple[Message, ...] = tuple(replace(one, param="") for one in request.messages or ())
         self.stream_id, self.tenant, self.model = admission.stream_id, admission.tenant, model
         self.caller = Identity.of(admission.owner, admission.tenant)
         self.deadline = None if request.timeout_seconds is None else time.monotonic() + request.timeout_seconds

@@ -21,10 +21,12 @@ from django.urls import reverse
 from streamserve.api.call import Caller, Reply
 from streamserve.api.conversations import with_history
 from streamserve.api.idempotency import once_for
+from streamserve.api.interrupts import with_approvals
 from streamserve.api.jobs import JobView, job_request
 from streamserve.api.resume import encoder_for
 from streamserve.asgi.handover import MORE_HEADERS
 from streamserve.dialects import fold, native
+from streamserve.dialects.approvals import read_approvals
 from streamserve.dialects.fold import Delta, Failed, Piece
 from streamserve.dialects.pace import SITES_OWN
 from streamserve.protocol.errors import (
@@ -33,6 +35,7 @@ from streamserve.protocol.errors import (
     Unauthorized,
 )
 from streamserve.protocol.events import TEXT, LoggedEvent, Usage
+from streamserve.protocol.requests import GenerateRequest, Once
 from streamserve.rows.receivers import telling_refusals
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect, follow
@@ -56,6 +59,7 @@ class Completion:
     stream_id: str
     usage: Usage
     message_id: str = ""  # in its conversation
+    approvals: tuple[dict[str, Any], ...] = ()  # what a run asks its user: `finish_reason` is "interrupt" then
 
     def __str__(self) -> str:
         return self.text
@@ -66,7 +70,8 @@ def complete(question: str | Messages = "", **options: Any) -> Completion:
 
     `question` is a text or a list of messages. Options: `request` or `user`, whose answer it is, or `tenant`, a name;
     `system`, a text before the question; and every field of POST /streams (`model`, `max_tokens`, `prompt`,
-    `conversation`, …). Raises StreamserveError.
+    `conversation`, …). Without a question: `continues`, the stream id of an interrupted run, and `approvals`, its
+    user's answers. Raises StreamserveError.
     """
     return stream(question, **options).whole()
 
@@ -96,6 +101,8 @@ class LazyAnswer:
         user: Any = None,
         tenant: str = "",
         system: str = "",
+        continues: str = "",
+        approvals: Sequence[Mapping[str, Any]] = (),
         **fields: Any,
     ) -> None:
         given = [name for name, value in (("request", request), ("user", user), ("tenant", tenant)) if value]
@@ -104,7 +111,11 @@ class LazyAnswer:
         if len(tenant) > _MAX_TENANT_CHARS:
             raise BadRequest(f"A tenant's name has at most {_MAX_TENANT_CHARS} characters.", param="tenant")
         self._request, self._user, self._tenant = request, user, tenant
-        self.bodies = list(_bodies(question, system, fields))
+        if continues and (question or system or set(fields) - {"model"}):
+            message = "A run that was interrupted goes on with its own question: give continues and approvals alone."
+            raise BadRequest(message, code="conflicting_fields", param="continues")
+        self._continues, self._approvals = continues, approvals
+        self.bodies = [fields] if continues else list(_bodies(question, system, fields))
         self._stream: Stream | None = None
         self._pace = SITES_OWN
 
@@ -205,6 +216,12 @@ class LazyAnswer:
         if self._stream is not None:
             return self._stream
         answers = get_site().answers
+        if self._continues:
+            conversations = get_site().conversations
+            turn = None if conversations is None else await conversations.continuation(self._continues)
+            request = await self.continued(caller)
+            self._stream = await answers.start(caller, request, on_disconnect, turn=turn)
+            return self._stream
         model = await answers.default_model(caller)
         for body in self.bodies:
             asked = native.parse(body, answers.limits, default_model=model, in_conversations=True)
@@ -217,6 +234,11 @@ class LazyAnswer:
                 if body is self.bodies[-1]:
                     raise
         raise AssertionError("the last body returns or raises")
+
+    async def continued(self, caller: Caller, once: Once | None = None) -> GenerateRequest:
+        """Return the request that continues the interrupted run. Raises as `with_approvals`."""
+        given = read_approvals(list(self._approvals), "approvals")
+        return await with_approvals(caller, self._continues, given, get_site().answers, once)
 
     async def _whole(self, caller: Caller) -> Completion:
         started = await self._start(caller, "abort")
@@ -289,6 +311,7 @@ def _completion(started: Stream, events: list[LoggedEvent]) -> Completion:
         stream_id=started.id,
         usage=done.usage,
         message_id="" if started.admission.turn is None else started.admission.turn.answer_id,
+        approvals=tuple(one.payload() for one in answer.approvals),
     )
 
 
@@ -313,6 +336,7 @@ class RunResult:
     finish_reason: str
     stream_id: str
     usage: Usage
+    approvals: tuple[dict[str, Any], ...] = ()  # what it asks its user: `finish_reason` is "interrupt" then
 
     def __str__(self) -> str:
         return self.text
@@ -339,6 +363,7 @@ async def run_pipeline(
         finish_reason=whole["finish_reason"],
         stream_id=started.id,
         usage=started.usage,
+        approvals=tuple(whole.get("approvals", ())),
     )
 
 
@@ -378,7 +403,8 @@ class _Job:
         if input is not None:
             options["input"] = input
         self.answer = LazyAnswer(question, **options)
-        self._body = {**self.answer.bodies[0], "pipeline": name}
+        continued: dict[str, Any] = {name: options[name] for name in ("continues", "approvals") if name in options}
+        self._body = {**self.answer.bodies[0], "pipeline": name, **continued}
 
     async def enqueue(self, caller: Any) -> JobView:
         with telling_refusals(caller, "python", self._body["pipeline"]):
@@ -387,5 +413,5 @@ class _Job:
     async def _enqueue(self, caller: Any) -> JobView:
         site = get_site()
         once = once_for(caller, self._key, "jobs", self._body) if self._key else None
-        request = job_request(self._body, caller, site.answers)
+        request = await job_request(self._body, caller, site.answers, once)
         return await site.work.jobs.enqueue(caller, request, webhook=self._webhook, once=once)
