@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -49,6 +49,18 @@ class ThreadView:
     conversation_id: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where messages are added, by a client that sends what is new alone.
+
+    After the answer of `stream_id`; or at the end of `conversation_id`; else in a new conversation, begun by `source`.
+    """
+
+    source: str
+    stream_id: str = ""
+    conversation_id: str = ""
+
+
 class Threads(Protocol):
     """The threads of a site's callers."""
 
@@ -65,6 +77,13 @@ class Threads(Protocol):
         NotFinished while the answer before is being made.
         """
 
+    async def append(self, caller: Caller, sent: Sequence[Sent], place: Place) -> Prepared | None:
+        """Return the prompt of a branch with all of `sent` after it, and the turn to insert; None: nothing is kept.
+
+        None also for the `stream_id` of an answer that no conversation of the caller's has. Stores nothing. Raises
+        NotFound for an unknown conversation; BadRequest, NotFinished as `prepare`.
+        """
+
 
 class MemoryThreads:
     """The threads of a process without a database: each names the last stream of its caller."""
@@ -79,6 +98,9 @@ class MemoryThreads:
     async def prepare(
         self, caller: Caller, key: ThreadKey, sent: Sequence[Sent], *, continues: bool = False
     ) -> Prepared | None:
+        return None
+
+    async def append(self, caller: Caller, sent: Sequence[Sent], place: Place) -> Prepared | None:
         return None
 
 
@@ -120,12 +142,21 @@ async def with_thread(
     return replace(request, model=model, messages=messages), turn
 
 
+async def appended(caller: Caller, sent: Sequence[Sent], place: Place, threads: Threads) -> Prepared | None:
+    """Return what `Threads.append` does. For an answer that has just ended and is being written this waits a little."""
+    return await _until_written(lambda: threads.append(caller, sent, place))
+
+
 async def _prepared(
     threads: Threads, caller: Caller, key: ThreadKey, sent: Sequence[Sent], continues: bool
 ) -> Prepared | None:
+    return await _until_written(lambda: threads.prepare(caller, key, sent, continues=continues))
+
+
+async def _until_written(prepare: Callable[[], Awaitable[Prepared | None]]) -> Prepared | None:
     for delay in WRITE_DELAYS:
         try:
-            return await threads.prepare(caller, key, sent, continues=continues)
+            return await prepare()
         except NotFinished:
             await asyncio.sleep(delay)
-    return await threads.prepare(caller, key, sent, continues=continues)
+    return await prepare()

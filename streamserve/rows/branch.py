@@ -79,11 +79,15 @@ def prompt_of(branch: Sequence[Message], questions: Mapping[str, Turn]) -> list[
     tool is a turn of its own.
     """
     turns: list[Turn] = []
+    has_answer = False  # of the last question, which may have shown nothing; questions that came together have none
     for row in branch:
         if row.role == "user":
-            _drop_unanswered(turns)
+            if has_answer:
+                _drop_unanswered(turns)
             turns.append(questions[row.pk])
+            has_answer = False
             continue
+        has_answer = has_answer or row.role == "assistant"
         blocks = json.loads(row.content).get("blocks", []) if row.content else []
         if row.role == "tool":
             turns.append(Turn(role="tool", content=row.text, extra={"tool_call_id": blocks[0]["id"]}))

@@ -14,8 +14,8 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from streamserve.api.call import Caller
-from streamserve.api.conversations import Prepared
-from streamserve.api.threads import PIECE, Sent, ThreadView
+from streamserve.api.conversations import Prepared, no_conversation
+from streamserve.api.threads import PIECE, Place, Sent, ThreadView
 from streamserve.dialects.fold import TOOL_USE
 from streamserve.protocol.errors import BadRequest, NotFinished
 from streamserve.protocol.events import TEXT
@@ -87,6 +87,40 @@ class ThreadRows:
         messages = self._prompt(nodes, turn)
         return Prepared(messages=messages, turn=turn, model="" if conversation is None else conversation.model)
 
+    async def append(self, caller: Caller, sent: Sequence[Sent], place: Place) -> Prepared | None:
+        if not self._keeps or caller.owner in ANONYMOUS:
+            return None
+        return await orm.read(self._append, caller, sent, place)
+
+    def _append(self, caller: Caller, sent: Sequence[Sent], place: Place) -> Prepared | None:
+        told = [one for one in sent if one.message.role not in SYSTEM_ROLES]
+        _check_kept(told)
+        conversation, parent_id = None, ""
+        if place.stream_id:
+            mine = Conversation.objects.of(caller.tenant)
+            answer = MessageRow.objects.filter(stream_id=place.stream_id, conversation__in=mine).first()
+            if answer is None:
+                return None
+            conversation, parent_id = answer.conversation, answer.pk
+        elif place.conversation_id:
+            conversation = _found(caller, place.conversation_id)
+            parent_id = conversation.leaf
+        nodes = {} if conversation is None else nodes_of(conversation, self._limits, len(told) + 1)
+        if parent_id not in nodes:
+            parent_id = ""
+        if nodes.get(parent_id, _DONE).state == "running":
+            raise NotFinished("The answer before is still being made. Wait for its end, or cancel it.")
+        given, question = _added(told)
+        turn = Turn(
+            conversation_id=new_row_id() if conversation is None else conversation.pk,
+            answer_id=new_row_id(),
+            parent_id=parent_id,
+            given=given,
+            question=question,
+            source=place.source if conversation is None else "",
+        )
+        return Prepared(messages=self._prompt(nodes, turn), turn=turn)
+
     def _prompt(self, nodes: Nodes, turn: Turn) -> tuple[Message, ...]:
         """Return the branch with what is new, in the words that a later turn will have, too."""
         added = [MessageRow(id=one.id, role=one.role, content=one.content, text=one.text) for one in turn.given]
@@ -151,6 +185,13 @@ def _what_is_new(conversation: Conversation, nodes: Nodes, told: Sequence[Sent])
         return newest_rest(nodes, last_answer(nodes, node.id)) if last_answer(nodes, node.id) else "", new
     is_end = not new and last + 1 == num_old
     return node.id if is_end and node.role in _NEW_ROLES else newest_rest(nodes, node.id), new
+
+
+def _found(caller: Caller, conversation_id: str) -> Conversation:
+    found = Conversation.objects.of(caller.tenant).filter(pk=conversation_id).first()
+    if found is None:
+        raise no_conversation()
+    return found
 
 
 def _last_end(conversation: Conversation | None, nodes: Nodes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -20,11 +21,16 @@ MODEL = "echo"
 def test_the_pages_examples_run(hard_server: DaphneServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each ends with the response that it is about."""
     monkeypatch.setenv("NO_PROXY", "*")
-    names: dict[str, Any] = {"KEY": ApiKey.objects.make()[1], "MODEL": MODEL}
+    key = ApiKey.objects.make()[1]
+    headers = {"Authorization": f"Bearer {key}"}
+    talk = httpx.post(f"{hard_server.url}/conversations", json={}, headers=headers, trust_env=False).json()["id"]
+    names: dict[str, Any] = {"KEY": key, "MODEL": MODEL, "CONVERSATION": f"conv_{talk}"}
     for block in blocks_of(PAGE):
         if block.language == "python":
             exec(block.text.replace(SHOWN, hard_server.url), names)  # noqa: S102  (the page's own code)
     assert names["second"].previous_response_id == names["first"].id
     assert isinstance(names["client"], openai.OpenAI)
     assert names["begun"].status in ("completed", "incomplete")
+    messages = httpx.get(f"{hard_server.url}/conversations/{talk}/messages", headers=headers, trust_env=False).json()
+    assert [one["role"] for one in messages["messages"]] == ["user", "assistant"] * 2
     assert names["event"].type in ("response.completed", "response.incomplete")

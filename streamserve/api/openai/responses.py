@@ -14,20 +14,25 @@ from weakref import WeakKeyDictionary
 
 from streamserve.api.answers import Answers
 from streamserve.api.call import Call, Caller, Reply, json_reply
+from streamserve.api.conversations import Prepared, conversations_off, no_conversation
 from streamserve.api.idempotency import once_of
 from streamserve.api.resume import HeadOnly, after_of, gone, not_there
+from streamserve.api.threads import Place, Sent, Threads, appended
 from streamserve.clients.base import until_loaded
 from streamserve.dialects.fold import Failed, Fold
 from streamserve.dialects.openai.responses import output, request, stored
-from streamserve.dialects.openai.responses.items import Item
+from streamserve.dialects.openai.responses.items import INPUT, Item, messages_of
 from streamserve.dialects.openai.responses.request import ResponseRequest
 from streamserve.dialects.openai.responses.stored import StoredResponse, no_previous, no_response
 from streamserve.protocol.errors import BadRequest, Gone, NotFinished, NotFound
 from streamserve.protocol.events import LoggedEvent
+from streamserve.protocol.requests import Once, Turn
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
+
+SOURCE = "responses"  # of the conversations that responses begin: the chat page does not list them
 
 
 class Responses(Protocol):
@@ -72,14 +77,18 @@ class LocalResponses:
         del self._kept[stream]
 
 
-async def create_response(call: Call, answers: Answers, responses: Responses | None = None) -> Reply:
+async def create_response(
+    call: Call, answers: Answers, responses: Responses | None = None, threads: Threads | None = None
+) -> Reply:
     """POST /v1/responses, streamed, whole, or in the background."""
     body = await call.json(answers.limits)
     asked = request.parse(body, answers.limits, default_model=await answers.default_model(call.caller))
     if responses is None:
         asked = _unstored(asked)
-    asked = await _with_history(call, asked, answers, responses)
-    stream = await _start(call, answers, asked, body)
+    once = once_of(call, "responses", body)
+    stream = None if once is None else await answers.earlier(once)
+    if stream is None:
+        stream = await _start(call, answers, asked, once, responses, threads)
     if asked.store and responses is not None:
         try:
             await responses.keep(stream, StoredResponse(stream_id=stream.id, head=asked.head, items=asked.items))
@@ -108,24 +117,76 @@ def _unstored(asked: ResponseRequest) -> ResponseRequest:
     return replace(asked, store=False, head={**asked.head, "store": False})
 
 
-async def _start(call: Call, answers: Answers, asked: ResponseRequest, body: dict[str, Any]) -> Stream:
-    once = once_of(call, "responses", body)
+async def _start(
+    call: Call,
+    answers: Answers,
+    asked: ResponseRequest,
+    once: Once | None,
+    responses: Responses | None,
+    threads: Threads | None,
+) -> Stream:
+    """Start the answer, in the conversation that it names or continues, or in a new conversation."""
+    asked, turn = await _with_turn(call, answers, asked, responses, threads)
     is_durable = once is not None or (asked.stream and asked.store)
     on_disconnect = asked.on_disconnect or ("park" if is_durable else "abort")
     generate = answers.with_class(asked.generate, asked, call.caller, "responses")
     try:
         return await answers.begin(
-            call, generate, "finish" if asked.background else on_disconnect, once=once, shortens=asked.shortens
+            call,
+            generate,
+            "finish" if asked.background else on_disconnect,
+            once=once,
+            turn=turn,
+            shortens=asked.shortens,
         )
     except BadRequest as error:
         error.param = request.field_of(error.param, generate)
         raise
 
 
+async def _with_turn(
+    call: Call, answers: Answers, asked: ResponseRequest, responses: Responses | None, threads: Threads | None
+) -> tuple[ResponseRequest, Turn | None]:
+    """Return the request with what came before, and what its start adds to a conversation."""
+    prepared = await _prepared(call, asked, threads)
+    if prepared is None:
+        return await _with_history(call, asked, answers, responses), None
+    return request.with_messages(asked, prepared.messages), prepared.turn
+
+
+async def _prepared(call: Call, asked: ResponseRequest, threads: Threads | None) -> Prepared | None:
+    """Return the prompt by what the site keeps of conversations, and what the start adds to it.
+
+    None where nothing is kept: a request that is not stored, one with images or files, a response before it that no
+    conversation has.
+    """
+    sent = [Sent(message=one) for one in messages_of(asked.items, INPUT)]
+    place = Place(
+        source=SOURCE,
+        stream_id=stored.stream_id_of(asked.previous_id),
+        conversation_id=stored.conversation_row(asked.conversation_id),
+    )
+    is_kept = asked.store and threads is not None and (asked.conversation_id or not _has_files(sent))
+    if not is_kept or (asked.previous_id and not place.stream_id):
+        found = None
+    elif asked.conversation_id and not place.conversation_id:
+        raise no_conversation()
+    else:
+        assert threads is not None
+        found = await appended(call.caller, sent, place, threads)
+    if found is None and asked.conversation_id:
+        raise conversations_off()
+    return found
+
+
+def _has_files(sent: Sequence[Sent]) -> bool:
+    return any(one.message.parts for one in sent)
+
+
 async def _with_history(
     call: Call, asked: ResponseRequest, answers: Answers, responses: Responses | None
 ) -> ResponseRequest:
-    """Return the request with the items of the responses before it."""
+    """Return the request with the items of the responses before it, as they are kept beside their events."""
     if not asked.previous_id:
         return request.with_history(asked, (), answers.limits)
     items: list[Item] = []
@@ -195,11 +256,13 @@ async def input_items(call: Call, responses: Responses) -> Reply:
     return json_reply(stored.input_items_json(await _kept(call, responses), call.query()))
 
 
-async def count_tokens(call: Call, answers: Answers, responses: Responses | None = None) -> Reply:
+async def count_tokens(
+    call: Call, answers: Answers, responses: Responses | None = None, threads: Threads | None = None
+) -> Reply:
     """POST /v1/responses/input_tokens: the length of the prompt that a response would have. Generates nothing."""
     body = await call.json(answers.limits)
     asked = request.parse_count(body, answers.limits, default_model=await answers.default_model(call.caller))
-    asked = await _with_history(call, asked, answers, responses)
+    asked, _ = await _with_turn(call, answers, asked, responses, threads)
     generate = answers.with_own_system(asked.generate)
     client = await answers.client(call.caller, generate.model)
     await call.wait(until_loaded(client, answers.streams.settings.engine_wait_seconds))

@@ -280,12 +280,11 @@ def _call_extra(item: Item) -> dict[str, Any]:
     return {"tool_calls": [{"id": item["call_id"], "type": "function", "function": function}]}
 
 
-def refuse_no_call(items: Sequence[Item], param: str) -> None:
-    """Raise BadRequest for a result of a call that no item before it has made."""
+def refuse_no_call(messages: Sequence[Message], param: str) -> None:
+    """Raise BadRequest for a result of a call that no message before it has made."""
     calls: set[str] = set()
-    for place, item in enumerate(items):
-        if item["type"].endswith("_call"):
-            calls.add(item.get("call_id", ""))
-        elif item["type"].endswith("_call_output") and item["call_id"] not in calls:
-            where = f"{param}[{place}].call_id"
+    for message in messages:
+        calls |= {call["id"] for call in message.extra.get("tool_calls", ())}
+        if message.role == "tool" and message.extra["tool_call_id"] not in calls:
+            where = f"{message.param}.call_id" if message.param else param
             wrong_value(where, "names no call of the items before it")

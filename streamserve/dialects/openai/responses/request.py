@@ -52,7 +52,7 @@ from streamserve.dialects.tools import (
 )
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest, Message, Tool, ToolChoice
+from streamserve.protocol.requests import SYSTEM_ROLES, GenerateRequest, Message, Tool, ToolChoice
 
 _WORD = text(0, 512)
 _MAX_TOOL_CALLS = 2**31 - 1
@@ -76,6 +76,7 @@ _SHARED_SAMPLING = (
 )
 _SHARED = ("model", "metadata", "timeout_seconds", "latency_class", "chat_template_kwargs", "prediction")
 _TEXT_ID = text(1, 128)
+_INSTRUCTIONS = "instructions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,7 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Res
         fields["chat_template_kwargs"] = {**EFFORTS[effort], **values.get("chat_template_kwargs", {})}
     fields["messages"] = messages_of(items, "input")
     if "instructions" in values:
-        fields["messages"].insert(0, Message(role="system", content=values["instructions"], param="instructions"))
+        fields["messages"].insert(0, Message(role="system", content=values["instructions"], param=_INSTRUCTIONS))
     fields["messages"] = tuple(fields["messages"])
     fields["grammar"] = values.get("text", {}).get("format")
     take_tier(values, TIERS)
@@ -136,11 +137,23 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Res
 def with_history(asked: ResponseRequest, history: Sequence[Item], limits: Limits) -> ResponseRequest:
     """Return the request with the items before its own. Raises `BadRequest` where they are too many together."""
     items = (*history, *asked.items)
-    refuse_no_call(items, INPUT)
-    system = [message for message in (asked.generate.messages or ()) if message.param == "instructions"]
-    messages = (*system, *messages_of(items, INPUT))
+    messages = (*instructions_of(asked), *messages_of(items, INPUT))
+    refuse_no_call(messages, INPUT)
     refuse_too_long(messages, INPUT, limits)
     return replace(asked, generate=replace(asked.generate, messages=messages))
+
+
+def with_messages(asked: ResponseRequest, messages: Sequence[Message]) -> ResponseRequest:
+    """Return the request with the messages of a conversation: its instructions, then system messages, then the rest."""
+    system = [one for one in messages_of(asked.items, INPUT) if one.role in SYSTEM_ROLES]
+    whole = (*instructions_of(asked), *system, *messages)
+    refuse_no_call(messages, INPUT)
+    return replace(asked, generate=replace(asked.generate, messages=whole))
+
+
+def instructions_of(asked: ResponseRequest) -> list[Message]:
+    """Return the message of the request's `instructions`, if it has any."""
+    return [message for message in asked.generate.messages or () if message.param == _INSTRUCTIONS]
 
 
 def parse_count(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> ResponseRequest:

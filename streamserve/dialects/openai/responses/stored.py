@@ -17,6 +17,8 @@ from streamserve.protocol.errors import BadRequest, NotFound
 
 MOST, USUAL = 100, 20
 _ID = re.compile(f"{PREFIX}([0-9a-f]{{32}})")
+CONVERSATION_PREFIX = "conv_"
+_CONVERSATION = re.compile(f"{CONVERSATION_PREFIX}([0-9a-f]{{32}})")
 _LISTED = ("limit", "order", "after")
 _RETRIEVED = ("stream", "starting_after", "include_obfuscation")
 _MAX_DIGITS = 15
@@ -52,6 +54,12 @@ class Retrieve:
 def stream_id_of(response_id: str) -> str:
     """Return the stream's id; "" of anything else."""
     found = _ID.fullmatch(response_id)
+    return found[1] if found else ""
+
+
+def conversation_row(conversation_id: str) -> str:
+    """Return the id of a conversation's row; "" of anything else."""
+    found = _CONVERSATION.fullmatch(conversation_id)
     return found[1] if found else ""
 
 
