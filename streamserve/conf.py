@@ -33,6 +33,7 @@ from streamserve.engine.config import CLASSES, SPECULATION, EmbedderConfig, Engi
 from streamserve.engine.text.formats.markup import NAMES as FORMAT_NAMES
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.permissions import ANYONE, PERMISSION_HINT, STAFF, Permission, problem_of
+from streamserve.protocol.prices import Price
 from streamserve.protocol.requests import LATENCY_CLASSES, OTHER_PARTS, ROUTES_WITH_CLASSES
 from streamserve.streams.config import AttachmentConfig, BatchConfig, JobConfig, StreamConfig
 from streamserve.streams.log.base import UNFINISHED_SECONDS
@@ -200,6 +201,12 @@ class SiteConfig:
     """Files that questions bring (docs/conversations.md#attachments)."""
     share_links: bool = False
     """Let owners make links by which anyone reads a branch of a conversation (docs/conversations.md#share-links)."""
+    usage: bool = True
+    """Keep what each owner uses of each model a day (docs/usage.md): one more row a day, and no text."""
+    prices: Mapping[str, Price] = field(default_factory=dict)
+    """Model or pipeline → what a million of its tokens cost, for the usage: `PROMPT`, `CACHED` and `COMPLETION`. Rows
+    of batches cost half.
+    """
     prompt_in_url: bool = False
     """Let `GET /streams/new?prompt=…` and `GET /v1/completions/stream?prompt=…` start answers. Off, because servers and
     proxies write addresses, and so the prompts, into their access logs; resuming there by `Last-Event-ID` works in any
@@ -340,6 +347,8 @@ class _SiteReader(SettingsReader):
             titles=self._one_of(given, "TITLES", TITLES, in_tests=None, testing=testing),
             attachments=self._options(AttachmentConfig, given, "ATTACHMENTS"),
             share_links=self.boolean(given, "SHARE_LINKS"),
+            usage=self._usage(given),
+            prices=self._prices(given.get("PRICES", {})),
             prompt_in_url=self.boolean(given, "PROMPT_IN_URL"),
             reasoning_field=self._one_of(given, "REASONING_FIELD", REASONING_FIELDS, in_tests=None, testing=testing),
             cors_origins=self._origins(given.get("CORS_ORIGINS", ())),
@@ -570,6 +579,16 @@ class _SiteReader(SettingsReader):
         for route, name in given.items():
             self.one_of(name, LATENCY_CLASSES, f'["ROUTE_CLASSES"]["{route}"]')
         return MappingProxyType({str(route): str(name) for route, name in given.items()})
+
+    def _usage(self, given: Mapping[str, Any]) -> bool:
+        return self.boolean({"USAGE": True, **given}, "USAGE")
+
+    def _prices(self, raw: object) -> Mapping[str, Price]:
+        """Return the price of each model that has one."""
+        given = self.mapping(raw, "PRICES")
+        return MappingProxyType(
+            {str(name): self.dataclass(Price, price, f'PRICES["{name}"]') for name, price in given.items()}
+        )
 
     def _webhooks(self, raw: object) -> Mapping[str, Webhook]:
         """Return the targets by name."""

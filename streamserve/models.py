@@ -26,6 +26,7 @@ from streamserve.protocol.requests import LATENCY_CLASSES
 from streamserve.rows.conversations import Attachment, Conversation, Message, Share, Thread
 from streamserve.rows.leases import LeasedQuerySet
 from streamserve.rows.queries import Keyed
+from streamserve.rows.usage_days import UsageDay
 from streamserve.rows.work import Batch, BatchRow, Job, JobStep, StoredFile, WebhookDelivery, Worker
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "StoredResponse",
     "Stream",
     "Thread",
+    "UsageDay",
     "Watch",
     "WebhookDelivery",
     "Worker",

@@ -24,6 +24,7 @@ _GROUPS = (
     ("Conversations", ("conversations", "attachments"), "[conversations](../conversations.md)"),
     ("AI SDK", ("ai/",), "[the AI SDK](../ai-sdk.md)"),
     ("AG-UI", ("ag-ui",), "[AG-UI](../ag-ui.md)"),
+    ("Usage", ("usage",), "[usage](../usage.md)"),
     (
         "OpenAI",
         (

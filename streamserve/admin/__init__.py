@@ -4,11 +4,11 @@
     keys.py, streams.py, work.py
     conversations.py    the tree of a conversation, share links, attachments
     messages.py         questions and answers, ratings; export.py: as a file
-    live.py             the live page
+    live.py, usage.py   the live page; what was used
 
 No query outside managers, no rule of the business: the admin shows, revokes, cancels and stops.
 """
 
-from streamserve.admin import conversations, keys, live, messages, streams, work
+from streamserve.admin import conversations, keys, live, messages, streams, usage, work
 
-__all__ = ["conversations", "keys", "live", "messages", "streams", "work"]
+__all__ = ["conversations", "keys", "live", "messages", "streams", "usage", "work"]

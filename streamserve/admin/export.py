@@ -121,11 +121,11 @@ def _json_lines(rows: list[dict[str, Any]]) -> str:
 
 def _csv_lines(rows: list[dict[str, Any]]) -> str:
     out = io.StringIO()
-    csv.writer(out).writerows([_cell(value) for value in row.values()] for row in rows)
+    csv.writer(out).writerows([in_cell(value) for value in row.values()] for row in rows)
     return out.getvalue()
 
 
-def _cell(value: Any) -> Any:
+def in_cell(value: Any) -> Any:
     """Return a value that no spreadsheet takes for a formula."""
     if not isinstance(value, str):
         return "" if value is None else value

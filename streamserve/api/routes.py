@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
-from streamserve.api import ag_ui, ai_sdk, anthropic, attachments, durable, jobs, mcp, native, ops, pipelines
+from streamserve.api import ag_ui, ai_sdk, anthropic, attachments, durable, jobs, mcp, native, ops, pipelines, usage
 from streamserve.api import conversation_routes as talk
 from streamserve.api.batch import batches, files
 from streamserve.api.call import Call, Reply, json_reply
@@ -57,6 +57,7 @@ SERVICES = (
     "shares",
     "threads",
     "mcp_endpoint",
+    "usage",
 )
 Endpoint = Callable[..., Awaitable[Reply]]
 
@@ -76,6 +77,7 @@ _OFF: Mapping[str, Callable[[], StreamserveError]] = {
     "attachments": conversations_off,
     "shares": shares_off,
     "mcp_endpoint": mcp.mcp_off,
+    "usage": usage.usage_off,
 }
 _PART = re.compile(r"<(\w+):(\w+)>")
 _UNNAMED = "other"  # in `/metrics`: addresses where nothing is
@@ -336,6 +338,7 @@ ROUTES = (
     _ag_ui("ag_ui_stream", f"{_THREAD}/stream", _CHAT, ag_ui.thread_stream),
     _ag_ui("stop_ag_ui", f"{_THREAD}/stop", _CHAT, post=ag_ui.stop_thread),
     unknown_route("ag-ui/<rest:path>", error_json=ag_ui_events.error_json),
+    _native("usage", "usage", _KNOWN, usage.list_usage),
     _openai("chat_completions", _CHATS, _CHAT, chats.list_chats, post=chats.create_chat),
     _openai("chat_completion", _CHATCMPL, _CHAT, chats.chat, post=chats.annotate_chat, delete=chats.delete_chat),
     _openai("chat_completion_messages", f"{_CHATCMPL}/messages", _CHAT, chats.chat_messages),

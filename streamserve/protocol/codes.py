@@ -134,6 +134,7 @@ _ALL = (
         completion_not_found="No chat completion of that id is stored (docs/openai.md#stored-completions).",
         response_not_found="No response of that id is kept (docs/responses.md).",
         item_not_found="The response, or the conversation, has no item with this id.",
+        usage_off="The site keeps no usage (`USAGE`).",
         conversations_off="The site keeps no conversations (`CONVERSATIONS`).",
         share_links_off="The site has no share links (`SHARE_LINKS`).",
         conversation_not_found="No conversation of the caller has this id.",

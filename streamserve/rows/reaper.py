@@ -18,10 +18,11 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from streamserve.api.logs import get_logger
+from streamserve.api.usage import Used
 from streamserve.conf import SiteConfig
 from streamserve.models import Conversation, Job, Message, Thread, Watch
 from streamserve.models import Stream as StreamRow
-from streamserve.rows import orm
+from streamserve.rows import orm, usage
 from streamserve.rows.answer_messages import LOST, AnswerMessages, keep_needed_logs, write_end
 from streamserve.rows.conversation_store import UNDO_SECONDS, drop_conversations
 from streamserve.rows.queries import delete_in_parts
@@ -179,6 +180,7 @@ class Reaper:
                 # A log that cannot be read does not hold up the other streams.
                 log.exception("stream_reaper_failed", stream_id=row.pk)
         await self._messages.write_left()
+        await orm.call(usage.write_refused)
         await asyncio.to_thread(self._liveness.tidy)
         if time.monotonic() >= self._purge_at:
             self._purge_at = time.monotonic() + PURGE_EVERY_SECONDS
@@ -204,7 +206,7 @@ class Reaper:
                 return
         stream = await self._streams.reach(row.pk)  # if its log has a terminal event, this records it
         if stream is None:
-            if is_due and await finish_stream(row.pk, error_code="producer_lost") > 0:
+            if is_due and await self._fail(row) > 0:
                 log.warning("stream_log_lost", stream_id=row.pk, log_id=row.log_id)
         elif is_due:
             stream.abandon()  # resumes it instead if on_disconnect is "finish"
@@ -216,7 +218,13 @@ class Reaper:
             self._foreign_hosts.add(host)
             log.warning("stream_hosts_without_redis", host=host, stream_id=row.pk)
         if row.created_at + timedelta(seconds=FOREIGN_SECONDS) <= timezone.now():
-            await finish_stream(row.pk, error_code="producer_lost")
+            await self._fail(row)
+
+    async def _fail(self, row: StreamRow) -> int:
+        """End a stream whose events are gone; 0 if its end is written already."""
+        whose, kind = usage.whose_is(row.owner, row.tenant, row.counted_as), usage.kind_of(row.on_disconnect)
+        also = usage.adding(whose, row.model, kind, Used(requests=1, errors=1))
+        return await finish_stream(row.pk, also=also, error_code=LOST)
 
     async def _purge(self) -> None:
         """Touch the logs that are written or read here, then drop old logs."""

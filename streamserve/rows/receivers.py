@@ -31,7 +31,7 @@ from streamserve.models import BatchRow, Job, Message
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import Usage
-from streamserve.rows import orm
+from streamserve.rows import orm, usage
 from streamserve.rows.trouble import is_passing
 from streamserve.signals import answer_finished, answer_refused, answer_started, job_finished, message_rated
 
@@ -69,6 +69,19 @@ async def written(
             return value
 
     return await (orm.apart(all_of_it) if has_receivers else orm.write(all_of_it))
+
+
+def together(*writes: Callable[[], object] | None) -> Callable[[], None] | None:
+    """Return what does all of these writes, in order; None where there is none."""
+    given = [write for write in writes if write is not None]
+    if not given:
+        return None
+
+    def write_all() -> None:
+        for write in given:
+            write()
+
+    return write_all
 
 
 def send(signal: Signal, sender: type[models.Model], **values: Any) -> None:
@@ -257,9 +270,14 @@ def note_refusal(error: StreamserveError, caller: Caller | None, transport: str,
 
     `caller` is None, or ANONYMOUS, where it is not known.
     """
-    if error.http_status == 500 or not answer_refused.has_listeners(None):
+    if error.http_status == 500:
         return
-    owner, tenant = ("", "") if caller is None or caller is ANONYMOUS else (caller.owner, caller.tenant)
+    is_known = caller is not None and caller is not ANONYMOUS
+    owner, tenant = (caller.owner, caller.tenant) if caller is not None and is_known else ("", "")
+    if is_known:
+        usage.note_refused(usage.Whose(owner=owner, tenant=tenant), model[:MAX_MODEL_CHARS])
+    if not answer_refused.has_listeners(None):
+        return
     values = {
         "code": error.code,
         "param": error.param,

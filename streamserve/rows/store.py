@@ -19,10 +19,10 @@ from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import UnmetNeeds
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import Admission, Once, decode_request, encode_request
-from streamserve.rows import orm
+from streamserve.rows import orm, usage
 from streamserve.rows.answer_messages import AnswerMessages, Write
 from streamserve.rows.completions import CompletionRows
-from streamserve.rows.receivers import finish_stream, insert_stream
+from streamserve.rows.receivers import finish_stream, insert_stream, together
 from streamserve.rows.responses import ResponseRows
 from streamserve.rows.threads import note_thread
 from streamserve.rows.titles import Titles
@@ -87,9 +87,10 @@ class RowStore:
 
     async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
         write_message = await self._message_of(summary, has_begun=last_seq > 0)
+        writes = [self._usage_of(summary), write_message]
         is_written = await finish_stream(
             summary.id,
-            also=write_message,
+            also=together(*writes),
             finish_reason=summary.finish_reason or "",
             error_code=summary.error_code or "",
             prompt_tokens=summary.prompt_tokens,
@@ -107,6 +108,17 @@ class RowStore:
         if self.keeps_text:
             for kept in self._stored:
                 await kept.fill(summary.id)
+
+    def _usage_of(self, summary: StreamSummary) -> Write | None:
+        """Return what adds what the answer has used; None where the site keeps no usage."""
+        used = usage.used_by(
+            summary.usage,
+            finish_reason=summary.finish_reason or "",
+            error_code=summary.error_code or "",
+            phases=summary.phases,
+        )
+        whose = usage.whose_is(summary.owner, summary.tenant, summary.counted_as)
+        return usage.adding(whose, summary.model, usage.kind_of(summary.on_disconnect), used)
 
     async def _message_of(self, summary: StreamSummary, *, has_begun: bool) -> Write | None:
         """Return what writes the answer's message. While its log cannot be read that is left to the reaper."""

@@ -22,8 +22,9 @@ from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import SUCCESS_REASONS, Done, Token
 from streamserve.protocol.requests import BATCH, Admission, GenerateRequest, SamplingParams, with_system
 from streamserve.protocol.requests import Message as Turn
-from streamserve.rows import orm
+from streamserve.rows import orm, usage
 from streamserve.rows.branch import without_nul
+from streamserve.rows.usage_days import TITLE
 
 log = get_logger(__name__)
 
@@ -113,11 +114,19 @@ class Titles:
             async for event in generation:
                 if isinstance(event, Token):
                     text += event.text
-                elif isinstance(event, Done) and event.finish_reason in SUCCESS_REASONS:
-                    return text
+                elif isinstance(event, Done):
+                    await self._count(client.alias, event)
+                    return text if event.finish_reason in SUCCESS_REASONS else ""
         finally:
             generation.cancel()
         return ""  # it failed, or was parked
+
+    async def _count(self, model: str, end: Done) -> None:
+        """Count a title's tokens for the site: nobody has asked for it."""
+        used = usage.used_by(end.usage, finish_reason=end.finish_reason, error_code="", phases=end.phases or {})
+        write = usage.adding(usage.Whose(owner=OWNER, tenant=OWNER), model, TITLE, used)
+        if write is not None:
+            await orm.call(write)
 
 
 def _first_answer(stream_id: str) -> Message | None:

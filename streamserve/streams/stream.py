@@ -247,6 +247,9 @@ class Stream:
             ttfb=times.get("ttfb"),
             latency=end.latency if isinstance(end, Done) else age,
             phases=phases,
+            usage=usage,
+            counted_as=self.admission.counted_as,
+            on_disconnect=self.on_disconnect,
         )
 
     # What readers and operators ask for

@@ -72,6 +72,9 @@ class StreamSummary:
     ttfb: float | None = None
     latency: float = 0.0
     phases: Mapping[str, float] = field(default_factory=dict)
+    usage: Usage = field(default_factory=Usage)
+    counted_as: str = ""
+    on_disconnect: str = ""
 
 
 _OF_A_CHOICE = (Token, BlockStart, BlockStop, ChoiceDone)

@@ -40,6 +40,7 @@ from streamserve.rows.shares import ShareRows
 from streamserve.rows.store import RowStore
 from streamserve.rows.threads import ThreadRows
 from streamserve.rows.titles import Titles
+from streamserve.rows.usage import UsageRows
 from streamserve.streams.interrupts import InterruptLog
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.registry import Streams
@@ -186,11 +187,12 @@ class DjangoSite:
         endpoint = None
         if self.settings.mcp_endpoint:
             endpoint = McpEndpoint(version=__version__, secret_of=salt_of, origins=self.settings.cors_origins)
-        kept = {
+        kept: dict[str, object | None] = {
             "mcp_endpoint": endpoint,
             "conversations": self.conversations,
             "shares": self.shares,
             "attachments": attachments,
+            "usage": UsageRows() if self.settings.usage else None,
         }
         return {
             "answers": self.answers,

@@ -38,7 +38,7 @@ from streamserve.dialects.batches import (
 )
 from streamserve.models import ApiKey, Batch, BatchRow
 from streamserve.protocol.errors import NotFound
-from streamserve.rows import orm
+from streamserve.rows import orm, usage
 from streamserve.rows.receivers import tell_rows, written
 from streamserve.signals import answer_finished
 from streamserve.work.batch_files import compose
@@ -96,9 +96,11 @@ class RowWriter:
     async def _write_rows(self, ended: list[tuple[BatchRow, RowAnswer | None]]) -> Exception | None:
         rows, batch = [row for row, _ in ended], self._claim.row
         tell = partial(tell_rows, ended, batch.owner, batch.tenant)
+        used = partial(usage.add_rows, [answer for _, answer in ended], batch.owner, batch.tenant)
         try:
             await self._claim.write(
-                lambda held: held.store(rows), ask=lambda write: written(answer_finished, BatchRow, write, tell)
+                lambda held: held.store(rows),
+                ask=lambda write: written(answer_finished, BatchRow, write, tell, also=used),
             )
         except Exception as error:  # each slot raises it
             return error

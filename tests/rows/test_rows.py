@@ -16,6 +16,7 @@ from django.db import connections
 from django.db.backends.signals import connection_created
 from django.utils import timezone
 
+from streamserve.api.usage import Used
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import UnmetNeeds
@@ -28,7 +29,7 @@ from streamserve.protocol.requests import (
     decode_request,
     encode_request,
 )
-from streamserve.rows import orm
+from streamserve.rows import orm, usage
 from streamserve.rows.store import RowStore
 from streamserve.streams.log.base import append, new_log_id
 from streamserve.streams.store import Group
@@ -158,7 +159,7 @@ async def test_the_reaper_leaves_the_streams_of_another_host(
 
 
 async def test_each_call_is_one_query(one: Worker, gate: Gate) -> None:
-    """Each call of the store makes one query, and a record is read back as it was inserted."""
+    """Each call of the store makes one query, the end one more; a record is read back as it was inserted."""
     gate.allow(0)
     stream = await one.start(asked())
     record = await counted(1, one.store.find(stream_id=stream.id))
@@ -173,7 +174,9 @@ async def test_each_call_is_one_query(one: Worker, gate: Gate) -> None:
     assert await counted(1, one.store.claim(copy.id, 1)) is False
     await counted(1, one.store.release(copy.id, 2))
     ended = replace(stream.summary(), id=copy.id, finish_reason="stop", completion_tokens=3, phases={"queue": 0.25})
-    await counted(1, RowStore(one.workers).finish(ended, last_seq=5, text="abc"))  # of a site without conversations
+    await orm.call(usage.add, usage.Whose(owner="user:1", tenant="user:1"), "echo", "answer", Used(requests=1))
+    # Of a site without conversations: a transaction with the end and what was used.
+    await counted(3, RowStore(one.workers).finish(ended, last_seq=5, text="abc"))
     found = await one.store.find(stream_id=copy.id)
     assert found == replace(
         copy,

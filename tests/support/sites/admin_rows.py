@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 MODEL = "meta-llama/Llama-3.3-70B-Instruct-AWQ-INT4-group128"
@@ -114,7 +116,36 @@ def make_rows() -> dict[str, str]:
     rows: dict[str, Any] = {"stream": streams[0], "job": job, "webhookdelivery": hook, "batch": batch, "watch": watch}
     rows |= {"apikey": key, "worker": Worker.objects.get(pk="w" * 32), "storedfile": StoredFile.objects.earliest("id")}
     rows |= {"attachment": attachment, "conversation": conversation, "message": answer, "share": share}
+    rows["usageday"] = _usage(owners)
     return {name: str(row.pk) for name, row in rows.items()}
+
+
+def _usage(owners: Sequence[tuple[str, str]]) -> Any:
+    """What each owner has used on each of twenty days, much on some and nothing on others."""
+    from django.utils import timezone
+
+    from streamserve.models import UsageDay
+
+    days = [
+        UsageDay(
+            day=timezone.localdate() - timedelta(days=ago),
+            owner=owner,
+            tenant=tenant,
+            team="quality assurance" if ago % 2 else "",
+            model=PIPELINE if ago % 3 else "small",
+            kind="answer",
+            requests=12_345 + ago,
+            prompt_tokens=(ago % 7) * 123_456_789,
+            cached_tokens=(ago % 7) * 23_456_789,
+            completion_tokens=(ago % 5) * 3_456_789,
+            errors=ago,
+            engine_seconds=40_000.5,
+            cost=Decimal("1234.5678"),
+        )
+        for ago in range(20)
+        for owner, tenant in owners
+    ]
+    return UsageDay.objects.bulk_create(days)[0]
 
 
 def _conversation(user: Any, owner: str, streams: list[Any]) -> tuple[Any, ...]:

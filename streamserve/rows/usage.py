@@ -1,0 +1,157 @@
+"""Usage: what each owner used of a model on a day, added once per answer, in the transaction that writes its end.
+
+    end of a stream, rows of a batch, a title ──► `add` ──► day │ owner │ model │ kind:  + tokens, + errors, + cost
+
+An end is written once, whatever dies, and so is its usage. Refused requests are counted in memory and written with the
+next round of the reaper: a flood of them must not become a flood of writes. `post_usage` and the methods that return
+what to write belong to any event loop; what they return blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import date, timedelta
+from decimal import Decimal
+from threading import Lock
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import F, Sum
+from django.utils import timezone
+
+from streamserve.api.answers import TEAM
+from streamserve.api.call import Caller
+from streamserve.api.usage import UsageView, Used
+from streamserve.conf import get_settings
+from streamserve.dialects.batches import RowAnswer
+from streamserve.protocol.events import SUCCESS_REASONS, Usage
+from streamserve.rows import orm
+from streamserve.rows.usage_days import ANSWER, BATCH, JOB, UsageDay
+
+_SUMMED = tuple(one.name for one in fields(Used))
+_COMPUTED = ("prefill", "first_decode", "generation")  # phases in which an engine works on an answer
+
+
+def used_by(usage: Usage, *, finish_reason: str, error_code: str, phases: Mapping[str, float]) -> Used:
+    """Return what an answer has used. An answer that ended in an error counts as one, a stopped answer does not."""
+    return Used(
+        requests=1,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
+        accepted_tokens=usage.accepted_prediction_tokens,
+        errors=int(bool(error_code) and finish_reason not in SUCCESS_REASONS),
+        engine_seconds=sum(phases.get(name, 0.0) for name in _COMPUTED),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whose:
+    """Whose usage it is. `team`: the name that TENANT gives, "" for none."""
+
+    owner: str
+    tenant: str
+    team: str = ""
+
+
+def whose_is(owner: str, tenant: str, counted_as: str | None) -> Whose:
+    """Return whose usage an answer's is. Callers of a team are counted as the team; visitors as their addresses."""
+    team = (counted_as or "").removeprefix(TEAM) if (counted_as or "").startswith(TEAM) else ""
+    return Whose(owner=owner, tenant=tenant, team=team)
+
+
+def kind_of(on_disconnect: str) -> str:
+    """Return the kind of a stream's usage."""
+    return JOB if on_disconnect == "job" else ANSWER
+
+
+_MAX_REFUSED = 10_000  # owners and models between two writes
+_refused: dict[tuple[Whose, str], int] = {}  # under _lock
+_lock = Lock()
+
+
+def adding(whose: Whose, model: str, kind: str, used: Used) -> Callable[[], None] | None:
+    """Return what adds to today's usage, to be called in a transaction; None where the site keeps none."""
+    if not get_settings().usage:
+        return None
+    return lambda: add(whose, model, kind, used)
+
+
+def add(whose: Whose, model: str, kind: str, used: Used) -> None:
+    """Add to today's usage, in a transaction."""
+    price = get_settings().prices.get(model)
+    cost = Decimal(0)
+    if price is not None:
+        cost = price.of(used.prompt_tokens, used.cached_tokens, used.completion_tokens, is_batch=kind == BATCH)
+    _add(timezone.localdate(), whose, model, kind, used, cost)
+
+
+def add_rows(ended: Iterable[RowAnswer | None], owner: str, tenant: str) -> None:
+    """Add what rows of a batch have used, in the transaction that stores them."""
+    by_model: dict[str, Used] = {}
+    for answer in ended:
+        if answer is not None:
+            phases, reason, code = answer.phases, answer.finish_reason, answer.error_code
+            used = used_by(answer.usage, finish_reason=reason, error_code=code, phases=phases)
+            by_model[answer.model] = by_model.get(answer.model, Used()) + used
+    for model, used in by_model.items():
+        add(Whose(owner=owner, tenant=tenant), model, BATCH, used)
+
+
+def note_refused(whose: Whose, model: str) -> None:
+    """Count a refused request, until `write_refused`. Any thread."""
+    with _lock:
+        if get_settings().usage and (len(_refused) < _MAX_REFUSED or (whose, model) in _refused):
+            _refused[whose, model] = _refused.get((whose, model), 0) + 1
+
+
+def write_refused() -> None:
+    """Write the refusals that were counted since."""
+    with _lock:
+        noted = dict(_refused)
+        _refused.clear()
+    for (whose, model), num in noted.items():
+        add(whose, model, ANSWER, Used(refused=num))
+
+
+def _add(day: date, whose: Whose, model: str, kind: str, used: Used, cost: Decimal) -> None:
+    rows = UsageDay.objects.filter(day=day, owner=whose.owner, model=model, kind=kind, team=whose.team)
+    values: dict[str, Any] = {one.name: value for one in fields(used) if (value := getattr(used, one.name))}
+    if cost:
+        values["cost"] = cost
+    more: dict[str, Any] = {name: F(name) + value for name, value in values.items()}
+    if not more or rows.update(**more):
+        return
+    key = {"day": day, "owner": whose.owner, "tenant": whose.tenant, "team": whose.team, "model": model, "kind": kind}
+    try:
+        with transaction.atomic(using=rows.db):
+            UsageDay.objects.create(**key, **values)
+    except IntegrityError:  # another process was faster
+        rows.update(**more)
+
+
+class UsageRows:
+    """See `Usage` in api/usage.py. Any event loop."""
+
+    async def page(self, caller: Caller, num_days: int) -> Sequence[UsageView]:
+        """Return what the caller's tenant has used in the last days, the newest first; owners together."""
+        return await orm.read(_views, caller.tenant, timezone.localdate() - timedelta(days=num_days - 1))
+
+
+def _views(tenant: str, since: date) -> list[UsageView]:
+    rows = UsageDay.objects.filter(tenant=tenant, day__gte=since).values("day", "model", "kind")
+    found: Any = rows.annotate(**{f"sum_{name}": Sum(name) for name in (*_SUMMED, "cost")}).order_by(
+        "-day", "model", "kind"
+    )
+    return [
+        UsageView(
+            day=row["day"],
+            model=row["model"],
+            kind=row["kind"],
+            used=Used(**{name: row[f"sum_{name}"] for name in _SUMMED}),
+            cost=row["sum_cost"],
+        )
+        for row in found
+    ]
