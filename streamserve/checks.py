@@ -58,6 +58,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
         *_check_conversations(conf),
         *_check_permissions(conf),
         *_check_tenant(conf),
+        *_check_moderation(conf),
         *_check_mcp(conf),
     ]
 
@@ -354,6 +355,22 @@ def _check_tenant(conf: SiteConfig) -> Iterator[CheckMessage]:
             f'STREAMSERVE["TENANT"] is {conf.tenant!r}: {reason}.',
             hint="It takes the dotted path of a function of user and key that returns a team's name (docs/access.md).",
             id="streamserve.E013",
+        )
+
+
+def _check_moderation(conf: SiteConfig) -> Iterator[CheckMessage]:
+    """E017: MODERATION names nothing that can be called."""
+    if not conf.moderation:
+        return
+    try:
+        is_callable = callable(import_string(conf.moderation))
+    except ImportError:
+        is_callable = False
+    if not is_callable:
+        yield Error(
+            f'STREAMSERVE["MODERATION"] is {conf.moderation!r}, and there is no such function.',
+            hint="It takes the dotted path of a function of a list of texts (docs/moderations.md).",
+            id="streamserve.E017",
         )
 
 

@@ -178,6 +178,10 @@ class SiteConfig:
     a team, or `""`. Callers of a team share one prefix cache, one share of the engine and one caller's limits; what
     they make stays their own (docs/access.md#teams).
     """
+    moderation: str = ""
+    """Dotted path of a function, async or not, that takes a list of texts and returns a dict for each: category → score
+    of 0 to 1. `POST /v1/moderations` answers by it (docs/moderations.md); `""`: it is a 404.
+    """
     chat_page: str = "off"
     """Who may open the ready page at `chat/`. `"debug"`: visitors from this machine, through no proxy, while `DEBUG` is
     on; they may ask there without a login. `"staff"`, `"authenticated"`: these users; others are sent to `LOGIN_URL`.
@@ -341,6 +345,7 @@ class _SiteReader(SettingsReader):
             mcp_endpoint=self.boolean(given, "MCP_ENDPOINT"),
             anonymous=self.boolean(given, "ANONYMOUS"),
             tenant=self._dotted_path(given.get("TENANT", ""), "TENANT"),
+            moderation=self._dotted_path(given.get("MODERATION", ""), "MODERATION"),
             chat_page=self._chat_page(given, testing=testing),
             store=self.boolean(given, "STORE"),
             conversations=self.boolean(given, "CONVERSATIONS"),

@@ -111,6 +111,13 @@ def test_a_hub_id_is_not_looked_for_on_disk(monkeypatch: pytest.MonkeyPatch) -> 
         assert ids() == {"streamserve.E004"}
 
 
+@pytest.mark.parametrize(("path", "is_wrong"), [("nowhere.function", True), ("json.dumps", False)])
+def test_a_moderation_that_is_no_function_is_found(path: str, is_wrong: bool) -> None:
+    """E017."""
+    with override_settings(STREAMSERVE={"MODELS": {"echo": {"PATH": "echo"}}, "MODERATION": path}):
+        assert ("streamserve.E017" in ids()) is is_wrong
+
+
 def test_an_embedding_model_needs_its_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """E004 and E005 as a model of MODELS; E016: its folder is of sentence-transformers."""
     models = {"MODELS": {"echo": {"PATH": "echo"}}, "EMBEDDING_MODELS": {"m": {"PATH": str(tmp_path)}}}

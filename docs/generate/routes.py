@@ -28,11 +28,12 @@ _GROUPS = (
     (
         "OpenAI",
         (
-            *("v1/chat", "v1/responses", "v1/completions", "v1/embeddings", "tokenize", "detokenize"),
+            *("v1/chat", "v1/responses", "v1/completions", "v1/embeddings", "v1/moderations", "tokenize", "detokenize"),
             *("v1/streams", "v1/models", "v1/files", "v1/batches"),
         ),
         "[chat completions](../chat-completions.md), [responses](../responses.md), "
-        "[text completions](../completions.md), [embeddings](../embeddings.md), [batches](../batches.md)",
+        "[text completions](../completions.md), [embeddings](../embeddings.md), "
+        "[moderations](../moderations.md), [batches](../batches.md)",
     ),
     ("Anthropic", ("v1/messages",), "[Anthropic's Messages API](../anthropic.md)"),
     ("MCP", ("mcp",), "[MCP](../mcp.md)"),

@@ -19,7 +19,7 @@ from streamserve.api import conversation_routes as talk
 from streamserve.api.batch import batches, files
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.api.conversations import conversations_off, shares_off
-from streamserve.api.openai import chats, completions, embeddings, models, plain_tokens, responses, tokens
+from streamserve.api.openai import chats, completions, embeddings, models, moderations, plain_tokens, responses, tokens
 from streamserve.dialects import mcp as mcp_dialect
 from streamserve.dialects import native as native_dialect
 from streamserve.dialects.ag_ui import events as ag_ui_events
@@ -58,6 +58,7 @@ SERVICES = (
     "threads",
     "mcp_endpoint",
     "usage",
+    "moderator",
 )
 Endpoint = Callable[..., Awaitable[Reply]]
 
@@ -78,6 +79,7 @@ _OFF: Mapping[str, Callable[[], StreamserveError]] = {
     "shares": shares_off,
     "mcp_endpoint": mcp.mcp_off,
     "usage": usage.usage_off,
+    "moderator": moderations.moderation_off,
 }
 _PART = re.compile(r"<(\w+):(\w+)>")
 _UNNAMED = "other"  # in `/metrics`: addresses where nothing is
@@ -352,6 +354,7 @@ ROUTES = (
         "completions_stream", "v1/completions/stream", _CHAT, plain_tokens.get_tokens, post=plain_tokens.post_tokens
     ),
     _openai("embeddings", "v1/embeddings", _CHAT, post=embeddings.embeddings),
+    _openai("moderations", "v1/moderations", _CHAT, post=moderations.moderations),
     _anthropic("messages", "v1/messages", _CHAT, post=anthropic.messages),
     _anthropic("count_tokens", "v1/messages/count_tokens", _CHAT, post=anthropic.count_tokens),
     _anthropic(

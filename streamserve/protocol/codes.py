@@ -135,6 +135,7 @@ _ALL = (
         response_not_found="No response of that id is kept (docs/responses.md).",
         item_not_found="The response, or the conversation, has no item with this id.",
         usage_off="The site keeps no usage (`USAGE`).",
+        moderation_off="The site moderates no texts (`MODERATION`).",
         conversations_off="The site keeps no conversations (`CONVERSATIONS`).",
         share_links_off="The site has no share links (`SHARE_LINKS`).",
         conversation_not_found="No conversation of the caller has this id.",
@@ -207,7 +208,7 @@ _ALL = (
         engine_draining="The engine finishes its open answers before it is stopped or replaced.",
         grammar_queue_full="Too many grammars wait to be compiled, or those of open answers take all the memory.",
         unmet_needs="During a rolling restart: a newer process began this answer, which needs what this one lacks.",
-        rule_failed="A function of the site that decides about callers (`PERMISSION`, `TENANT`) failed; the site's log "
+        rule_failed="A function of the site (`PERMISSION`, `TENANT`, `MODERATION`) failed; the site's log "
         "has the cause.",
         stop_pending="The stop is recorded, and its end could not be written for 9 s. It takes effect by itself.",
         database_unavailable="The site's database is locked, or cannot be reached: within five seconds of the query. A "

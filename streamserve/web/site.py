@@ -49,6 +49,7 @@ from streamserve.web.audit import WatchAudit
 from streamserve.web.auth import WrongKeys
 from streamserve.web.caller_rules import SiteRules
 from streamserve.web.live.metrics import LiveMetrics
+from streamserve.web.moderation import SiteModerator
 from streamserve.web.permissions import PermissionChecks
 from streamserve.web.pipelines import filtered, pipeline_clients
 from streamserve.web.sealed import unseal
@@ -189,6 +190,7 @@ class DjangoSite:
             endpoint = McpEndpoint(version=__version__, secret_of=salt_of, origins=self.settings.cors_origins)
         kept: dict[str, object | None] = {
             "mcp_endpoint": endpoint,
+            "moderator": SiteModerator(self.settings.moderation) if self.settings.moderation else None,
             "conversations": self.conversations,
             "shares": self.shares,
             "attachments": attachments,

@@ -98,6 +98,7 @@ POST   completions                   200   200 200  200   200 |     200   200   
 GET    completions_stream            200   200 200  200   200 |     200   200     401 403    404    404
 POST   completions_stream            200   200 200  200   200 |     200   200     401 403    404    404
 POST   embeddings                    200   200 200  200   200 |     200   200     401 403    404    404
+POST   moderations                   200   200 200  200   200 |     200   200     401 403    200    200
 POST   messages                      200   200 200  200   200 |     200   200     401 403    404    404
 POST   count_tokens                  200   200 200  200   200 |     200   200     401 403    404    404
 GET    message_batches               401   200 200  200   200 |     200   200     401 403    200    200
@@ -161,6 +162,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "embeddings"): {"model": EMBEDDER, "input": "hi"},
     ("POST", "tokenize"): {"model": MODEL, "prompt": "hi"},
     ("POST", "detokenize"): {"model": MODEL, "tokens": [104, 105]},
+    ("POST", "moderations"): {"input": "hi"},
     ("POST", "messages"): _CHAT,
     ("POST", "count_tokens"): {"model": MODEL, "messages": MESSAGES},
     ("POST", "message_batches"): {"requests": [{"custom_id": "a", "params": _CHAT}]},
@@ -206,6 +208,10 @@ def may_use(user: Any, caller: Any) -> bool:
     return user is None or user.username != "denied"
 
 
+def scores_of(texts: list[str]) -> list[dict[str, float]]:
+    return [{} for _ in texts]
+
+
 def team_of(user: Any, key: Any) -> str:
     return "shop" if user is not None and user.username in ("alice", "mate") else ""
 
@@ -224,6 +230,7 @@ SITE = {
         MODEL: {"PATH": "echo", "ANSWERS": None, "PERMISSION": f"{__name__}.may_use"},
     },
     "EMBEDDING_MODELS": {EMBEDDER: {"PATH": "echo", "PERMISSION": f"{__name__}.may_use"}},
+    "MODERATION": f"{__name__}.scores_of",
     "TENANT": f"{__name__}.team_of",
     "LIMITS": {"MAX_JOBS_PER_PRINCIPAL": 1000, "MAX_JOBS_PER_VISITOR": 1000, "MAX_BATCHES": 1000},
 }
