@@ -4,6 +4,7 @@ gets those of `OTHERS`, so that a new route is asked too.
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,8 +19,11 @@ IDS: Sequence[Any] = (
 )
 
 
+CALL_ID = "call_that_waits"  # stands for the id of a call that waits for its user's approval
+
+
 def _one(*values: Any) -> Make:
-    return lambda rng: rng.choice(values)
+    return lambda rng: copy.deepcopy(rng.choice(values))
 
 
 # AI SDK
@@ -153,7 +157,7 @@ def items(rng: random.Random) -> dict[str, Any]:
 def embeddings(rng: random.Random) -> dict[str, Any]:
     """The body of `/v1/embeddings`."""
     given = rng.choice(("Why?", ["a", "b"], [1, 2, 3], [[1, 2], [3]], [""], []))
-    body: dict[str, Any] = {"model": rng.choice(("echo", "embedder")), "input": given}
+    body: dict[str, Any] = {"model": rng.choice(("embedder", "embedder", "echo")), "input": given}
     more = {"dimensions": 8, "encoding_format": rng.choice(("float", "base64")), "user": "ann"}
     for name in rng.sample(sorted(more), rng.randrange(3)):
         body[name] = more[name]
@@ -199,5 +203,14 @@ BODIES: Mapping[str, Make] = {
     ),
     "detokenize": _one({"model": "echo", "tokens": [1, 2, 3]}, {"tokens": []}),
     "mcp": mcp,
+    "approve_stream": _one(
+        {"approvals": [{"id": CALL_ID, "allow": True, "message": "yes"}]},
+        {"approvals": [{"id": CALL_ID, "allow": False}], "format": "text", "on_disconnect": "abort"},
+    ),
 }
-OTHERS: Make = _one({}, {"model": "echo", "input": "Why?"}, {"items": []}, {"id": "chat-1", "messages": []})
+OTHERS: Make = _one(
+    {},
+    {"model": "echo", "input": "Why?"},
+    {"items": []},
+    {"id": "chat-1", "messages": []},
+)

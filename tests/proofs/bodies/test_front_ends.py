@@ -16,18 +16,19 @@ from typing import Any
 import pytest
 from django.test.utils import override_settings
 
-from streamserve import Run, pipeline, routing
+from streamserve import Run, pipeline, routing, tool
 from streamserve.api.routes import ROUTES, Route
 from streamserve.clients.pipeline.client import forget
 from streamserve.protocol.codes import CODES
 from streamserve.protocol.errors import ErrorBody
 from streamserve.web import site
-from tests.conftest import until_ready
-from tests.proofs.bodies.front_ends import BODIES, IDS, OTHERS
+from tests.conftest import Caller, body_of, until_ready
+from tests.proofs.bodies.front_ends import BODIES, CALL_ID, IDS, OTHERS
 from tests.proofs.bodies.mutations import mutated
 from tests.proofs.bodies.test_fuzz import CAPACITY, FAULTS, SETTINGS, check_sound
 from tests.proofs.scale import IS_SOAK, scaled
 from tests.support.apps.asgi_app import Client
+from tests.support.checks.stream_checks import parse_sse
 
 pytest.importorskip("llguidance", reason="needs llguidance: pip install streamserve[grammar]")
 pytest.importorskip("jsonschema", reason="needs jsonschema: pip install streamserve[mcp]")
@@ -48,15 +49,19 @@ EARLIER = {
 NEW = [route for route in ROUTES if route.name and "POST" in route.methods and route.name not in EARLIER]
 NUM_BODIES = scaled(20_000) // len(NEW) + 1  # of each route
 NUM_AT_ONCE = 4
-SITE = {**SETTINGS, "CONVERSATIONS": True, "STORE": True, "MCP_ENDPOINT": True, "TITLES": "words"}
+SITE = {
+    **SETTINGS,
+    **dict.fromkeys(("CONVERSATIONS", "STORE", "MCP_ENDPOINT"), True),
+    "TITLES": "words",
+    "LIMITS": {"MAX_TOKENS": 120},
+    "EMBEDDING_MODELS": {"embedder": {"PATH": "echo"}},
+}
 SCHEMA = {
     "type": "object",
     "properties": {"year": {"type": "integer"}, "of": {"type": "array", "items": {"type": "string"}}},
     "required": ["year"],
     "additionalProperties": False,
 }
-# What stands in a path, by the name of its part.
-PARTS = {"name": "retelling", "model": "retelling", "chat_id": "chat-1", "thread_id": "chat-1"}
 _BLAMED = re.compile(r"log has the cause")
 
 
@@ -72,11 +77,23 @@ async def listing(run: Run) -> str:
     return json.dumps(dict(run.input))
 
 
+@tool(confirm=True)
+def look_up(city: str) -> str:
+    """Return a city's weather."""
+    return f"Rain in {city}."
+
+
+async def asking(run: Run) -> None:
+    """Ask before it goes on."""
+    await run.generate("call", model="scripted", tools=[look_up], max_tokens=120)
+
+
 @pytest.fixture
 async def key(alice_key: str) -> AsyncIterator[str]:
     """The key of a caller of the site, whose models are ready; at the end it answers still and holds nothing."""
     pipeline("retelling")(retelling)
     pipeline("listing", input_schema=SCHEMA)(listing)
+    pipeline("asking")(asking)
     try:
         await site.reset()
         with override_settings(STREAMSERVE=SITE):
@@ -85,8 +102,18 @@ async def key(alice_key: str) -> AsyncIterator[str]:
             await check_sound(alice_key)
             await site.reset()
     finally:
-        forget("retelling")
-        forget("listing")
+        for name in ("retelling", "listing", "asking"):
+            forget(name)
+
+
+async def parts_of(key: str) -> dict[str, str]:
+    """Return what stands in paths: a run that waits for its user's approval, a response, and names."""
+    caller = Caller(key=key)
+    run = await caller.post("/streams", {"model": "asking", "prompt": "call"})
+    (asked,) = [frame.json for frame in parse_sse(await body_of(run)) if frame.event == "approval"]
+    response = await caller.post("/v1/responses", {"model": "echo", "input": "Why?", "max_output_tokens": 16})
+    ids = {"stream_id": run["X-Stream-Id"], "call_id": asked["id"], "response_id": response.json()["id"]}
+    return {"name": "retelling", "model": "retelling", "chat_id": "chat-1", "thread_id": "chat-1", **ids}
 
 
 async def post(path: str, body: bytes, key: str, accept: str) -> tuple[int, bytes]:
@@ -136,12 +163,13 @@ async def test_no_body_is_a_500(route: Route, key: str, caplog: pytest.LogCaptur
     wrong: list[str] = []
     numbers = iter(range(NUM_BODIES))
     make = BODIES.get(route.name, OTHERS)
-    path = "/" + re.sub(r"<\w+:(\w+)>", lambda part: PARTS.get(part[1], "0" * 32), route.path)
+    parts = await parts_of(key)
+    path = "/" + re.sub(r"<\w+:(\w+)>", lambda part: parts.get(part[1], "0" * 32), route.path)
 
     async def ask_many() -> None:
         for number in numbers:
             rng = random.Random(f"{route.name} {number}")
-            body = mutated(rng, make(rng), junk=IDS)
+            body = mutated(rng, make(rng), junk=IDS).replace(CALL_ID.encode(), parts["call_id"].encode())
             accept = rng.choice(("application/json, text/event-stream", "text/event-stream", "application/json", "*/*"))
             status, answer = await post(path, body, key, accept)
             counts[status] += 1
