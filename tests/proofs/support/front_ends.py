@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -125,6 +125,34 @@ class AiSdk(FrontEnd):
 
     def is_end(self, frame: Frame) -> bool:
         return frame.data == "[DONE]"
+
+
+class AgUi(FrontEnd):
+    """AG-UI: the same run is asked for again, with the id of the last event."""
+
+    name = "ag-ui"
+
+    def ask(self, number: int, kept: Mapping[str, str]) -> Request:
+        fields = {name: value for name, value in LONG.items() if name != "model"}
+        body = {
+            "threadId": f"thread-{number}",
+            "runId": "run",
+            "messages": [{"id": "q", "role": "user", "content": f"question {number}"}],
+            "forwardedProps": fields,
+        }
+        return Request(method="POST", path=f"/ag-ui/{self.model}", body=body)
+
+    def resume(self, reader: FrontEndReader) -> Request:
+        return replace(self.ask(reader.number, reader.kept), headers={"last-event-id": reader.last_id})
+
+    def text_of(self, frames: list[Frame]) -> str:
+        events = [frame.json for frame in frames]
+        assert [one["type"] for one in events].count("RUN_STARTED") == 1
+        assert events[-1]["type"] == "RUN_FINISHED", events[-1]
+        return "".join(one["delta"] for one in events if one["type"] == "TEXT_MESSAGE_CONTENT")
+
+    def is_end(self, frame: Frame) -> bool:
+        return frame.json["type"] in ("RUN_FINISHED", "RUN_ERROR")
 
 
 class Responses(FrontEnd):
@@ -265,4 +293,4 @@ class FrontEndReader:
         self.num_cuts += not self.is_over
 
 
-FRONT_ENDS: tuple[FrontEnd, ...] = (AiSdk(), Responses(), DurableStreams(), Mcp())
+FRONT_ENDS: tuple[FrontEnd, ...] = (AiSdk(), AgUi(), Responses(), DurableStreams(), Mcp())
