@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.test.utils import override_settings
 
-from streamserve import Run, pipeline
+from streamserve import Run, pipeline, tool
 from streamserve.clients.pipeline.client import forget
 from streamserve.models import Conversation, Message
 from streamserve.models import Stream as StreamRow
@@ -25,7 +25,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 ANSWERS = {
     "Weather report": "It is sunny.",
+    "refused": "As you like.",
     "sky": CALL,
+    "cloud": CALL.replace("weather", "look"),
     "ponder": "<think>Hm. Let me see.</think>Yes.",
     "hello": "Hi!",
 }
@@ -48,6 +50,20 @@ def weather(city: str) -> str:
     return f"Weather report of {city}: sunny"
 
 
+@tool(confirm=lambda city: f"Look at {city}?")
+def look(city: str) -> str:
+    """Return the weather of a city."""
+    return f"Weather report of {city}: sunny"
+
+
+async def asking(run: Run) -> None:
+    """Ask before the only tool runs."""
+    run.state["step"] = 1
+    await run.step("Look", run.generate, "Any cloud?", tools=[look], max_tokens=100)
+    run.state["step"] = 2
+    run.emit("over")
+
+
 async def guide(run: Run) -> None:
     """Answer with everything that a run can show."""
     run.state["asked"] = run.question
@@ -63,6 +79,7 @@ async def guide(run: Run) -> None:
 async def keeps(site_gate: Gate) -> AsyncIterator[Gate]:
     """A site that keeps conversations; its gate is open until a test closes it."""
     pipeline("guide")(guide)
+    pipeline("asking")(asking)
     site_gate.open()
     try:
         with override_settings(STREAMSERVE=KEEPS):
@@ -72,6 +89,7 @@ async def keeps(site_gate: Gate) -> AsyncIterator[Gate]:
             await site.reset()
     finally:
         forget("guide")
+        forget("asking")
 
 
 @pytest.fixture
@@ -260,6 +278,21 @@ async def test_the_run_of_a_thread_is_followed_and_stopped(keeps: Gate, caller: 
     assert (await caller.get("/ag-ui/echo/none/stream")).status_code == 204
 
 
+async def test_without_conversations_the_prompt_is_what_was_sent(keeps: Gate, caller: Caller) -> None:
+    """The thread then names its last stream; nothing is kept of what was said."""
+    await site.reset()
+    with override_settings(STREAMSERVE={**KEEPS, "CONVERSATIONS": False}):
+        await until_ready()
+        events, response = await asked(caller, body(said("hello")))
+        assert [one["id"] for one in Page().read(events).messages] == [response["X-Stream-Id"]]
+        history = [said("hello"), *Page().read(events).messages, said("How is the sky?", "u2")]
+        page = Page().read((await asked(caller, body(*history, run="r2", tools=[WEATHER])))[0])
+        assert page.end["outcome"]["pendingToolCallIds"]
+        assert (await caller.post("/ag-ui/echo/t1/stop", {})).json()["stopped"] is False
+        assert await Conversation.objects.acount() == 0
+        await site.reset()
+
+
 async def test_the_events_of_any_stream_are_read_as_a_run(keeps: Gate, caller: Caller) -> None:
     """`format=ag-ui` of a stream's events: its ids are the stream's."""
     streamed = await caller.post("/streams", {"prompt": "hello", "max_tokens": 5})
@@ -320,6 +353,47 @@ async def test_a_wrong_body_is_named(keeps: Gate, caller: Caller) -> None:
         if found != (400, "RUN_ERROR", code, param) or not error["message"].endswith("."):
             wrong.append((fields, found, error["message"]))
     assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ({"status": "resolved", "payload": {"approved": True}}, "Weather report of Oslo: sunny"),
+        ({"status": "resolved", "payload": False}, "refused"),
+        ({"status": "cancelled"}, "refused"),
+    ],
+)
+async def test_an_interrupt_is_answered_by_the_next_run(
+    keeps: Gate, caller: Caller, other: Caller, answer: dict[str, Any], text: str
+) -> None:
+    """The run ends in `interrupt`; `resume` goes on with it, once, and shows only what comes after."""
+    events, _ = await asked(caller, body(said("Go")), "asking")
+    page = Page().read(events)
+    (interrupt,) = page.end["outcome"]["interrupts"]
+    assert interrupt["message"] == "Look at Oslo?"
+    assert interrupt["toolCallId"] == page.messages[-1]["toolCalls"][0]["id"]
+    assert page.state == {"step": 1}
+    await written(caller, 1)
+    entry = {"interruptId": interrupt["id"], **answer}
+    history = [said("Go"), *as_sent(page.messages)]
+    content = body(*history, run="r2", resume=[entry])
+    refused = await other.post("/ag-ui/asking", content)
+    assert refused.status_code == 404
+    resumed, response = await asked(caller, content, "asking")
+    assert [event["toolCallId"] for event in resumed if event["type"] == "TOOL_CALL_RESULT"] == [
+        interrupt["toolCallId"]
+    ]
+    assert not [event for event in resumed if event["type"] in ("TOOL_CALL_START", "STEP_STARTED")]
+    after = Page().read(resumed)
+    assert text in after.messages[0]["content"]
+    assert after.state == {"step": 2}
+    assert after.customs == [("over", None)]
+    assert not {one["id"] for one in after.messages} & {one["id"] for one in page.messages}
+    again, same = await asked(caller, content, "asking")
+    assert (again, same["X-Stream-Id"]) == (resumed, response["X-Stream-Id"])
+    other_answer = await caller.post("/ag-ui/asking", {**content, "runId": "r3"})
+    assert (other_answer.status_code, other_answer.json()["code"]) == (409, "approval_answered")
+    assert await StreamRow.objects.acount() == 2
 
 
 async def test_a_resume_of_an_unknown_run_is_not_found(keeps: Gate, caller: Caller) -> None:
