@@ -8,7 +8,7 @@
 
 import { addEvent, cutTo, endAll, extentOf, hasContent } from "./blocks.js";
 import { newId } from "./conversation.js";
-import { endPart } from "./parts.js";
+import { answersOf, endPart } from "./parts.js";
 import { AnswerStream, RequestFailed, Sleep, seqOf } from "./stream.js";
 import { isLive } from "./turn_tree.js";
 import { words } from "./words.js";
@@ -184,7 +184,10 @@ export class Answering {
   // --- sending -------------------------------------------------------------------------------------------------------
 
   async send() {
-    const key = newId(); // of this question: the server answers it once, however often it is sent
+    const answers = answersOf(this.turn);
+    const path = answers === null ? "" : `/${answers.streamId}/approvals`;
+    // Of this question: the server answers it once, however often it is sent. A run is continued once, after a reload too.
+    const key = answers === null ? newId() : `approval-${answers.streamId}`;
     let request = null;
     for (let sends = 1; ; sends += 1) {
       await this.chat.readiness.wait();
@@ -194,8 +197,8 @@ export class Answering {
         this.save();
         this.sentAt = performance.now();
         this.view.showStatus("");
-        request ??= await this.chat.requestFor(this.turn);
-        await this.stream.start(request, key);
+        request ??= answers === null ? await this.chat.requestFor(this.turn) : { approvals: answers.approvals };
+        await this.stream.start(request, key, path);
         return;
       } catch (error) {
         if (this.turn.streamId !== null || !canSendAgain(error) || sends >= MAX_SENDS) throw error;

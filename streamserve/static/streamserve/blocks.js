@@ -3,10 +3,11 @@
 // Invariant: `turn.text` is the text of the text blocks. `turn.blocks` is [] while there is only the implied block.
 // A block is {index, kind, text, isOpen}, a call has `id` and `name`, a result its call's `id`, a thought `startedAt` and `seconds` (browser's time).
 
-/** Add an event to the turn: "token", "block_start", "block_stop", "snapshot" or "citation". Return whether it was one of these. */
+/** Add an event of the answer to the turn. Return whether it was one: a token, the border of a block, a snapshot, a citation, an approval. */
 export function addEvent(turn, type, data, now = Date.now()) {
   if (type === "snapshot") replaceAll(turn, data);
   else if (type === "citation") cite(turn, data);
+  else if (type === "approval") ask(turn, data);
   else if (type === "token") grow(turn, data);
   else if (type === "block_start") begin(turn, data, now);
   else if (type === "block_stop") end(turn, data, now);
@@ -39,11 +40,17 @@ function end(turn, { choice, index }, now) {
   if (block.startedAt !== undefined) block.seconds = Math.round((now - block.startedAt) / 1000);
 }
 
-function replaceAll(turn, { text, blocks, choices, citations }) {
+/** A replay brings a question again. */
+function ask(turn, { id, name, arguments: given, message = "" }) {
+  if (!turn.approvals.some((other) => other.id === id)) turn.approvals.push({ id, name, arguments: given, message });
+}
+
+function replaceAll(turn, { text, blocks, choices, citations, approvals }) {
   turn.text = text;
   turn.blocks = (blocks ?? choices?.[0].blocks ?? []).map(({ is_open: isOpen = false, ...block }) => ({ ...block, isOpen }));
   if (citations !== undefined) turn.citations = [];
   for (const citation of citations ?? []) cite(turn, citation);
+  for (const approval of approvals ?? []) ask(turn, approval);
 }
 
 /** A source that is cited twice is listed once. */

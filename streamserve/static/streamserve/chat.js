@@ -11,7 +11,8 @@ import { Heartbeat } from "./heartbeat.js";
 import { Library } from "./library.js";
 import { loadingWords } from "./loading.js";
 import { makeLocks } from "./locks.js";
-import { beginPart, canContinue } from "./parts.js";
+import { questionOf } from "./approval_view.js";
+import { beginPart, canContinue, isAsking } from "./parts.js";
 import { Readiness } from "./readiness.js";
 import { isLive } from "./turn_tree.js";
 import { TurnView } from "./turn_view.js";
@@ -204,6 +205,18 @@ class Chat {
     this.focus();
   }
 
+  /** Continue a run with its user's answers, in its place. */
+  approve(turn, approvals) {
+    this.merge();
+    if (this.isAnswering || !isAsking(turn)) return;
+    const { streamId } = turn;
+    const release = this.answers.get(turn)?.handOver() ?? null;
+    beginPart(turn);
+    turn.answers = { streamId, approvals };
+    this.answer(turn, { isAsked: true, release });
+    this.focus();
+  }
+
   /** Whether the model of an answer continues its own text. A pipeline makes each answer anew. */
   canContinue({ model }) {
     return !this.config.pipelines.includes(model || this.model);
@@ -312,6 +325,7 @@ class Chat {
   announceEnd(turn) {
     if (turn.state === "stopped" && turn.error === null) this.announce(words("Stopped"));
     else if (turn.state === "failed" || turn.error !== null) this.announce(turn.error?.message ?? words("The answer failed"));
+    else if (isAsking(turn)) this.announce(words("Your answer is needed: {question}", { question: turn.approvals.map(questionOf).join(" ") }));
     else this.announce(words("Answer complete"));
   }
 
@@ -383,6 +397,7 @@ class Chat {
     const on = {
       again: (which) => this.again(which),
       proceed: (which) => this.proceed(which),
+      approve: (which, approvals) => this.approve(which, approvals),
       change: (which, question) => this.change(which, question),
       show: (which, by) => this.goTo(which, by),
       siblings: (which) => this.conversation.siblings(which),

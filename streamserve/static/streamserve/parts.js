@@ -18,14 +18,26 @@ export function beginningOf(turn) {
   return blocks.at(-1).kind === "text" ? text.trimStart() : "";
 }
 
-const OF_A_PART = ["text", "blocks", "citations", "state", "finishReason", "figures", "streamId", "lastId"];
+/** Whether the run has ended with questions to its user, and nothing has answered them. */
+export function isAsking({ state, finishReason, approvals, error }) {
+  return state === "done" && finishReason === "interrupt" && approvals.length > 0 && !ANSWERED.includes(error?.code);
+}
+
+/** The answers to an interrupted run that the turn waits to send: its stream, and one for each call; null for none. */
+export function answersOf(turn) {
+  const { answers = null } = turn;
+  return answers !== null && answers.streamId === turn.earlier.at(-1)?.streamId ? answers : null;
+}
+
+const ANSWERED = ["approval_answered", "approval_expired"];
+const OF_A_PART = ["text", "blocks", "citations", "approvals", "state", "finishReason", "figures", "streamId", "lastId"];
 
 /** Make room for a continuation: what there is becomes an earlier part of the answer. */
 export function beginPart(turn) {
   const part = Object.fromEntries(OF_A_PART.map((name) => [name, turn[name]]));
   if (hasContent(turn)) turn.earlier = [...turn.earlier, part];
-  const { text, blocks, citations, finishReason, figures, streamId, lastId, error } = newTurn("");
-  Object.assign(turn, { text, blocks, citations, finishReason, figures, streamId, lastId, error, state: "waiting", isSent: false });
+  const { text, blocks, citations, approvals, finishReason, figures, streamId, lastId, error } = newTurn("");
+  Object.assign(turn, { text, blocks, citations, approvals, finishReason, figures, streamId, lastId, error, state: "waiting", isSent: false });
 }
 
 /** Undo `beginPart`, where the continuation has brought nothing. Return whether there was an earlier part. */

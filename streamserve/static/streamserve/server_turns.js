@@ -45,6 +45,7 @@ function partOf(answer) {
     text: textOf(blocks),
     blocks: isPlain(blocks) ? [] : blocks.map((block) => ({ ...block, isOpen: false })),
     citations: answer.citations.map(({ source, id, title, url }) => ({ source, id, title, url })),
+    approvals: (answer.approvals ?? []).map(({ id, name, arguments: given, message = "" }) => ({ id, name, arguments: given, message })),
     state: stateOf(answer),
     streamId: answer.stream,
     lastId: "",

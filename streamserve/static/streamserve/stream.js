@@ -121,10 +121,10 @@ export class AnswerStream {
 
   /**
    * Send the question and read until the terminal event. Throws `RequestFailed`, or `TypeError` without a response.
-   * Sent again with the same `key`, it is answered once (Idempotency-Key).
+   * Sent again with the same `key`, it is answered once (Idempotency-Key). `path` follows the address of streams.
    */
-  async start(request, key) {
-    const response = await fetch(this.streamsUrl, {
+  async start(request, key, path = "") {
+    const response = await fetch(`${this.streamsUrl}${path}`, {
       method: "POST",
       headers: {
         "Content-Type": "application/json",

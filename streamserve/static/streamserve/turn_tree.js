@@ -14,6 +14,7 @@ export function newTurn(question, parent = "") {
     text: "",
     blocks: [], // of an answer that has more than text (blocks.js)
     citations: [],
+    approvals: [], // what a run asks its user: {id, name, arguments, message}
     notes: [],
     steps: [], // of a pipeline, in words
     state: "waiting",

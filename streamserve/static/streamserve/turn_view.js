@@ -2,6 +2,7 @@
 
 import { isLive } from "./turn_tree.js";
 import { copyFrom, element } from "./render.js";
+import { ApprovalView } from "./approval_view.js";
 import { AnswerView, linkMarkers, sourceItems } from "./answer_view.js";
 import { hasContent, wholeOf } from "./blocks.js";
 import { typeset } from "./formulas.js";
@@ -14,7 +15,7 @@ export class TurnView {
   /**
    * `on.again(turn)`: answer this question again; `on.proceed(turn)`: continue the answer; `on.change(turn, question)`:
    * ask something else in its place, false if that is not possible now; `on.siblings(turn)` are the turns at its place,
-   * and `on.show(turn)` goes to such a turn; `on.canContinue(turn)`: whether its model can.
+   * and `on.show(turn)` goes to such a turn; `on.approve(turn, approvals)` continues a run that has asked; `on.canContinue(turn)`: whether its model can.
    * For ratings see RatingView.
    */
   constructor(template, turn, on, { showsFigures = false, budgets = {}, hasMath = false } = {}) {
@@ -30,6 +31,7 @@ export class TurnView {
     this.isStep = false;
     this.question = new QuestionView(this.parts, turn, on);
     this.rating = new RatingView(this.parts, turn, on);
+    this.approvals = new ApprovalView(this.parts.approvals, turn, on.approve);
     this.parts.retry.addEventListener("click", () => on.again(turn));
     this.parts.again.addEventListener("click", () => on.again(turn));
     this.parts.edit.addEventListener("click", () => this.question.edit());
@@ -107,6 +109,7 @@ export class TurnView {
     parts.continue.hidden = !canContinue(turn) || !this.on.canContinue(turn);
     this.question.show();
     this.rating.show();
+    this.approvals.show();
     this.showMaking();
   }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamserve import Run, pipeline
+from streamserve import Run, pipeline, tool
 
 
 @pipeline(model="echo")
@@ -16,3 +16,15 @@ async def bills(run: Run) -> None:
         run.cite("bad", id=f"bad {number}", url=url)
     await run.trim(passages, max_tokens=30)
     await run.step("Writing", run.generate, "billing words", of=2)
+
+
+@tool(confirm=lambda number, why: f"Cancel invoice {number}?")
+def cancel_invoice(number: int, why: str) -> str:
+    """Cancel an invoice."""
+    return f"Invoice {number} is cancelled."
+
+
+@pipeline(model="echo")
+async def invoices(run: Run) -> None:
+    """Cancel an invoice, after its user has allowed it."""
+    await run.generate("invoice please", tools=[cancel_invoice], max_tokens=400)

@@ -7,7 +7,11 @@ from tests.support.sites.pages.browser_site import BASE_DIR, INSTALLED_APPS, STR
 
 THOUGHT = " ".join(f"thought{number}" for number in range(90))
 JSON = '{"id": 12345678901234567890, "rate": 1.50, "tags": ["<b>a</b>", "b"], "none": []}'
+CANCEL = '<tool_call>\n{"name": "cancel_invoice", "arguments": {"number": 7, "why": "<b>twice</b>"}}\n</tool_call>'
 ANSWERS = {
+    "is cancelled": "It is done.",
+    "has refused": "Then I leave it.",
+    "invoice please": f"I cancel it. {CANCEL}",
     "think": f"<think>\n{THOUGHT}\n</think>\n\nTwo and two make four.",
     "json": JSON,
     "billing": "See the prices.",

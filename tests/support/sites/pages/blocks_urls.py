@@ -17,6 +17,7 @@ def page(request: HttpRequest, model: str) -> HttpResponse:
 urlpatterns = [
     path("model/", page, {"model": "echo"}),
     path("pipeline/", page, {"model": "bills"}),
+    path("invoices/", page, {"model": "invoices"}),
     path("admin/", admin.site.urls),
     path("", include("streamserve.urls")),
 ]
