@@ -19,6 +19,8 @@ from streamserve.dialects.ai_sdk import chunks
 from streamserve.dialects.anthropic import message
 from streamserve.dialects.encoder import Encoder, coalesce
 from streamserve.dialects.fold import Answer
+from streamserve.dialects.mcp import Asked as McpCall
+from streamserve.dialects.mcp import McpEncoder
 from streamserve.dialects.native import NativeEncoder
 from streamserve.dialects.openai import chat, completions
 from streamserve.dialects.openai.completions import CompletionEncoder, Joined
@@ -48,6 +50,8 @@ ENCODERS: dict[str, Callable[..., Encoder]] = {
     "chat, one field": lambda answer, **last: chat.encoder_for(answer, reasoning_field="reasoning", **last),
     "chat, ids": lambda answer, **last: chat.encoder_for(answer, **IDS, **last),
     "responses": lambda answer, **last: response_output.encoder_for(answer, RESPONSE_HEAD, **last),
+    "mcp": lambda answer, **last: McpEncoder(answer, McpCall(id=1, token="p", is_resumable=True, is_primed=True)),
+    "mcp, newer": lambda answer, **last: McpEncoder(answer, McpCall(id="a", is_modern=True)),
     "completions": lambda answer, **last: CompletionEncoder(answer, **last),
     "completions, counting": lambda answer, **last: CompletionEncoder(answer, **COUNTING, **last),
     "completions, ids": lambda answer, **last: CompletionEncoder(answer, **IDS, **last),
@@ -64,6 +68,7 @@ READABLE = (
     "ag-ui",
     "chat",
     "responses",
+    "mcp",
     "completions",
     "messages",
     "ui messages",

@@ -10,7 +10,7 @@ import streamserve.dialects
 ROOM = Path(streamserve.dialects.__file__).parent
 # The modules of each dialect. All others are shared, and import none of these but those of their own folder.
 DIALECTS = {
-    "native": ("native", "websocket"),
+    "native": ("native", "websocket", "approvals"),
     "plain": ("plain",),
     "chat": ("openai.chat", "openai.request", "openai.stored_chat"),
     "responses": (
@@ -22,6 +22,7 @@ DIALECTS = {
     "completions": ("openai.completions",),
     "plain_tokens": ("openai.plain_tokens",),
     "ai_sdk": ("ai_sdk.chunks", "ai_sdk.message", "ai_sdk.request"),
+    "mcp": ("mcp",),
     "ag-ui": ("ag_ui.events", "ag_ui.request"),
     "messages": ("anthropic.message", "anthropic.request", "anthropic.conversation"),
 }
