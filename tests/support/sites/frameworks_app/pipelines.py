@@ -81,7 +81,7 @@ async def steps(messages: list[Any], info: AgentInfo) -> AsyncIterator[Any]:
         yield text
 
 
-pipeline("pydantic", Agent(FunctionModel(stream_function=steps), tools=[first, second]))
+AGENTS: dict[str, Any] = {"pydantic": Agent(FunctionModel(stream_function=steps), tools=[first, second])}
 
 
 # OpenAI Agents
@@ -104,14 +104,11 @@ class Steps(Model):
             yield event
 
 
-pipeline(
-    "openai",
-    OpenAIAgent(
-        name="openai",
-        model=Steps(),
-        model_settings=ModelSettings(max_tokens=ASKED["max_tokens"], extra_body=ASKED["extra_body"]),
-        tools=[function_tool(one, failure_error_function=None) for one in (first, second)],
-    ),
+AGENTS["openai"] = OpenAIAgent(
+    name="openai",
+    model=Steps(),
+    model_settings=ModelSettings(max_tokens=ASKED["max_tokens"], extra_body=ASKED["extra_body"]),
+    tools=[function_tool(one, failure_error_function=None) for one in (first, second)],
 )
 
 
@@ -151,4 +148,7 @@ graph.add_node("tools", ToolNode([tool(first), tool(second)], handle_tool_errors
 graph.add_edge(START, "ask")
 graph.add_conditional_edges("ask", tools_condition)
 graph.add_edge("tools", "ask")
-pipeline("graph", graph.compile())
+AGENTS["graph"] = graph.compile()
+
+for name, agent in AGENTS.items():
+    pipeline(name, agent)
