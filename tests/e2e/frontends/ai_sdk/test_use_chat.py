@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from tests.support.servers.web_servers import daphne, wait_until_ready
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 PAGE = Path(__file__).parent / "page.jsx"
+WEATHER = Path(__file__).parent / "weather.jsx"  # beside useWeather.jsx of the docs
 ANSWER_MS = 60_000
 # What Chromium logs of a network that a test takes away.
 LOST = ("net::ERR",)
@@ -41,8 +43,9 @@ def url(node: str, tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) 
     for block in blocks_of("docs/ai-sdk.md"):
         if block.language == "jsx" and (name := block.text.splitlines()[0].removeprefix("// ")).endswith(".jsx"):
             (scripts / name).write_text(block.text)
-    bundle(PAGE, scripts)
-    bundle(scripts / "main.jsx", scripts)
+    shutil.copy(WEATHER, scripts)
+    for entry in (PAGE, scripts / WEATHER.name, scripts / "main.jsx"):
+        bundle(entry, scripts)
     env = {
         "DJANGO_SETTINGS_MODULE": "tests.support.sites.pages.ai_sdk_site",
         "STREAMSERVE_STATE_DIR": str(state),
@@ -242,6 +245,18 @@ def test_a_tool_asks_its_user(visit: Watched, url: str, button: str, said: str) 
     chat.until_as_kept(2)
     state = "output-available" if button == "Allow" else "output-denied"
     expect(chat.page.locator(".tool")).to_have_attribute("data-state", state)
+
+
+def test_a_tool_of_the_page_is_called_and_its_result_answered(visit: Watched, url: str) -> None:
+    """As docs/ai-sdk.md has it: one message, on screen and kept, also when the page is loaded anew."""
+    chat = opened(visit, url, "weather", model="caller", page="weather", max_tokens=200)
+    chat.ask("The weather?")
+    expect(chat.answer).to_have_text("Go out.", timeout=ANSWER_MS)
+    chat.until_as_kept(2)
+    chat.reload()
+    chat.until_as_kept(2)
+    tool = chat.page.request.get(f"{url}/ai/chat/weather").json()["messages"][1]["parts"][1]
+    assert (tool["type"], tool["state"], tool["output"]) == ("tool-weather", "output-available", "Sunny in Oslo")
 
 
 def test_the_page_of_the_docs_chats(visit: Watched, url: str) -> None:
