@@ -35,6 +35,7 @@ from streamserve.protocol.events import Usage
 from streamserve.protocol.requests import Message
 
 _MODES = ["tasks", "messages", "values"]
+_MAX_KEPT_BYTES = 700_000  # of what a node gives, so that it is less than 1 MiB as text
 _UNNAMED = "LangGraph"  # of a graph without a name
 _GROWING = ("text", "thought", "arguments")
 Shown = list[Any]  # ["text", "..."]: what is called on the voice, with its arguments
@@ -275,6 +276,8 @@ class _KeptNode(Runnable[Any, Any]):
                 kind, data = self._serializer.dumps_typed(given[0])
             except (TypeError, ValueError):
                 return object()  # which is not kept
+            if len(data) > _MAX_KEPT_BYTES:
+                return object()
             return [kind, base64.b64encode(data).decode()]
 
         kept = await self._run.keep(f"node {self._node} {place}", result)

@@ -8,7 +8,6 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from streamserve.clients.pipeline import speech
 from streamserve.clients.pipeline.filters import Blocklist
@@ -20,6 +19,7 @@ from tests.clients.agents.conftest import AgentSite, blocks_of, text_of
 
 pytest.importorskip("pydantic_ai")
 
+from pydantic import BaseModel
 from pydantic_ai import Agent, RunContext
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import SystemPromptPart, ToolReturnPart, UserPromptPart
