@@ -11,8 +11,7 @@
 import { element } from "./live_chart.js";
 import { Keyed, ModelCard, showState, stackedRow, write } from "./live_model.js";
 import { ageText, clock, joined, known, rate, sumOf, time } from "./live_text.js";
-import { readEvents } from "./sse.js";
-import { Backoff, Sleep, Watchdog } from "./stream.js";
+import { Backoff, readEvents, Sleep, Watchdog } from "./client.js";
 
 const SILENCE_SECONDS = 20; // the server sends an event every second
 const ROW_LABELS = ["Stream", "Owner", "Model", "Age", "Tokens", "Lead", "Tokens/s", "First token", "Transport", ""];
