@@ -398,6 +398,20 @@ async def test_a_tool_that_asks_first_goes_on_with_the_answer(
     assert refused.status_code in (400, 409)
 
 
+async def test_an_approval_that_is_sent_again_with_its_key_is_the_same_answer(
+    caller: Caller, shop: str, keeps: None
+) -> None:
+    """The tool runs once; with another key it is a second answer to what was asked, and refused."""
+    asking = await ask(caller, ASKED, model=shop, max_tokens=None)
+    answered = responded(asking, approved=True)
+    first, second = [
+        await ask(caller, ASKED, answered, headers={"Idempotency-Key": "key-of-the-answer"}) for _ in range(2)
+    ]
+    assert first.message == second.message
+    body = {"id": "chat-1", "messages": [ASKED, answered]}
+    assert (await caller.post("/ai/chat", body, **{"Idempotency-Key": "another-key"})).status_code in (409, 422)
+
+
 async def test_an_approval_needs_no_conversation(shop: str, keeps_none: None) -> None:
     """A visitor's page that rebuilds the message gets what was before the question, too."""
     visitor = Caller()
