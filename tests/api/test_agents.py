@@ -1,4 +1,4 @@
-"""Laws of agents in jobs and batches of rows: an attempt that follows another repeats no tool, as in a pipeline."""
+"""Laws of agents in the site: every front end serves them; a job that is tried again repeats no tool."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamserve import pipeline
 from streamserve.clients.pipeline.client import forget
 from streamserve.models import Stream as StreamRow
 from streamserve.web import site
-from tests.conftest import Caller, until_ready
+from tests.conftest import Caller, body_of, until_ready
 
 pytest.importorskip("pydantic_ai")
 pytest.importorskip("langgraph")
@@ -63,3 +63,40 @@ async def test_a_job_that_is_tried_again_repeats_no_tool(
     assert job["result"]["usage"]["completion_tokens"] == app.ASKED["max_tokens"]
     rows = [row async for row in StreamRow.objects.all()]
     assert [(row.id, row.model) for row in rows] == [(job["stream_id"], name)]
+
+
+MESSAGES = [{"role": "user", "content": "What have you found?"}]
+PARTS = [{"id": "q1", "role": "user", "parts": [{"type": "text", "text": "What have you found?"}]}]
+# Where it is asked, what with, and what its answer ends with.
+FRONT_ENDS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "native": ("/streams", {"messages": MESSAGES}, "event: done"),
+    "pipelines": ("/pipelines/{name}", {"messages": MESSAGES, "stream": True}, "event: done"),
+    "openai": ("/v1/chat/completions", {"messages": MESSAGES, "stream": True}, "data: [DONE]"),
+    "anthropic": ("/v1/messages", {"messages": MESSAGES, "stream": True, "max_tokens": 1000}, "event: message_stop"),
+    "responses": ("/v1/responses", {"input": "What have you found?", "stream": True}, "event: response.completed"),
+    "ai-sdk": ("/ai/chat", {"id": "chat-1", "messages": PARTS, "trigger": "submit-message"}, '"type":"finish"'),
+    "ag-ui": (
+        "/ag-ui/{name}",
+        {"threadId": "t1", "runId": "r1", "messages": [{"id": "q1", **MESSAGES[0]}], "tools": [], "context": []},
+        "RUN_FINISHED",
+    ),
+}
+
+
+async def test_every_front_end_serves_it(
+    name: str, transactional_db: Any, alice_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent's answer ends well in each of them."""
+    monkeypatch.setitem(app.ASKED, "max_tokens", 8)
+    with override_settings(STREAMSERVE={"TESTING": True}):
+        await site.reset()
+        await until_ready()
+        caller = Caller(key=alice_key)
+        for front_end, (path, body, end) in FRONT_ENDS.items():
+            asked = {**body} if "{name}" in path else {"model": name, **body}
+            response = await caller.post(path.format(name=name), asked)
+            assert response.status_code == 200, front_end
+            text = (await body_of(response)).decode()
+            assert end in text, front_end
+            assert "RUN_ERROR" not in text, front_end
+        await site.reset()
