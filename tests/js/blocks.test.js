@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { addEvent, cutTo, endAll, extentOf, hasContent, wholeOf } from "../../streamserve/static/streamserve/blocks.js";
-import { beginPart, beginningOf, canContinue, endPart } from "../../streamserve/static/streamserve/parts.js";
+import { answersOf, beginPart, beginningOf, canContinue, endPart, isAsking } from "../../streamserve/static/streamserve/parts.js";
 import { newTurn } from "../../streamserve/static/streamserve/turn_tree.js";
 
 function turnOf(...events) {
@@ -97,6 +97,27 @@ test("a continuation that brings nothing leaves the answer as it was", () => {
   assert.equal(endPart(turn), true);
   assert.deepEqual(turn, before);
   assert.equal(endPart(turn), false);
+});
+
+test("a run that asks is continued in its place, and asks again where that fails", () => {
+  const asked = { id: "call_1", name: "pay", arguments: "{}" };
+  const turn = turnOf(["block_start", { index: 0, kind: "server_tool_use", id: "call_1", name: "pay" }], ["approval", asked], ["approval", asked]);
+  assert.deepEqual(turn.approvals, [{ ...asked, message: "" }], "a replay brings it again");
+  Object.assign(turn, { state: "done", finishReason: "interrupt", streamId: "a" });
+  assert.equal(isAsking(turn), true);
+  beginPart(turn);
+  turn.answers = { streamId: "a", approvals: [{ id: "call_1", allow: true }] };
+  assert.equal(answersOf(turn).streamId, "a");
+  assert.deepEqual(turn.approvals, []);
+  endPart(turn);
+  assert.equal(isAsking(turn), true);
+  assert.equal(answersOf(turn), null);
+  assert.equal(isAsking({ ...turn, error: { code: "approval_answered" } }), false);
+});
+
+test("a snapshot has what was asked", () => {
+  const turn = turnOf(["snapshot", { text: "", seq: 4, approvals: [{ id: "c", name: "pay", arguments: "{}", message: "Pay?" }] }]);
+  assert.deepEqual(turn.approvals.map(({ message }) => message), ["Pay?"]);
 });
 
 test("what can be continued was cut short, and ends with text", () => {

@@ -110,6 +110,15 @@ test("an answer with thoughts keeps its blocks, and a failed answer names why", 
   assert.match(failed.error.message, /took too long/);
 });
 
+test("an answer that asks has its questions, until another message goes on with it", () => {
+  const asked = { finish_reason: "interrupt", approvals: [{ id: "c", name: "pay", arguments: "{}" }] };
+  const messages = [question("q", null, "?"), answer("a", "q", "Shall I?", asked)];
+  const [turn] = turnsOf(messages);
+  assert.deepEqual([turn.finishReason, turn.approvals[0].name], ["interrupt", "pay"]);
+  const [whole] = turnsOf([...messages, answer("b", "a", "Done.")]);
+  assert.deepEqual([whole.id, whole.approvals, whole.earlier.length], ["b", [], 1]);
+});
+
 /** A server with these messages; `asked` are the requests that change something. */
 function serverOf(messages, pageSize = 100) {
   const asked = [];

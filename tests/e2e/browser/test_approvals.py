@@ -9,25 +9,27 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.support.checks.axe import axe_violations
-from tests.support.docs.demo_site import end_engines
 from tests.support.plugins.migrated import Migrate
-from tests.support.servers.browser import Watched, ask, stored_turns, wait_for_status, watching
-from tests.support.servers.web_servers import daphne, wait_until_ready
+from tests.support.servers.browser import (
+    Watched,
+    ask,
+    echo_site,
+    signed_in,
+    stored_turns,
+    wait_for_status,
+    watching,
+)
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
+SETTINGS = "tests.support.sites.pages.approvals_site"
 ASKED = "Your answer is needed: Cancel invoice 7?"
 
 
 @pytest.fixture(scope="module")
 def asking(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterator[str]:
-    state = tmp_path_factory.mktemp("state")
-    env = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.pages.blocks_site", "STREAMSERVE_STATE_DIR": str(state)}
-    migrated(state)
-    with daphne("project.asgi:application", env=env) as server:
-        wait_until_ready(server.url)
-        yield server.url
-    end_engines(state)
+    with echo_site(SETTINGS, tmp_path_factory.mktemp("state"), migrated) as url:
+        yield url
 
 
 @pytest.fixture
@@ -99,6 +101,23 @@ def test_an_answer_of_another_tab_is_not_given_twice(seen: Watched) -> None:
     card.get_by_role("button", name="Refuse").click()
     expect(page.locator(".ss-notice")).to_contain_text("given or refused before")
     expect(page.locator(".ss-approval")).to_have_count(0)
+
+
+def test_another_device_answers_what_this_one_has_asked(browser: Browser, asking: str) -> None:
+    """In a conversation that the server keeps the card is on each device of its user, and so is the whole answer."""
+    with signed_in(browser, asking, path="/invoices/") as here:
+        begin(here.page)
+        with signed_in(browser, asking, path="/invoices/") as there:
+            other = there.page
+            other.locator(".ss-item-link").click()
+            other.get_by_role("group", name="Cancel invoice 7?").get_by_role("button", name="Allow").click()
+            wait_for_status(other, "Answer complete")
+            for page in (other, here.page):
+                page.reload()
+                page.locator(".ss-item-link").first.click()
+                expect(page.locator(".ss-text").last).to_have_text("It is done.")
+                expect(page.locator(".ss-turn")).to_have_count(1)
+                expect(page.locator(".ss-approval")).to_have_count(0)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

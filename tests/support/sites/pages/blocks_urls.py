@@ -11,7 +11,8 @@ from streamserve.web.chat_page import widget_config
 
 
 def page(request: HttpRequest, model: str) -> HttpResponse:
-    return render(request, "streamserve/chat_page.html", {"streamserve": widget_config(request, None, model=model)})
+    user = request.user if request.user.is_authenticated else None
+    return render(request, "streamserve/chat_page.html", {"streamserve": widget_config(request, user, model=model)})
 
 
 urlpatterns = [
