@@ -6,6 +6,7 @@ same each time. Who may use which model decides `Answers`, as for all models.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from streamserve.streams.store import ANONYMOUS, Group, groups_of
 
 # A request whose engine's process ended so often while it was there may itself end it.
 _MAX_LOSSES = 3
+_LOOK_SECONDS = 0.1  # how often a request looks for the next engine
 
 
 def _ignore(request: EmbedRequest, admission: Admission, num_tokens: int) -> None:
@@ -58,10 +60,14 @@ class Embedders:
             await until_loaded(client, until - time.monotonic())
             try:
                 return await client.embed(request, admission)
-            except EngineUnavailable:
-                num_losses += 1
-                if num_losses >= _MAX_LOSSES or not client.describe().is_loading or time.monotonic() >= until:
+            except EngineUnavailable as error:
+                is_leaving = error.code == "engine_draining"  # the next engine follows
+                num_losses += not is_leaving
+                can_wait = is_leaving or client.describe().is_loading
+                if num_losses >= _MAX_LOSSES or not can_wait or time.monotonic() >= until:
                     raise
+            if is_leaving:
+                await asyncio.sleep(_LOOK_SECONDS)
 
     @contextmanager
     def _place(self, request: EmbedRequest, admission: Admission) -> Iterator[None]:

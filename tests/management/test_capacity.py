@@ -95,6 +95,13 @@ def test_an_alias_brings_its_engine(folder: Path) -> None:
     assert {one["num_blocks"] for one in report["capacities"]} == {100}
 
 
+def test_an_embedding_model_holds_no_streams() -> None:
+    """It keeps no keys; the message says so."""
+    conf = {"MODELS": {"echo": {"PATH": "echo"}}, "EMBEDDING_MODELS": {"search": {"PATH": "org/name"}}}
+    with override_settings(STREAMSERVE=conf), pytest.raises(CommandError, match="makes embeddings"):
+        run("search")
+
+
 def test_windows_are_kept_whole(folder: Path) -> None:
     """A sliding window saves no memory, and the command prints that."""
     (folder / "config.json").write_text(json.dumps(LLAMA | {"sliding_window": 4096}))

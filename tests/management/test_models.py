@@ -146,3 +146,21 @@ def test_the_types() -> None:
     assert found["supported"] == sorted(PROVEN)
     assert sorted(name for names in found["refused"].values() for name in names) == sorted(REFUSED)
     assert all(name in text for name in (*PROVEN, *REFUSED))
+
+
+def test_embedding_models_are_listed(tmp_path: Path) -> None:
+    """Beside the others, as what they are."""
+    conf = {
+        "MODELS": {"demo": {"PATH": "echo"}},
+        "EMBEDDING_MODELS": {"search": {"PATH": "org/name"}, "words": {"PATH": "echo"}},
+        "CLIENT": "process",
+        "STATE_DIR": tmp_path,
+        "ENGINE_PROCESS": {"RUNTIME_DIR": str(tmp_path / "run")},
+    }
+    with override_settings(STREAMSERVE=conf):
+        found = rows()
+    assert [(one["name"], one["support"], one["state"]) for one in found.values()] == [
+        ("demo", "without weights", "not running"),
+        ("search", "embeddings", "not running"),
+        ("words", "without weights", "not running"),
+    ]

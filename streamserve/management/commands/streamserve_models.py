@@ -19,7 +19,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from streamserve.clients.process.client import ProcessClient
-from streamserve.clients.process.config import EnginePathError, engine_paths, is_locked
+from streamserve.clients.process.config import EnginePathError, engine_paths, is_locked, prepare_folder
 from streamserve.clients.remote.client import RemoteClient
 from streamserve.clients.remote.config import RemoteConfig
 from streamserve.conf import ECHO_PATH, SiteConfig, get_settings
@@ -135,6 +135,7 @@ async def _state(settings: SiteConfig, alias: str) -> str:
         return "in each web process"
     config = settings.engine_spec(alias)
     try:
+        prepare_folder(engine_paths(config))
         if not is_locked(engine_paths(config)):
             return "not running"
     except EnginePathError as error:
