@@ -121,19 +121,21 @@ async def chat_stream(
     pace = pace_of_query(query_values(query))
     if stream is None:
         return Reply(status=204)
-    after = after_of(call, stream, query) or 0  # an id of the chat's answer before: the reader lacks all of this
-    is_rest = 0 < after <= stream.last_seq or bool(call.headers.get("last-event-id"))
-    num_seen = after if is_rest else stream.readers.seen_seq
+    after, last_id = after_of(call, stream, query), call.headers.get("last-event-id", "")
+    # A place that this answer has; an id of the chat's answer before is none: the reader lacks all of this.
+    is_rest = after is not None and after <= stream.last_seq and bool(after or last_id)
+    num_seen = (after or 0) if is_rest else stream.readers.seen_seq
     if stream.terminal is not None and num_seen >= stream.last_seq:
         return Reply(status=204)
     if call.is_head:
         return Reply(body=HeadOnly(chunks.ChunkEncoder.content_type, stream.id), headers=chunks.HEADER)
     shown = _Shown(call, answers, conversations, view)
-    message_id, before = ("", b"") if after else await shown.before(stream)
-    encoder = chunks.encoder_for(
-        stream, message_id=message_id, before=before, last_id=call.headers.get("last-event-id", "") if is_rest else ""
-    )
-    delivery = Delivery(answers.streams, stream, encoder, after=after if is_rest else 0, pace=pace)
+    message_id, before = await shown.before(stream)
+    if is_rest:
+        encoder = chunks.encoder_for(stream, message_id=message_id, last_id=last_id)
+    else:
+        encoder = chunks.encoder_for(stream, message_id=message_id, before=before)
+    delivery = Delivery(answers.streams, stream, encoder, after=(after or 0) if is_rest else 0, pace=pace)
     return Reply(body=delivery, headers=chunks.HEADER)
 
 

@@ -215,6 +215,9 @@ async def test_a_reader_that_names_its_last_frame_gets_the_rest(caller: Caller, 
     assert (await caller.get(f"/ai/chat/chat-1/stream?after={seq}")).status_code == 204
     assert (await caller.get("/ai/chat/chat-1/stream?after=1")).status_code == 200
     assert (await caller.get("/ai/chat/chat-1/stream?after=x")).status_code == 400
+    for other in ("abcdefghijkl-3", "no id"):  # of the chat's answer before: the reader lacks all of this
+        again = await caller.get("/ai/chat/chat-1/stream", **{"last-event-id": other})
+        assert check_chunks(await body_of(again)) == check_chunks(body)
 
 
 async def test_a_stop_ends_the_answer_and_keeps_its_beginning(caller: Caller, keeps: None, site_gate: Gate) -> None:
