@@ -34,6 +34,7 @@ from streamserve.engine.text.formats.markup import NAMES as FORMAT_NAMES
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.permissions import ANYONE, PERMISSION_HINT, STAFF, Permission, problem_of
 from streamserve.protocol.prices import Price
+from streamserve.protocol.rates import SCOPES, Rate
 from streamserve.protocol.requests import LATENCY_CLASSES, OTHER_PARTS, ROUTES_WITH_CLASSES
 from streamserve.streams.config import AttachmentConfig, BatchConfig, JobConfig, StreamConfig
 from streamserve.streams.log.base import UNFINISHED_SECONDS
@@ -207,6 +208,12 @@ class SiteConfig:
     """Let owners make links by which anyone reads a branch of a conversation (docs/conversations.md#share-links)."""
     usage: bool = True
     """Keep what each owner uses of each model a day (docs/usage.md): one more row a day, and no text."""
+    rates: Mapping[str, Rate] = field(default_factory=dict)
+    """Limits over time by scope (docs/limits.md): `owner`, `key`, `tenant`, `address`, `site`, `work`. Without them no
+    request is counted.
+    """
+    reserve_tokens: int = 1000
+    """Of an answer's tokens so many are reserved at most while it runs, where tokens are limited."""
     prices: Mapping[str, Price] = field(default_factory=dict)
     """Model or pipeline → what a million of its tokens cost, for the usage: `PROMPT`, `CACHED` and `COMPLETION`. Rows
     of batches cost half.
@@ -353,6 +360,8 @@ class _SiteReader(SettingsReader):
             attachments=self._options(AttachmentConfig, given, "ATTACHMENTS"),
             share_links=self.boolean(given, "SHARE_LINKS"),
             usage=self._usage(given),
+            rates=self._rates(given.get("RATES", {})),
+            reserve_tokens=self._reserve_tokens(given),
             prices=self._prices(given.get("PRICES", {})),
             prompt_in_url=self.boolean(given, "PROMPT_IN_URL"),
             reasoning_field=self._one_of(given, "REASONING_FIELD", REASONING_FIELDS, in_tests=None, testing=testing),
@@ -587,6 +596,18 @@ class _SiteReader(SettingsReader):
 
     def _usage(self, given: Mapping[str, Any]) -> bool:
         return self.boolean({"USAGE": True, **given}, "USAGE")
+
+    def _rates(self, raw: object) -> Mapping[str, Rate]:
+        """Return the limits over time of each scope that has some."""
+        given = self.mapping(raw, "RATES")
+        self.refuse_unknown(given, SCOPES, "RATES")
+        return MappingProxyType(
+            {str(name): self.dataclass(Rate, rate, f'RATES["{name}"]') for name, rate in given.items()}
+        )
+
+    def _reserve_tokens(self, given: Mapping[str, Any]) -> int:
+        value = given.get("RESERVE_TOKENS", 1000)
+        return int(value) if self.fits(value, int, '["RESERVE_TOKENS"]') else 1000
 
     def _prices(self, raw: object) -> Mapping[str, Price]:
         """Return the price of each model that has one."""

@@ -26,6 +26,7 @@ from streamserve.protocol.requests import LATENCY_CLASSES
 from streamserve.rows.conversations import Attachment, Conversation, Message, Share, Thread
 from streamserve.rows.leases import LeasedQuerySet
 from streamserve.rows.queries import Keyed
+from streamserve.rows.rate_windows import RateHold, RateWindow
 from streamserve.rows.usage_days import UsageDay
 from streamserve.rows.work import Batch, BatchRow, Job, JobStep, StoredFile, WebhookDelivery, Worker
 
@@ -41,6 +42,8 @@ __all__ = [
     "JobStep",
     "Live",
     "Message",
+    "RateHold",
+    "RateWindow",
     "Share",
     "StoredCompletion",
     "StoredFile",

@@ -10,7 +10,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any
 
@@ -36,6 +37,7 @@ from streamserve.protocol.errors import (
 )
 from streamserve.protocol.ids import is_stream_id
 from streamserve.protocol.measures import RESPONSES
+from streamserve.protocol.rates import RateLimited, Rates, anthropic_headers
 
 KINDS = ("session", "key", "anonymous", "anyone")
 CHAT_CALLERS = ("session", "key", "anonymous")
@@ -178,7 +180,20 @@ class Route:
         endpoint = self.endpoints[call.method]
         reply = await endpoint(call, **{name: services[name] for name in _services_of(endpoint) if name in services})
         self._count(reply.status)
+        rates = call.started[-1].rates if call.started else None
+        if rates is not None:
+            reply = replace(reply, headers={**reply.headers, **self._rate_headers(rates, call.headers)})
         return reply
+
+    def _rate_headers(self, rates: Rates, asked: Mapping[str, str]) -> dict[str, str]:
+        """Return what is left of the caller's limits over time, in this route's dialect."""
+        if self._is_anthropic(asked):
+            return anthropic_headers(rates, datetime.now(UTC))
+        return rates.headers()
+
+    def _is_anthropic(self, asked: Mapping[str, str]) -> bool:
+        is_named = self.path.partition("/")[0] == "v1" and anthropic_message.VERSION_HEADER in asked
+        return is_named or self.error_json is anthropic_message.error_json
 
     def pattern(self) -> re.Pattern[str]:
         """Return the pattern of the whole path, with its leading slash."""
@@ -202,10 +217,11 @@ class Route:
         headers = headers_of(error)
         if error.http_status == 405:
             headers["Allow"] = ", ".join(self.methods)
+        if isinstance(error, RateLimited):
+            headers |= self._rate_headers(error.rates, asked)
         error_json = self.error_json
-        if self.path.partition("/")[0] == "v1" and anthropic_message.VERSION_HEADER in asked:
+        if self._is_anthropic(asked):
             error_json = anthropic_message.error_json
-        if error_json is anthropic_message.error_json:
             headers |= anthropic.id_header(request_id)
         return json_reply(error_json(to_body(error, request_id)), status=error.http_status, headers=headers)
 

@@ -51,6 +51,7 @@ _ALL = (
         unsupported_parameter="A field that this server lacks, whose effect an answer would silently miss; a tool that "
         "is no function.",
         thread_unsupported_request="Anthropic's `thread` (docs/anthropic.md).",
+        prompt_over_limit="The prompt alone has more tokens than a limit over time allows (docs/limits.md).",
         context_length_exceeded="The messages are over the limit of characters, or the prompt leaves no room for an "
         "answer in the model.",
         never_fits="The prompt, with a token of an answer, never fits into the memory of the model's engine.",
@@ -166,6 +167,7 @@ _ALL = (
     *_codes(
         429,
         quota_exceeded="Your own limit is reached.",
+        rate_limit_exceeded="A limit over time is reached (docs/limits.md): `Retry-After` says when it ends.",
         too_many_streams="Your request has waited (docs/fairness.md#the-door) for one of your answers to end for as "
         "long as it may, or as many wait already.",
         too_many_batches="You have as many open batches as you may.",

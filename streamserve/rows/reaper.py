@@ -22,11 +22,11 @@ from streamserve.api.usage import Used
 from streamserve.conf import SiteConfig
 from streamserve.models import Conversation, Job, Message, Thread, Watch
 from streamserve.models import Stream as StreamRow
-from streamserve.rows import orm, usage
+from streamserve.rows import orm, rates, usage
 from streamserve.rows.answer_messages import LOST, AnswerMessages, keep_needed_logs, write_end
 from streamserve.rows.conversation_store import UNDO_SECONDS, drop_conversations
 from streamserve.rows.queries import delete_in_parts
-from streamserve.rows.receivers import finish_stream
+from streamserve.rows.receivers import finish_stream, together
 from streamserve.streams.config import JOB, StreamConfig
 from streamserve.streams.lease.liveness import Liveness, host_of
 from streamserve.streams.log.base import Refusal, append
@@ -78,6 +78,7 @@ class RowAges:
 
     def drop_old(self, settings: StreamConfig, now: datetime) -> tuple[int, ...]:
         """Delete them; return how many of each. Threads whose stream can no longer be replayed go, too."""
+        rates.drop_old(now)
         delete_in_parts(
             Thread.objects.unused_since(datetime.fromtimestamp(purge_before(settings, now.timestamp()), UTC))
         )
@@ -180,7 +181,7 @@ class Reaper:
                 # A log that cannot be read does not hold up the other streams.
                 log.exception("stream_reaper_failed", stream_id=row.pk)
         await self._messages.write_left()
-        await orm.call(usage.write_noted)
+        await orm.call(usage.write_refused)
         await asyncio.to_thread(self._liveness.tidy)
         if time.monotonic() >= self._purge_at:
             self._purge_at = time.monotonic() + PURGE_EVERY_SECONDS
@@ -224,7 +225,7 @@ class Reaper:
         """End a stream whose events are gone; 0 if its end is written already."""
         whose, kind = usage.whose_is(row.owner, row.tenant, row.counted_as), usage.kind_of(row.on_disconnect)
         also = usage.adding(whose, row.model, kind, Used(requests=1, errors=1))
-        return await finish_stream(row.pk, also=also, error_code=LOST)
+        return await finish_stream(row.pk, also=together(rates.settling(row.pk, 0), also), error_code=LOST)
 
     async def _purge(self) -> None:
         """Touch the logs that are written or read here, then drop old logs."""

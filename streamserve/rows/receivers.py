@@ -68,7 +68,8 @@ async def written(
                 tell()
             return value
 
-    return await (orm.apart(all_of_it) if has_receivers else orm.write(all_of_it))
+    # In a transaction of its own: what it locks in other tables is not held for the other writes that wait.
+    return await (orm.apart(all_of_it) if has_receivers else orm.call(all_of_it))
 
 
 def together(*writes: Callable[[], object] | None) -> Callable[[], None] | None:

@@ -15,11 +15,13 @@ from typing import Any
 from django.db import IntegrityError, transaction
 
 from streamserve.api.logs import get_logger
+from streamserve.conf import get_settings
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import UnmetNeeds
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import Admission, Once, decode_request, encode_request
-from streamserve.rows import orm, usage
+from streamserve.protocol.rates import Rates
+from streamserve.protocol.requests import Admission, Once, decode_request, encode_request, size_of
+from streamserve.rows import orm, rates, usage
 from streamserve.rows.answer_messages import AnswerMessages, Write
 from streamserve.rows.completions import CompletionRows
 from streamserve.rows.receivers import finish_stream, insert_stream, together
@@ -33,6 +35,8 @@ from streamserve.streams.store import Group, KeyTaken, Record
 from streamserve.streams.transcript import StreamSummary
 
 log = get_logger(__name__)
+
+_CHARS_A_TOKEN = 4  # of a prompt that no engine has counted yet: a pipeline's, or a model's that loads
 
 
 class RowStore:
@@ -58,13 +62,18 @@ class RowStore:
         self._stored = [one for one in (chats, responses) if one is not None]  # what keeps whole answers
         self._max_conversations = max_conversations
 
-    async def insert(self, record: Record) -> None:
+    def refuse_early(self, admission: Admission) -> None:
+        rates.refuse_early(admission)
+
+    async def insert(self, record: Record) -> Rates | None:
+        left: list[Rates] = []
         try:
-            await insert_stream(row_of(record), also=_with_record(record, self._max_conversations))
+            await insert_stream(row_of(record), also=_with_record(record, self._max_conversations, left))
         except IntegrityError as error:
             if record.once is not None and await self.find(request_key=record.once.key) is not None:
                 raise KeyTaken from error
             raise
+        return left[-1] if left else None
 
     async def find(self, *, stream_id: str = "", log_id: str = "", request_key: str = "") -> Record | None:
         if stream_id:
@@ -87,7 +96,8 @@ class RowStore:
 
     async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
         write_message = await self._message_of(summary, has_begun=last_seq > 0)
-        writes = [self._usage_of(summary), write_message]
+        num_tokens = summary.usage.prompt_tokens + summary.usage.completion_tokens
+        writes = [rates.settling(summary.id, num_tokens), self._usage_of(summary), write_message]
         is_written = await finish_stream(
             summary.id,
             also=together(*writes),
@@ -145,20 +155,37 @@ def _forget_key(stream_id: str) -> None:
         withdraw(stream_id)
 
 
-def _with_record(record: Record, max_conversations: int) -> Callable[[], None] | None:
-    """Return what a stream's start writes beside its row: its turn in a conversation, and its thread; None for none."""
+def _with_record(record: Record, max_conversations: int, left: list[Rates]) -> Callable[[], None] | None:
+    """Return what a stream's start writes beside its row: its thread, its turn in a conversation, its place in limits.
+
+    None for none. What is left of the limits is added to `left`.
+    """
     admission = record.admission
-    turn, thread = admission.turn, admission.thread
-    if turn is None and thread is None:
+    turn, thread, is_limited = admission.turn, admission.thread, bool(get_settings().rates)
+    if turn is None and thread is None and not is_limited:
         return None
 
     def write() -> None:
+        if is_limited:
+            found = rates.reserve(admission, needs_of(record))
+            left.extend([] if found is None else [found])
         if thread is not None:
             note_thread(thread, admission)
         if turn is not None:
             insert_turn(turn, admission, model=record.model, max_conversations=max_conversations)
 
     return write
+
+
+def needs_of(record: Record) -> rates.Needs:
+    """Return what a new stream is taken to need: its prompt, and RESERVE_TOKENS or less of each answer."""
+    request = record.request
+    if request is None:
+        return rates.Needs()
+    prompt = record.num_prompt_tokens or size_of(request) // _CHARS_A_TOKEN
+    most = get_settings().reserve_tokens
+    asked = request.sampling.max_tokens
+    return rates.Needs(prompt=prompt, answer=request.n * (most if asked is None else min(asked, most)))
 
 
 def row_of(record: Record) -> StreamRow:

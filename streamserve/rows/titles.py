@@ -16,13 +16,14 @@ from contextvars import Context
 from streamserve.api.logs import get_logger
 from streamserve.clients.base import EngineClient
 from streamserve.clients.pipeline.client import PipelineClient
+from streamserve.conf import get_settings
 from streamserve.keys import salt_of
 from streamserve.models import Conversation, Message
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import SUCCESS_REASONS, Done, Token
 from streamserve.protocol.requests import BATCH, Admission, GenerateRequest, SamplingParams, with_system
 from streamserve.protocol.requests import Message as Turn
-from streamserve.rows import orm, usage
+from streamserve.rows import orm, rates, usage
 from streamserve.rows.branch import without_nul
 from streamserve.rows.usage_days import TITLE
 
@@ -127,6 +128,9 @@ class Titles:
         write = usage.adding(usage.Whose(owner=OWNER, tenant=OWNER), model, TITLE, used)
         if write is not None:
             await orm.call(write)
+        if get_settings().rates:
+            tokens = end.usage.prompt_tokens + end.usage.completion_tokens
+            await orm.call(rates.count, Admission(owner=OWNER, tenant=OWNER), tokens, is_work=True)
 
 
 def _first_answer(stream_id: str) -> Message | None:

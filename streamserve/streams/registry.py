@@ -95,11 +95,12 @@ class Streams:
 
         Beyond its caller's places it waits for a place, for as long as its class may. `places`: of several streams that
         begin together. Raises KeyTaken where there is a record of the admission's key, NotFound for an unknown model,
-        QuotaExceeded, Overloaded, LogUnavailable, what the store raises, and what the client raises: BadRequest,
-        Refused. Then no stream runs.
+        QuotaExceeded, RateLimited, Overloaded, LogUnavailable, what the store raises, and what the client raises:
+        BadRequest, Refused. Then no stream runs.
         """
         asked_at = time.monotonic()
         self.writer.refuse_if_down()
+        self.store.refuse_early(admission)
         client = self.clients.get(request.model)
         if client is None:
             raise no_model(request.model, self.clients)
@@ -303,7 +304,7 @@ class Streams:
         failure: Exception | None = None
         is_inserted = False
         try:
-            await self.store.insert(record_of(stream, self.store.own_id))
+            stream.rates = await self.store.insert(record_of(stream, self.store.own_id))
             is_inserted = True
             await stream.open()
         except Exception as error:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from streamserve.dialects.fold import TOOL_USE, Answer, AnswerBlock
 from streamserve.protocol.errors import Refused
 from streamserve.protocol.events import Done, LoggedEvent
+from streamserve.protocol.rates import Rates
 from streamserve.protocol.requests import Admission, GenerateRequest, Message, Once, ThreadKey
 from streamserve.streams.log.base import EventLog
 from streamserve.streams.transcript import StreamSummary
@@ -35,7 +36,8 @@ class Record:
     """The data of a stream that any process needs to resume and to show it.
 
     `request` is None once the stream is finished, or if it cannot be read. `producer` is the process that holds the
-    lease, "" if none does; `fence` grows with each claim. `created` is wall time. The fields from `finish_reason` on
+    lease, "" if none does; `fence` grows with each claim. `created` is wall time.
+    `num_prompt_tokens` of a new stream: 0 where they are not known yet. The fields from `finish_reason` on
     are written at the end.
     """
 
@@ -46,6 +48,7 @@ class Record:
     request: GenerateRequest | None = None
     fence: int = 1
     producer: str = ""
+    num_prompt_tokens: int = 0
     is_finished: bool = False
     finish_reason: str = ""
     error_code: str = ""
@@ -107,8 +110,14 @@ class StreamStore(Protocol):
     has_records: bool  # whether `find` knows every stream; else only this process knows its streams
     keeps_text: bool  # whether `finish` wants the answer
 
-    async def insert(self, record: Record) -> None:
-        """Insert the record of a new stream. Raises KeyTaken if another record has its key."""
+    def refuse_early(self, admission: Admission) -> None:
+        """Raise RateLimited where this process knows that the caller has no request left. Never blocks."""
+
+    async def insert(self, record: Record) -> Rates | None:
+        """Insert the record of a new stream; return what is left of its caller's limits over time, None without limits.
+
+        Raises KeyTaken if another record has its key, RateLimited.
+        """
 
     async def find(self, *, stream_id: str = "", log_id: str = "", request_key: str = "") -> Record | None:
         """Return the record with that stream id, log id or key of a request."""
@@ -148,7 +157,10 @@ class NullStore:
         """Return the id of the last stream of a tenant's thread; "" for none."""
         return self._of_thread.get((tenant, key), "")
 
-    async def insert(self, record: Record) -> None:
+    def refuse_early(self, admission: Admission) -> None:
+        pass
+
+    async def insert(self, record: Record) -> Rates | None:
         if record.once is not None:
             if record.once.key in self._of_key:
                 raise KeyTaken
@@ -161,6 +173,7 @@ class NullStore:
             self._of_thread.move_to_end(thread)
             if len(self._of_thread) > _MAX_KEYS:
                 self._of_thread.popitem(last=False)
+        return None
 
     async def find(self, *, stream_id: str = "", log_id: str = "", request_key: str = "") -> Record | None:
         return self._of_key.get(request_key)

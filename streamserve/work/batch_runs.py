@@ -24,6 +24,7 @@ from streamserve.api.answers import Answers
 from streamserve.api.batch.rows import answer_line
 from streamserve.api.call import Caller
 from streamserve.api.logs import get_logger
+from streamserve.conf import get_settings
 from streamserve.dialects.batches import (
     CANCELLED,
     EXPIRED,
@@ -38,8 +39,9 @@ from streamserve.dialects.batches import (
 )
 from streamserve.models import ApiKey, Batch, BatchRow
 from streamserve.protocol.errors import NotFound
-from streamserve.rows import orm, usage
-from streamserve.rows.receivers import tell_rows, written
+from streamserve.protocol.requests import Admission
+from streamserve.rows import orm, rates, usage
+from streamserve.rows.receivers import tell_rows, together, written
 from streamserve.signals import answer_finished
 from streamserve.work.batch_files import compose
 from streamserve.work.files import Files
@@ -96,7 +98,11 @@ class RowWriter:
     async def _write_rows(self, ended: list[tuple[BatchRow, RowAnswer | None]]) -> Exception | None:
         rows, batch = [row for row, _ in ended], self._claim.row
         tell = partial(tell_rows, ended, batch.owner, batch.tenant)
-        used = partial(usage.add_rows, [answer for _, answer in ended], batch.owner, batch.tenant)
+        answers = [answer for _, answer in ended if answer is not None]
+        admission = Admission(owner=batch.owner, tenant=batch.tenant)
+        used = together(
+            partial(usage.add_rows, answers, batch.owner, batch.tenant), rates.counting_rows(answers, admission)
+        )
         try:
             await self._claim.write(
                 lambda held: held.store(rows),
@@ -226,8 +232,18 @@ class BatchRun:
                 line = await anext(lines, None)
             if line is None:
                 return
+            await self._wait_for_room()
             result = await answer_line(self._rows, self._caller, line)
             await self._writer.store(result)
+
+    async def _wait_for_room(self) -> None:
+        """Wait while the owner's work has used its limits over time."""
+        admission = Admission(owner=self._row.owner, tenant=self._row.tenant)
+        while get_settings().rates:
+            seconds = await orm.insist(orm.read, rates.seconds_until_room, admission)
+            if seconds <= 0:
+                return
+            await asyncio.sleep(min(seconds, _LOOK_SECONDS))
 
     # Finalizing
 

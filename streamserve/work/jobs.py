@@ -30,10 +30,10 @@ from streamserve.protocol.errors import BadRequest, Overloaded, QuotaExceeded
 from streamserve.protocol.events import Done, Meta
 from streamserve.protocol.ids import is_stream_id
 from streamserve.protocol.requests import Admission, GenerateRequest, Once, check_needs, check_sampling
-from streamserve.rows import orm
+from streamserve.rows import orm, rates
 from streamserve.rows.queries import hold_limit, made_once, part_of, sent_before
 from streamserve.rows.receivers import end_job, tell_started, written
-from streamserve.rows.store import row_of
+from streamserve.rows.store import needs_of, row_of
 from streamserve.signals import answer_started
 from streamserve.streams.config import JOB
 from streamserve.streams.log.base import append, new_log_id
@@ -86,7 +86,7 @@ class Jobs:
         await append(self._streams.log, record.log_id, record.fence, [meta])
         try:
             row = row_of(record)
-            insert = partial(self._insert, record.admission, job, row)
+            insert = partial(self._insert, record.admission, job, row, needs_of(record))
             await written(answer_started, StreamRow, insert, partial(tell_started, row), alone=orm.call)
         except (IntegrityError, Overloaded, QuotaExceeded) as error:
             await self._streams.log.drop(record.log_id)
@@ -168,12 +168,14 @@ class Jobs:
         check_needs(request.needs)
         check_sampling(request.sampling)
 
-    def _insert(self, caller: Admission, job: Job, row: StreamRow) -> bool:
+    def _insert(self, caller: Admission, job: Job, row: StreamRow, needs: rates.Needs) -> bool:
         with transaction.atomic(using=Job.objects.db):
             hold_limit(Job.objects.all(), ANONYMOUS.name if caller.owner in ANONYMOUS else caller.place_of)
             self._check_room(caller)
             row.save(force_insert=True)
             job.save(force_insert=True)
+            if self._settings.rates:
+                rates.reserve(replace(caller, stream_id=row.pk), needs, is_work=True)
         return True
 
     def _check_room(self, caller: Admission) -> None:

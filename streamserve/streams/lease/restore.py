@@ -30,6 +30,7 @@ def record_of(stream: Stream, producer: str) -> Record:
         request=stream.request,
         fence=stream.lease.fence,
         producer=producer,
+        num_prompt_tokens=stream.transcript.usage.prompt_tokens,
     )
 
 

@@ -328,10 +328,7 @@ async def _next(texts: AsyncGenerator[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """A whole run. `str()` of it is its text; `citations`, `steps` and `customs` are its events, in order.
-
-    `state` is the state that it ended with, None where it showed none.
-    """
+    """A whole run. `str()` of it is its text; `citations` and `steps` are the events of these names, in order."""
 
     text: str
     citations: tuple[dict[str, Any], ...]
@@ -340,8 +337,6 @@ class RunResult:
     stream_id: str
     usage: Usage
     approvals: tuple[dict[str, Any], ...] = ()  # what it asks its user: `finish_reason` is "interrupt" then
-    state: dict[str, Any] | None = None
-    customs: tuple[dict[str, Any], ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -369,8 +364,6 @@ async def run_pipeline(
         stream_id=started.id,
         usage=started.usage,
         approvals=tuple(whole.get("approvals", ())),
-        state=whole.get("state"),
-        customs=tuple(whole.get("customs", ())),
     )
 
 

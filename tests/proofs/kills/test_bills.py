@@ -1,7 +1,8 @@
-"""A receiver that bills, under kill -9 of web processes, on SQLite and PostgreSQL: one bill for each answer's end.
+"""Bills, usage and limits over time under kill -9 of web processes, on SQLite and PostgreSQL: each answer once.
 
 Two daphnes on one engine process and one log. Readers ask, read and are cut off; what they leave is continued, or
-ended, by the other web process. The database alone is judged: each row of a stream against its bills.
+ended, by the other web process. The database alone is judged: the rows of streams against the bills of a receiver,
+against the usage, and against what is counted in a window of a day.
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ WAYS = ("abort", "park")
 # Waits until no stream runs, and prints the rows of streams and bills.
 LOOK = """
 import json, time
-from streamserve.models import Stream
+from django.db.models import F, Sum
+from streamserve.models import RateHold, RateWindow, Stream, UsageDay
 from tests.support.sites.billing.models import Bill
 while Stream.objects.filter(state="running").exists():
     time.sleep(0.1)
 tokens = ("prompt_tokens", "completion_tokens")
 print(json.dumps({
     "streams": [list(row) for row in Stream.objects.values_list("pk", *tokens)],
+    "usage": UsageDay.objects.aggregate(num=Sum("requests"), tokens=Sum(F("prompt_tokens") + F("completion_tokens"))),
+    "counted": {row.what: row.used for row in RateWindow.objects.all()},
+    "held": RateHold.objects.count(),
     "bills": [list(row) for row in Bill.objects.values_list("kind", "stream_id", *tokens)],
 }))
 """
@@ -92,7 +97,10 @@ class Crowd:
 
 
 async def test_each_answer_is_billed_once(site: Site) -> None:
-    """Whoever is killed: each stream has one start and, once it has ended, one end with its row's tokens."""
+    """Whoever is killed: each stream has one start and, once it has ended, one end with its row's tokens.
+
+    Usage and the window of a day have the same tokens, and nothing stays held.
+    """
     seed = random.randrange(10**6)
     chance = random.Random(seed)
     crowd = Crowd(site, chance)
@@ -114,4 +122,7 @@ async def test_each_answer_is_billed_once(site: Site) -> None:
     assert starts == Counter(stream_id for stream_id, *_ in streams), f"seed {seed}"
     tokens = sum(completion for *_, completion in streams)
     assert tokens > 0
+    of_all = sum(prompt + completion for _, prompt, completion in streams)
+    assert found["usage"] == {"num": len(streams), "tokens": of_all}, f"seed {seed}"
+    assert (found["counted"], found["held"]) == ({"tokens": of_all}, 0), f"seed {seed}"
     print(f"\n{NUM_KILLS} kills -9: {len(streams):,} answers, one bill each, {tokens:,} tokens billed; seed {seed}")

@@ -9,7 +9,11 @@ from tests.support.sites.workers.two_workers_site import INSTALLED_APPS as OF_TH
 from tests.support.sites.workers.two_workers_site import STREAMSERVE as TWO_WORKERS
 
 INSTALLED_APPS = [*OF_THE_DEMO, "tests.support.sites.billing"]
-STREAMSERVE = {**TWO_WORKERS, "STREAMS": {"RESUME_WINDOW_SECONDS": 4}}
+STREAMSERVE = {
+    **TWO_WORKERS,
+    "STREAMS": {"RESUME_WINDOW_SECONDS": 4},
+    "RATES": {"site": {"TOKENS_PER_DAY": 10**9}},
+}
 if os.environ.get("BILLS_POSTGRES"):
     DATABASES = {
         "default": {

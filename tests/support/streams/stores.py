@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 
+from streamserve.protocol.requests import Admission
 from streamserve.streams.store import Group, KeyTaken, Record, StreamStore
 from streamserve.streams.transcript import StreamSummary
 
@@ -39,6 +40,9 @@ class RecordStore:
         self.texts: list[str] = []
         self._shared = shared
         _: StreamStore = self
+
+    def refuse_early(self, admission: Admission) -> None:
+        pass
 
     async def insert(self, record: Record) -> None:
         self._call("insert")

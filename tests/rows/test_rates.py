@@ -1,0 +1,271 @@
+"""Laws of limits over time: no window is passed, by however many processes, and nothing stays held after an end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db.models import F
+from django.test import override_settings
+from django.utils import timezone
+
+from streamserve.conf import get_problems
+from streamserve.models import RateHold, RateWindow
+from streamserve.models import Stream as StreamRow
+from streamserve.protocol.errors import BadRequest
+from streamserve.protocol.rates import Left, RateLimited, Rates, anthropic_headers
+from streamserve.protocol.requests import Admission, GenerateRequest, Once
+from streamserve.rows import orm, rates
+from streamserve.streams.store import KeyTaken
+from tests.rows.conftest import NUM_TOKENS, asked
+from tests.support.sites.rows import in_row
+from tests.support.sites.two_workers import Worker
+from tests.support.streams.hand_made import Gate, until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SITE = {"MODELS": {"echo": {"PATH": "echo"}}, "LOG": "memory", "CLIENT": "thread"}
+MINE = Admission(owner="user:1", tenant="user:1")
+
+
+@pytest.fixture(autouse=True)
+def nothing_known() -> Iterator[None]:
+    """Each test begins without subjects that are known to be out of requests."""
+    rates._full.clear()
+    yield
+    rates._full.clear()
+
+
+def limited(**scopes: dict[str, float]) -> Any:
+    return override_settings(STREAMSERVE={**SITE, "RATES": scopes})
+
+
+def per_minute(requests: int = 0, tokens: int = 0) -> dict[str, float]:
+    return {"REQUESTS_PER_MINUTE": requests, "TOKENS_PER_MINUTE": tokens}
+
+
+async def used(subject: str, what: str = "tokens") -> int:
+    return (await RateWindow.objects.aget(subject=subject, what=what)).used
+
+
+async def ended(worker: Worker, stream_id: str) -> StreamRow:
+    await worker.read(stream_id)
+    await in_row(stream_id, state="finished")
+    return await StreamRow.objects.aget(pk=stream_id)
+
+
+async def test_without_limits_nothing_is_counted(one: Worker) -> None:
+    """No window, no hold, nothing left to tell."""
+    stream = await one.start(asked())
+    assert stream.rates is None
+    await ended(one, stream.id)
+    assert not await RateWindow.objects.aexists()
+    assert not await RateHold.objects.aexists()
+
+
+async def test_an_answer_holds_its_tokens_and_gives_back_what_it_did_not_use(one: Worker, gate: Gate) -> None:
+    """While it runs its prompt and what it asks are held; at its end what its usage says stays counted."""
+    with limited(owner=per_minute(tokens=10_000)):
+        gate.allow(2)
+        request = asked()
+        stream = await one.start(request)
+        most = request.sampling.max_tokens
+        assert most is not None
+        prompt = stream.usage.prompt_tokens
+        assert await used("owner:user:1") == prompt + most
+        assert stream.rates == Rates(
+            tokens=replace(stream.rates.tokens, limit=10_000, remaining=10_000 - prompt - most)  # type: ignore[union-attr,type-var]
+        )
+        gate.open()
+        row = await ended(one, stream.id)
+        assert await used("owner:user:1") == row.prompt_tokens + row.completion_tokens == prompt + NUM_TOKENS
+        assert not await RateHold.objects.aexists()
+
+
+async def test_fifty_callers_at_the_bound_over_two_processes(one: Worker, two: Worker) -> None:
+    """Twenty answers begin, whichever process is asked, and the others are told when to come back."""
+    with limited(site=per_minute(requests=20)):
+        starts = [
+            worker.start(asked(), owner=f"user:{number}", tenant=f"user:{number}")
+            for number in range(25)
+            for worker in (one, two)
+        ]
+        found = await asyncio.gather(*starts, return_exceptions=True)
+        begun = [each for each in found if not isinstance(each, BaseException)]
+        refused = [each for each in found if isinstance(each, RateLimited)]
+        assert (len(begun), len(refused)) == (20, 30)
+        assert await used("site:", "requests") == 20
+        assert all(1 <= each.retry_after <= 60 and each.rates.requests is not None for each in refused)
+        for stream in begun:
+            await ended(one if one.streams.find(stream.id) else two, stream.id)
+
+
+async def test_a_refused_request_counts_nowhere(one: Worker) -> None:
+    """One full window undoes the request in all others; no row of a stream is left."""
+    with limited(owner=per_minute(requests=5, tokens=10_000), site=per_minute(requests=1)):
+        stream = await one.start(asked())
+        await ended(one, stream.id)
+        before = {row.subject: row.used async for row in RateWindow.objects.all()}
+        with pytest.raises(RateLimited, match="This site has used the 1 requests a minute"):
+            await one.start(asked())
+        assert {row.subject: row.used async for row in RateWindow.objects.all()} == before
+        assert await StreamRow.objects.acount() == 1
+
+
+async def test_a_process_remembers_who_has_no_request_left(one: Worker, django_assert_num_queries: Any) -> None:
+    """It refuses the next request without its engine and without a query, until the window is over."""
+    with limited(owner=per_minute(requests=1)):
+        await ended(one, (await one.start(asked())).id)
+        with pytest.raises(RateLimited):
+            await one.start(asked())
+        with pytest.raises(RateLimited, match="You have used the 1 requests a minute"):
+            rates.refuse_early(MINE)
+        rates.refuse_early(replace(MINE, owner="user:2", tenant="user:2"))
+
+
+async def test_a_window_that_is_over_begins_anew(one: Worker) -> None:
+    """With the next request; what an answer of the old window gives back does not touch the new."""
+    with limited(owner=per_minute(tokens=10_000)):
+        stream = await one.start(asked())
+        hold = await RateHold.objects.aget()
+        await ended(one, stream.id)
+        await hold.asave(force_insert=True)
+        await RateWindow.objects.aupdate(started_at=F("started_at") - timedelta(seconds=61), used=9_999)
+        stream = await one.start(asked())
+        held = await used("owner:user:1")
+        assert held < 9_999
+        await orm.call(rates.settle, hold.pk, 0)
+        assert await used("owner:user:1") == held
+        await ended(one, stream.id)
+
+
+async def test_a_request_that_is_sent_again_reserves_nothing(one: Worker) -> None:
+    """An Idempotency-Key that is taken undoes the reservation with the row."""
+    with limited(owner=per_minute(requests=10)):
+        once = Once(key="k" * 64, digest="d" * 64)
+        stream = await one.start(asked(), once=once)
+        with pytest.raises(KeyTaken):
+            await one.start(asked(), once=once)
+        assert await used("owner:user:1", "requests") == 1
+        await ended(one, stream.id)
+
+
+async def test_a_resume_reserves_nothing(one: Worker, two: Worker, gate: Gate) -> None:
+    """An answer that another process continues is counted once, and settled by it."""
+    with limited(owner=per_minute(requests=10, tokens=10_000)):
+        gate.allow(2)
+        stream = await one.start(asked(), on_disconnect="finish")
+        await until(lambda: stream.last_seq > 2, "it has tokens")
+        one.release_lock()
+        await two.reaper.round()
+        gate.open()
+        row = await ended(two, stream.id)
+        assert await used("owner:user:1", "requests") == 1
+        assert await used("owner:user:1") == row.prompt_tokens + row.completion_tokens
+
+
+async def test_a_lost_answer_gives_back_all(one: Worker, two: Worker, gate: Gate) -> None:
+    """Its process was killed and its events are gone: the reaper writes its end, and nothing stays held."""
+    with limited(owner=per_minute(tokens=10_000)):
+        gate.allow(1)
+        stream = await one.start(asked(), on_disconnect="abort")
+        dead = f"{one.workers.host}-dead"
+        await one.log.drop(stream.log_id)
+        await StreamRow.objects.filter(pk=stream.id).aupdate(producer=dead)
+        await two.reaper.round()
+        await in_row(stream.id, error_code="producer_lost")
+        assert await used("owner:user:1") == 0
+        assert not await RateHold.objects.aexists()
+        gate.open()
+
+
+async def test_scopes_are_of_whoever_asks(one: Worker) -> None:
+    """A key counts as itself, as an owner and for its user; a team for its members; a visitor for its address."""
+    everywhere = {scope: per_minute(requests=100) for scope in ("owner", "key", "tenant", "address", "site")}
+    with limited(**everywhere):
+        for admission in (
+            {"owner": "key:3", "tenant": "user:1"},
+            {"owner": "user:2", "tenant": "user:2", "counted_as": "team:red"},
+            {"owner": "anon:5", "tenant": "anon:5", "counted_as": "anon:@abc/5"},
+        ):
+            await ended(one, (await one.start(asked(), **admission)).id)
+    found = {row.subject: row.used async for row in RateWindow.objects.all()}
+    assert found == {
+        "owner:key:3": 1,
+        "key:key:3": 1,
+        "tenant:user:1": 1,
+        "owner:user:2": 1,
+        "tenant:team:red": 1,
+        "owner:anon:@abc/5": 1,
+        "tenant:anon:@abc/5": 1,
+        "address:anon:@abc/": 1,
+        "site:": 3,
+    }
+
+
+async def test_several_answers_and_weights(one: Worker) -> None:
+    """`n` answers hold as many times; a weight counts each token so often, up to the window."""
+    with limited(owner={"TOKENS_PER_DAY": 1_000_000, "WEIGHT": 0.5}):
+        request = replace(asked(), n=3)
+        stream = await one.start(request)
+        await ended(one, stream.id)
+        row = await StreamRow.objects.aget()
+        assert abs(await used("owner:user:1") - (row.prompt_tokens + row.completion_tokens) / 2) <= 1
+        assert row.completion_tokens == 3 * NUM_TOKENS
+
+
+async def test_a_prompt_that_no_window_has_room_for(one: Worker) -> None:
+    """It is a 400 that says so: waiting would not help. An answer that asks for more than a window may begin."""
+    with limited(owner=per_minute(tokens=10)):
+        stream = await one.start(GenerateRequest(model="echo", prompt="hi", sampling=asked().sampling))
+        await ended(one, stream.id)
+        with pytest.raises(BadRequest, match="allowed here") as refusal:
+            await one.start(GenerateRequest(model="echo", prompt="word " * 50, sampling=asked().sampling))
+        assert refusal.value.code == "prompt_over_limit"
+
+
+async def test_work_has_windows_of_its_own() -> None:
+    """Rows of batches wait for room in the owner's window of work; the site counts them, too."""
+    with limited(work=per_minute(tokens=10), site=per_minute(tokens=1_000), owner=per_minute(tokens=1)):
+        assert await orm.read(rates.seconds_until_room, MINE) == 0
+        await orm.call(rates.count, MINE, 10, is_work=True)
+        assert 0 < await orm.read(rates.seconds_until_room, MINE) <= 60
+        found = {row.subject: row.used async for row in RateWindow.objects.all()}
+        assert found == {"work:user:1": 10, "site:": 10}
+
+
+async def test_what_is_over_is_dropped() -> None:
+    """Windows of two days ago, and holds without a running stream."""
+    with limited(owner=per_minute(tokens=1_000)):
+        await orm.call(rates.reserve, replace(MINE, stream_id="5" * 32), rates.Needs(prompt=1))
+    await RateWindow.objects.aupdate(started_at=timezone.now() - timedelta(days=3))
+    await RateHold.objects.aupdate(created_at=timezone.now() - timedelta(days=3))
+    await orm.call(rates.drop_old, timezone.now())
+    assert not await RateWindow.objects.aexists()
+    assert not await RateHold.objects.aexists()
+
+
+def test_headers_say_what_is_left() -> None:
+    """By OpenAI's names in seconds, by Anthropic's as moments."""
+    left = Rates(requests=Left(limit=60, remaining=59, seconds=11.2))
+    assert left.headers() == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "12s",
+    }
+    now = timezone.now().replace(year=2026, month=1, day=1, hour=0, minute=0, second=0)
+    assert anthropic_headers(left, now)["anthropic-ratelimit-requests-reset"] == "2026-01-01T00:00:12Z"
+
+
+_WRONG = ({"RATES": {"user": {}}}, {"RATES": {"owner": {"REQUESTS": 1}}}, {"RESERVE_TOKENS": -1})
+
+
+@pytest.mark.parametrize("wrong", _WRONG)
+def test_a_wrong_setting_is_named(wrong: dict[str, Any]) -> None:
+    """`check` shows an unknown scope, an unknown limit, a negative number."""
+    with override_settings(STREAMSERVE={**SITE, **wrong}):
+        assert get_problems()
