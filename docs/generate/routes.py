@@ -28,8 +28,9 @@ _GROUPS = (
     (
         "OpenAI",
         (
-            *("v1/chat", "v1/responses", "v1/completions", "v1/embeddings", "v1/moderations", "tokenize", "detokenize"),
-            *("v1/streams", "v1/models", "v1/files", "v1/batches"),
+            *("v1/chat", "v1/responses", "v1/conversations", "v1/completions", "v1/embeddings"),
+            *("v1/moderations", "tokenize", "detokenize", "v1/streams"),
+            *("v1/models", "v1/files", "v1/batches"),
         ),
         "[chat completions](../chat-completions.md), [responses](../responses.md), "
         "[text completions](../completions.md), [embeddings](../embeddings.md), "

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -30,7 +30,10 @@ WRITE_DELAYS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.6)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationView:
-    """A conversation as its owner sees it. `is_running`: an answer in it has not ended."""
+    """A conversation as its owner sees it. `is_running`: an answer in it has not ended.
+
+    `metadata`: the caller's own notes, of `/v1/conversations` alone.
+    """
 
     id: str
     title: str
@@ -41,6 +44,7 @@ class ConversationView:
     is_running: bool
     created_at: datetime
     updated_at: datetime
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return its JSON. Times are Unix seconds."""
@@ -168,6 +172,7 @@ class Change:
     title: str | None = None
     is_pinned: bool | None = None
     leaf: str | None = None
+    metadata: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,9 +209,24 @@ class Conversations(Protocol):
         """Return a part of the caller's conversations, and whether there are more."""
 
     async def create(
-        self, caller: Caller, *, model: str = "", title: str = "", source: str = "chat"
+        self,
+        caller: Caller,
+        *,
+        model: str = "",
+        title: str = "",
+        source: str = "chat",
+        metadata: Mapping[str, str] | None = None,
     ) -> ConversationView:
         """Make a conversation; a title that is given is the owner's, and stays."""
+
+    async def add(self, caller: Caller, conversation_id: str, messages: Sequence[Message]) -> Sequence[MessageView]:
+        """Add messages at the end of the branch shown, without an answer; return them.
+
+        Raises NotFound; BadRequest for a conversation that is full; NotFinished while its last answer runs.
+        """
+
+    async def remove(self, caller: Caller, conversation_id: str, message_id: str) -> None:
+        """Delete a message; what follows it follows the message before it. Raises NotFound, NotFinished."""
 
     async def find(self, caller: Caller, conversation_id: str) -> ConversationView:
         """Return a conversation. Raises NotFound."""

@@ -21,6 +21,7 @@ from streamserve.api.batch import batches, files
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.api.conversations import conversations_off, shares_off
 from streamserve.api.openai import chats, completions, embeddings, models, moderations, plain_tokens, responses, tokens
+from streamserve.api.openai import conversations as openai_talk
 from streamserve.dialects import mcp as mcp_dialect
 from streamserve.dialects import native as native_dialect
 from streamserve.dialects.ag_ui import events as ag_ui_events
@@ -302,6 +303,7 @@ _ID, _JOB = "<stream_id:stream_id>", "jobs/<stream_id:job_id>"
 _ATTACHMENT = "attachments/<stream_id:attachment_id>"
 _FILE, _BATCH = "v1/files/<file_id:file_id>", "<file_id:batch_id>"
 _CHATS, _MESSAGE_BATCHES = "v1/chat/completions", "v1/messages/batches"
+_CONVERSATION = "v1/conversations/<file_id:conversation_id>"
 _RESPONSE = "v1/responses/<file_id:response_id>"
 _CHATCMPL = f"{_CHATS}/chatcmpl-{_ID}"
 
@@ -365,6 +367,23 @@ ROUTES = (
     _openai("response", _RESPONSE, _CHAT, responses.retrieve, delete=responses.delete),
     _openai("cancel_response", f"{_RESPONSE}/cancel", _CHAT, post=responses.cancel),
     _openai("response_input_items", f"{_RESPONSE}/input_items", _CHAT, responses.input_items),
+    _openai("response_conversations", "v1/conversations", _KNOWN, post=openai_talk.create),
+    _openai(
+        "response_conversation",
+        _CONVERSATION,
+        _KNOWN,
+        openai_talk.conversation,
+        post=openai_talk.update,
+        delete=openai_talk.delete,
+    ),
+    _openai("conversation_items", f"{_CONVERSATION}/items", _KNOWN, openai_talk.list_items, post=openai_talk.add_items),
+    _openai(
+        "conversation_item",
+        f"{_CONVERSATION}/items/<file_id:item_id>",
+        _KNOWN,
+        openai_talk.item,
+        delete=openai_talk.delete_item,
+    ),
     _openai("completions", "v1/completions", _CHAT, post=completions.completions),
     _openai(
         "completions_stream", "v1/completions/stream", _CHAT, plain_tokens.get_tokens, post=plain_tokens.post_tokens

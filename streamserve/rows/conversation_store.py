@@ -7,7 +7,7 @@ conversation_lists.py, share links in shares.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -31,17 +31,19 @@ from streamserve.dialects.batches import Page
 from streamserve.protocol.errors import BadRequest, NotFinished
 from streamserve.protocol.ids import is_stream_id
 from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Message as Turned
 from streamserve.protocol.requests import Question, Turn
 from streamserve.rows import orm
 from streamserve.rows.attachments import asked_before, new_question
-from streamserve.rows.branch import CAN_CONTINUE, prompt_of, question_content, without_nul
+from streamserve.rows.branch import CAN_CONTINUE, json_text, prompt_of, question_content, without_nul
 from streamserve.rows.conversation_lists import page_of
 from streamserve.rows.conversation_tree import Nodes, branch_of, last_answer, nodes_of
 from streamserve.rows.conversation_views import conversation_view, message_views
 from streamserve.rows.conversations import MAX_TITLE_CHARS, Conversation, Message, new_row_id
 from streamserve.rows.queries import delete_in_parts, last_of, part_of
 from streamserve.rows.receivers import tell_rated, written
-from streamserve.rows.turns import insert_conversation, turn_of, user_of
+from streamserve.rows.threads import given_of
+from streamserve.rows.turns import insert_conversation, rows_of, turn_of, user_of
 from streamserve.signals import message_rated
 
 UNDO_SECONDS = 600.0  # how long a deletion can be undone
@@ -61,7 +63,13 @@ class ConversationRows:
         return await orm.read(page_of, caller.tenant, listed)
 
     async def create(
-        self, caller: Caller, *, model: str = "", title: str = "", source: str = "chat"
+        self,
+        caller: Caller,
+        *,
+        model: str = "",
+        title: str = "",
+        source: str = "chat",
+        metadata: Mapping[str, str] | None = None,
     ) -> ConversationView:
         """Make a conversation. Raises QuotaExceeded."""
         row = Conversation(
@@ -72,6 +80,7 @@ class ConversationRows:
             title=without_nul(title)[:MAX_TITLE_CHARS],
             titled_by="owner" if title else "words",
             source=source,
+            metadata=json_text(metadata) if metadata else "",
         )
         await orm.call(self._insert, row)
         return conversation_view(row, is_running=False)
@@ -93,6 +102,8 @@ class ConversationRows:
             columns["is_pinned"] = change.is_pinned
         if change.leaf is not None:
             columns["leaf"] = change.leaf
+        if change.metadata is not None:
+            columns["metadata"] = json_text(change.metadata) if change.metadata else ""
 
         def write() -> ConversationView:
             row = _found(caller, conversation_id)
@@ -146,6 +157,39 @@ class ConversationRows:
             return view, message_views(rows)
 
         return await orm.read(find)
+
+    async def add(self, caller: Caller, conversation_id: str, messages: Sequence[Turned]) -> Sequence[MessageView]:
+        """Add messages at the end of the branch shown, without an answer; return them."""
+        given = [given_of(one) for one in messages]
+
+        def write() -> list[MessageView]:
+            with transaction.atomic(using=_ROWS.db):
+                row = _found(caller, conversation_id)
+                nodes = nodes_of(row, self._limits, len(given))
+                _refuse_running(nodes, row.leaf)
+                rows = rows_of(given, row.pk, row.leaf if row.leaf in nodes else "")
+                Message.objects.bulk_create(rows)
+                _ROWS.filter(pk=row.pk).update(leaf=rows[-1].pk, updated_at=rows[0].created_at)
+            return message_views(rows)
+
+        return await orm.call(write)
+
+    async def remove(self, caller: Caller, conversation_id: str, message_id: str) -> None:
+        """Delete a message; what follows it follows the message before it."""
+
+        def write() -> None:
+            with transaction.atomic(using=_ROWS.db):
+                conversation = _found(caller, conversation_id)
+                row = _messages_of(conversation).filter(pk=_checked(message_id, "message")).first()
+                if row is None:
+                    raise no_message()
+                _refuse_running(nodes_of(conversation, self._limits, 0), row.pk)
+                row.children.update(parent=row.parent_id)
+                _ROWS.filter(pk=conversation.pk, leaf=row.pk).update(leaf=row.parent_id or "")
+                row.attachments.clear()
+                row.delete()
+
+        await orm.call(write)
 
     async def rate(
         self, caller: Caller, conversation_id: str, message_id: str, *, rating: int | None, comment: str
@@ -235,6 +279,12 @@ def drop_conversations(rows: QuerySet[Conversation]) -> int:
 def viewed(rows: QuerySet[Conversation]) -> QuerySet[Conversation]:
     """Return rows of conversations with `is_running`: whether an answer in them has not ended."""
     return rows.annotate(is_running=Exists(Message.objects.running().filter(conversation=OuterRef("pk"))))
+
+
+def _refuse_running(nodes: Nodes, message_id: str) -> None:
+    """Raise NotFinished for the message of an answer that runs."""
+    if message_id in nodes and nodes[message_id].state == "running":
+        raise NotFinished("The answer is still being made. Wait for its end, or cancel it.")
 
 
 def _view(caller: Caller, conversation_id: str) -> ConversationView:

@@ -22,6 +22,7 @@ def conversation_view(row: Conversation, *, is_running: bool) -> ConversationVie
         is_running=is_running,
         created_at=row.created_at,
         updated_at=row.updated_at,
+        metadata=json.loads(row.metadata) if row.metadata else {},
     )
 
 

@@ -85,6 +85,9 @@ class Conversation(models.Model):
         _("updated"), default=timezone.now, editable=False, help_text=_("When its last message was begun or ended.")
     )
     deleted_at = models.DateTimeField(_("deleted"), null=True, editable=False)
+    metadata = models.TextField(
+        blank=True, default="", db_default="", editable=False, help_text=_("JSON: its caller's own notes.")
+    )
 
     objects = ConversationQuerySet.as_manager()
 

@@ -215,7 +215,7 @@ class _Known:
 
 def _added(new: Sequence[Sent]) -> tuple[tuple[Given, ...], Question | None]:
     """Return new messages as rows: the last as the question, where it is a user's."""
-    given = [_given(one) for one in new]
+    given = [given_of(one.message, one.id) for one in new]
     if not given or given[-1].role != "user":
         return tuple(given), None
     last = given.pop()
@@ -223,15 +223,16 @@ def _added(new: Sequence[Sent]) -> tuple[tuple[Given, ...], Question | None]:
     return tuple(given), question
 
 
-def _given(one: Sent) -> Given:
-    message, text = one.message, without_nul(one.message.content)
+def given_of(message: Message, client_id: str = "") -> Given:
+    """Return a message that its client has sent as a row will keep it."""
+    text = without_nul(message.content)
     if message.role == "user":
         content = question_content(text)
     elif message.role == "tool":
         content = _content([{"kind": "tool_result", "id": message.extra.get("tool_call_id"), "text": text}])
     else:
         content = _content([*([{"kind": TEXT, "text": text}] if text else []), *_calls(message)])
-    return Given(id=new_row_id(), role=message.role, content=content, text=text, client_id=one.id)
+    return Given(id=new_row_id(), role=message.role, content=content, text=text, client_id=client_id)
 
 
 def _calls(message: Message) -> Iterable[dict[str, Any]]:

@@ -7,6 +7,7 @@ Blocks; `insert_turn` and `withdraw` belong into the transaction of the stream's
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -67,6 +68,15 @@ def insert_turn(turn: Turn, admission: Admission, *, model: str, max_conversatio
             Attachment.objects.attach(question.id, question.attachment_ids, tenant)
         except Attachment.DoesNotExist:
             raise no_attachment(question.attachment_ids[0], param="attachments") from None
+
+
+def rows_of(given: Sequence[Given], conversation_id: str, parent_id: str) -> list[Message]:
+    """Return messages that come without an answer, each after the message before it; they are not inserted yet."""
+    rows, now = [_row_of(one, one.role) for one in given], timezone.now()
+    for number, row in enumerate(rows):
+        row.conversation_id, row.parent_id = conversation_id, parent_id or None
+        row.created_at, parent_id = now + number * _AFTER, row.pk
+    return rows
 
 
 def _begin_conversation(turn: Turn, admission: Admission, model: str, most: int) -> None:

@@ -14,6 +14,7 @@ DIALECTS = {
     "plain": ("plain",),
     "chat": ("openai.chat", "openai.request", "openai.stored_chat"),
     "responses": (
+        "openai.responses.conversation",
         "openai.responses.items",
         "openai.responses.output",
         "openai.responses.request",

@@ -94,6 +94,14 @@ GET    response                      404   200 404  404   404 |     200   404   
 DELETE response                      404   200 404  404   404 |     200   404     401 403    200    404
 POST   cancel_response               404   200 404  404   404 |     200   404     401 403    404    404
 GET    response_input_items          404   200 404  404   404 |     200   404     401 403    200    404
+POST   response_conversations        401   200 200  200   200 |     200   200     401 403    200    200
+GET    response_conversation         401   200 404  404   404 |     200   404     401 403    200    404
+POST   response_conversation         401   200 404  404   404 |     200   404     401 403    200    404
+DELETE response_conversation         401   200 404  404   404 |     200   404     401 403    200    404
+GET    conversation_items            401   200 404  404   404 |     200   404     401 403    200    404
+POST   conversation_items            401   200 404  404   404 |     200   404     401 403    200    404
+GET    conversation_item             401   200 404  404   404 |     200   404     401 403    200    404
+DELETE conversation_item             401   200 404  404   404 |     200   404     401 403    200    404
 POST   completions                   200   200 200  200   200 |     200   200     401 403    404    404
 GET    completions_stream            200   200 200  200   200 |     200   200     401 403    404    404
 POST   completions_stream            200   200 200  200   200 |     200   200     401 403    404    404
@@ -157,6 +165,8 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "chat_completion"): {"metadata": {"a": "b"}},
     ("POST", "responses"): _RESPONSE,
     ("POST", "response_tokens"): {"model": MODEL, "input": "hi"},
+    ("POST", "response_conversation"): {"metadata": {"a": "b"}},
+    ("POST", "conversation_items"): {"items": [{"role": "user", "content": "hi"}]},
     ("POST", "completions"): {"model": MODEL, "prompt": "hi", **SHORT},
     ("POST", "completions_stream"): {"model": MODEL, "prompt": "hi", **SHORT},
     ("POST", "embeddings"): {"model": EMBEDDER, "input": "hi"},
@@ -192,6 +202,7 @@ OBJECTS = {
     "approve_stream": "stream",
     **dict.fromkeys(("job", "job_events", "cancel_job"), "job"),
     **dict.fromkeys(("chat_completion", "chat_completion_messages"), "stored chat"),
+    **dict.fromkeys(("response_conversation", "conversation_items", "conversation_item"), "response conversation"),
     **dict.fromkeys(("response", "cancel_response", "response_input_items"), "response"),
     **dict.fromkeys(("message_batch", "cancel_message_batch", "message_batch_results"), "message batch"),
     **dict.fromkeys(("file", "file_content", "batches"), "file"),
@@ -266,6 +277,7 @@ class Alice:
                 "job": self._job,
                 "stored chat": self._stored_chat,
                 "response": self._response,
+                "response conversation": self._response_conversation,
                 "message batch": self._message_batch,
                 "file": self._file,
                 "batch": self._batch,
@@ -312,6 +324,11 @@ class Alice:
             while not await ended.aexists():  # noqa: ASYNC110  (a row has no event)
                 await asyncio.sleep(0.005)
         return {"response_id": made["id"]}
+
+    async def _response_conversation(self) -> dict[str, str]:
+        made = (await self._post("/v1/conversations", {"items": [{"role": "user", "content": "hi"}]})).json()
+        items = (await self._caller.get(f"/v1/conversations/{made['id']}/items")).json()
+        return {"conversation_id": made["id"], "item_id": items["first_id"]}
 
     async def _file(self) -> dict[str, str]:
         content = jsonl([line("a", f"/pipelines/{PIPELINE}", messages=MESSAGES)])

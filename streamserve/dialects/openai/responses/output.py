@@ -47,7 +47,7 @@ from streamserve.protocol.sse import KEEPALIVE, frame, one_line_json
 PREFIX = "resp_"
 _DIALECT = "r"  # in the ids of frames
 # Kinds of blocks that only pipelines write: a call that the server answers itself, and what its function returned.
-_SERVER_TOOL_USE, _TOOL_RESULT = "server_tool_use", "tool_result"
+SERVER_TOOL_USE, TOOL_RESULT = "server_tool_use", "tool_result"
 SERVER_LABEL = "streamserve"
 _OBFUSCATED_CHARS = 64
 # The reasons of an answer that is cut short, as this API names them.
@@ -170,7 +170,7 @@ class Output:
             case BlockBegun(block) if block.choice == 0:
                 return [*self._close(), *(self._begin(block) if _shows_at_once(block) else [])]
             case BlockEnded(block) if block.choice == 0 and block.kind != TEXT:
-                return self._result(block) if block.kind == _TOOL_RESULT else self._close()
+                return self._result(block) if block.kind == TOOL_RESULT else self._close()
             case Cited(citation, places) if 0 in places and citation.url is not None:
                 self._held.append(piece)
                 if self._unshown is not None:
@@ -206,7 +206,7 @@ class Output:
         return {"type": kind, "response": self.response()}
 
     def _delta(self, block: Block, token: Token) -> list[dict[str, Any]]:
-        if block.kind == _TOOL_RESULT:
+        if block.kind == TOOL_RESULT:
             waiting = self._waiting.get(block.id or "")
             if waiting is not None:
                 waiting.result = (waiting.result or "") + token.text
@@ -277,7 +277,7 @@ class Output:
         for cited in held:
             start, end = cited.places[0]
             begin, length = item.block.begin or 0, len(item.text.getvalue())
-            annotation = _annotation_json(cited.citation, *(max(0, min(one - begin, length)) for one in (start, end)))
+            annotation = annotation_json(cited.citation, *(max(0, min(one - begin, length)) for one in (start, end)))
             shown = {"annotation_index": len(item.annotations), "annotation": annotation}
             item.annotations.append(annotation)
             events.append({"type": "response.output_text.annotation.added", **self._place(item), **shown})
@@ -351,7 +351,7 @@ class Output:
         return [*closed, self._life("response.failed")]
 
 
-_TYPES = {TEXT: "message", THINKING: "reasoning", TOOL_USE: "function_call", _SERVER_TOOL_USE: "mcp_call"}
+_TYPES = {TEXT: "message", THINKING: "reasoning", TOOL_USE: "function_call", SERVER_TOOL_USE: "mcp_call"}
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
@@ -369,7 +369,7 @@ _DELTAS = {
 
 def _shows_at_once(block: Block) -> bool:
     """Return whether a block is shown before its first text: calls may have no arguments."""
-    return block.kind in (TOOL_USE, _SERVER_TOOL_USE)
+    return block.kind in (TOOL_USE, SERVER_TOOL_USE)
 
 
 def _free_text(arguments: str) -> str:
@@ -382,7 +382,8 @@ def _free_text(arguments: str) -> str:
     return value if isinstance(value, str) else arguments
 
 
-def _annotation_json(citation: Citation, start: int, end: int) -> dict[str, Any]:
+def annotation_json(citation: Citation, start: int, end: int) -> dict[str, Any]:
+    """Return a source with a url as an annotation of a text."""
     cited = {"url": citation.url, "title": citation.title or citation.source}
     return {"type": "url_citation", **cited, "start_index": start, "end_index": end}
 

@@ -17,8 +17,7 @@ from streamserve.protocol.errors import BadRequest, NotFound
 
 MOST, USUAL = 100, 20
 _ID = re.compile(f"{PREFIX}([0-9a-f]{{32}})")
-CONVERSATION_PREFIX = "conv_"
-_CONVERSATION = re.compile(f"{CONVERSATION_PREFIX}([0-9a-f]{{32}})")
+_CONVERSATION = re.compile("conv_([0-9a-f]{32})")
 _LISTED = ("limit", "order", "after")
 _RETRIEVED = ("stream", "starting_after", "include_obfuscation")
 _MAX_DIGITS = 15
