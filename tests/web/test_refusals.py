@@ -25,6 +25,7 @@ ASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat_completions": ("/v1/chat/completions", NOPE),
     "completions": ("/v1/completions", {"model": "nope", "prompt": "hi"}),
     "completions_stream": ("/v1/completions/stream", {"model": "nope", "prompt": "hi"}),
+    "responses": ("/v1/responses", {"model": "nope", "input": "hi"}),
     "messages": ("/v1/messages", NOPE),
     "pipeline": ("/pipelines/nope", {"messages": MESSAGES}),
     "ai_chat": (
@@ -72,9 +73,9 @@ async def test_an_unknown_model_and_an_unknown_caller(
 
 
 def test_every_route_that_asks_is_tried() -> None:
-    """The routes of ASKING are those of ASKS, and `streams/new`, which takes no model that could be unknown."""
+    """The routes of ASKING are those of ASKS, and those that take no model that could be unknown."""
     asking = {route.name for route in ROUTES if ASKING & set(route.endpoints.values())}
-    assert asking - set(ASKS) <= {"new_stream", "conversation_messages"}
+    assert asking - set(ASKS) <= {"new_stream", "conversation_messages", "approve_stream", "mcp"}
 
 
 async def test_over_a_socket(told: list[dict[str, Any]], alice_key: str) -> None:
