@@ -1,6 +1,7 @@
 """`/ag-ui/{name}`: a model or a pipeline as an agent of AG-UI 1.0. asyncio; framework-free. docs/ag-ui.md.
 
     POST /ag-ui/{name}                    start a run, or show the run of that `threadId` and `runId` again
+    GET  /ag-ui/{name}/{thread}/messages  what is kept of a thread: its messages, its state, what it asks
     GET  /ag-ui/{name}/{thread}/stream    the run that goes on in a thread
     POST /ag-ui/{name}/{thread}/stop      end it
 
@@ -11,10 +12,11 @@ gets what it lacks, else everything from RUN_STARTED on. `threadId` is a thread 
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 from streamserve.api.answers import Answers
 from streamserve.api.call import Call, Reply, json_reply
-from streamserve.api.conversations import Conversations, id_headers, turn_in
+from streamserve.api.conversations import Conversations, MessageView, id_headers, path_of, turn_in
 from streamserve.api.idempotency import continuation_of, once_for, once_of
 from streamserve.api.interrupts import with_approvals
 from streamserve.api.resume import AG_UI, HeadOnly, after_of, gone, gone_reply, not_there
@@ -27,6 +29,7 @@ from streamserve.dialects.fields import read
 from streamserve.dialects.pace import SITES_OWN, Pace, pace_of_query
 from streamserve.dialects.query import query_values
 from streamserve.protocol.errors import NotFinished, NotFound
+from streamserve.protocol.events import INTERRUPT, Approval
 from streamserve.protocol.requests import GenerateRequest, Once, ThreadKey, Turn
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.stream import Stream
@@ -124,6 +127,42 @@ def _delivered(
     encoder = events.encoder_for(stream, ids=ids, last_id=call.headers.get("last-event-id", ""))
     delivery = Delivery(answers.streams, stream, encoder, after=after, pace=pace)
     return Reply(body=delivery, headers=id_headers(turn))
+
+
+async def thread_messages(
+    call: Call, answers: Answers, threads: Threads, conversations: Conversations | None = None
+) -> Reply:
+    """GET /ag-ui/{name}/{thread}/messages: what is kept of a thread, for a page that is opened again.
+
+    `messages` are those of the branch that is shown, without a run that goes on; `state` is the last run's,
+    `interrupts` what it asks. Nothing of these where the site keeps no conversations.
+    """
+    await answers.client(call.caller, call.params["name"])
+    view = await threads.find(call.caller, thread_key(AG_UI, call.params["thread_id"], "threadId"))
+    out: dict[str, Any] = {"threadId": call.params["thread_id"], "messages": [], "state": {}, "interrupts": []}
+    if view is None or not view.conversation_id or conversations is None:
+        return json_reply(out)
+    found, rows = await conversations.whole(call.caller, view.conversation_id)
+    path = [row for row in path_of(rows, found.leaf) if row.state != "running"]
+    out["messages"] = [message for row in path for message in _kept(row)]
+    if path and path[-1].role == "assistant":
+        last = path[-1]
+        out["state"] = last.run_state or {}
+        if last.finish_reason == INTERRUPT:
+            asked = [Approval(**one) for one in last.approvals]
+            out["interrupts"] = [events.interrupt_json(last.stream_id, one) for one in asked]
+    return json_reply(out)
+
+
+def _kept(row: MessageView) -> list[dict[str, Any]]:
+    """Return the messages of a row, under the ids that the client has or would have them."""
+    if row.role == "assistant":
+        return events.answer_messages(row.id, row.blocks)
+    id_ = row.client_id or row.id
+    if row.role == "tool":
+        results = [{"toolCallId": block.get("id") or "", "content": block["text"]} for block in row.blocks]
+        return [{"id": id_, "role": "tool", **result} for result in results]
+    return [{"id": id_, "role": "user", "content": row.text}]
 
 
 async def thread_stream(

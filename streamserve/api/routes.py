@@ -355,6 +355,7 @@ ROUTES = (
     _native("stop_ai_chat", f"{_UI_CHAT}/stop", _CHAT, post=ai_sdk.stop_chat),
     unknown_route("ai/<rest:path>"),
     _ag_ui("ag_ui", "ag-ui/<part:name>", _CHAT, post=ag_ui.start_run),
+    _ag_ui("ag_ui_messages", f"{_THREAD}/messages", _CHAT, ag_ui.thread_messages),
     _ag_ui("ag_ui_stream", f"{_THREAD}/stream", _CHAT, ag_ui.thread_stream),
     _ag_ui("stop_ag_ui", f"{_THREAD}/stop", _CHAT, post=ag_ui.stop_thread),
     unknown_route("ag-ui/<rest:path>", error_json=ag_ui_events.error_json),

@@ -253,6 +253,23 @@ async def test_the_server_s_history_wins(keeps: Gate, caller: Caller) -> None:
     assert [one["source"] for one in listed] == ["ag-ui"]
 
 
+async def test_a_page_that_is_opened_again_has_its_thread(keeps: Gate, caller: Caller, other: Caller) -> None:
+    """The messages as the page had them, the last run's state, and what it asks; nothing of another's thread."""
+    nothing = {"threadId": "t1", "messages": [], "state": {}, "interrupts": []}
+    assert (await caller.get("/ag-ui/guide/t1/messages")).json() == nothing
+    first = Page().read((await asked(caller, body(said("Why?")), "guide"))[0])
+    await written(caller, 1)
+    whole = [said("Why?"), *as_sent(first.messages)]
+    kept = (await caller.get("/ag-ui/guide/t1/messages")).json()
+    assert kept == {**nothing, "messages": whole, "state": first.state}
+    second = Page().read((await asked(caller, body(*whole, said("Go", "u2"), run="r2"), "asking"))[0])
+    await written(caller, 2)
+    kept = (await caller.get("/ag-ui/asking/t1/messages")).json()
+    assert kept["messages"] == [*whole, said("Go", "u2"), *as_sent(second.messages)]
+    assert (kept["state"], kept["interrupts"]) == (second.state, second.end["outcome"]["interrupts"])
+    assert (await other.get("/ag-ui/guide/t1/messages")).json() == nothing
+
+
 async def test_the_run_of_a_thread_is_followed_and_stopped(keeps: Gate, caller: Caller, other: Caller) -> None:
     """GET gives the run that goes on, to its owner alone; a stop ends it with the outcome `cancelled`."""
     keeps.allow(0)

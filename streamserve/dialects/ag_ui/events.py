@@ -16,7 +16,7 @@ The shapes are the models of the package `ag-ui-protocol` 1.0; request.py reads 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any
@@ -165,7 +165,7 @@ class RunEncoder(PieceEncoder):
             return [{"type": "TEXT_MESSAGE_START", "messageId": self._open_id, "role": "assistant"}]
         if block.kind == THINKING:
             self._num_thoughts += 1
-            self._open_id = f"{self._run_ids.message_id}{PIECE}thought-{self._num_thoughts}"
+            self._open_id = _thought_id(self._run_ids.message_id, self._num_thoughts)
             span = {"messageId": self._open_id}
             return [
                 {"type": "REASONING_START", **span},
@@ -201,7 +201,7 @@ class RunEncoder(PieceEncoder):
         content, self._result = self._result.getvalue(), StringIO()
         call_id = _call_id(block)
         self._messages.end()
-        message_id = f"{self._run_ids.message_id}{PIECE}result-{self._messages.next_result()}"
+        message_id = _result_id(self._run_ids.message_id, self._messages.next_result())
         result = {"messageId": message_id, "toolCallId": call_id, "content": content, "role": "tool"}
         return [{"type": "TOOL_CALL_RESULT", **result}]
 
@@ -231,19 +231,9 @@ class RunEncoder(PieceEncoder):
 
     def _outcome(self, done: Done) -> Event:
         if done.finish_reason == INTERRUPT:
-            return {"type": "interrupt", "interrupts": [self._interrupt(one) for one in self._asked]}
+            return {"type": "interrupt", "interrupts": [interrupt_json(self._stream_id, one) for one in self._asked]}
         pending = {"pendingToolCallIds": self._pending} if self._pending else {}
         return {"type": "success", **pending}
-
-    def _interrupt(self, asked: Approval) -> Event:
-        return {
-            "id": f"{self._stream_id}{PIECE}{asked.id}",
-            "reason": "tool_call",
-            "message": asked.message or f"Allow {asked.name}?",
-            "toolCallId": asked.id,
-            "responseSchema": _RESPONSE_SCHEMA,
-            "metadata": {"name": asked.name, "arguments": asked.arguments},
-        }
 
     def _failed(self, failed: Failed) -> Event:
         usage = [_usage(self._model, self.fold.usage)]
@@ -257,6 +247,56 @@ class RunEncoder(PieceEncoder):
             "usage": usage,
             "metadata": metadata,
         }
+
+
+def interrupt_json(stream_id: str, asked: Approval) -> dict[str, Any]:
+    """Return what a run asks its user. The id of its stream is in the id, so that the answer names both."""
+    return {
+        "id": f"{stream_id}{PIECE}{asked.id}",
+        "reason": "tool_call",
+        "message": asked.message or f"Allow {asked.name}?",
+        "toolCallId": asked.id,
+        "responseSchema": _RESPONSE_SCHEMA,
+        "metadata": {"name": asked.name, "arguments": asked.arguments},
+    }
+
+
+def answer_messages(answer_id: str, blocks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages of an answer that is kept, under the ids that its events had."""
+    ids, out, num_thoughts = _Messages(answer_id), list[dict[str, Any]](), 0
+    for block in blocks:
+        kind, words = block["kind"], block["text"]
+        if kind == TEXT and words:
+            out.append({"id": ids.of_text(), "role": "assistant", "content": words})
+        elif kind == THINKING and words:
+            num_thoughts += 1
+            out.append({"id": _thought_id(answer_id, num_thoughts), "role": "reasoning", "content": words})
+        elif kind in _CALLS:
+            function = {"name": block.get("name") or "", "arguments": words}
+            call = {"id": block.get("id") or f"call_{block['index']}", "type": "function", "function": function}
+            _holder(out, ids.of_call()).setdefault("toolCalls", []).append(call)
+        elif kind == _TOOL_RESULT:
+            ids.end()
+            result = {"toolCallId": block.get("id") or "", "content": words}
+            out.append({"id": _result_id(answer_id, ids.next_result()), "role": "tool", **result})
+    return out
+
+
+def _holder(messages: list[dict[str, Any]], id_: str) -> dict[str, Any]:
+    """Return the message of that id, which this adds if it is new."""
+    found = next((one for one in messages if one["id"] == id_), None)
+    if found is None:
+        found = {"id": id_, "role": "assistant"}
+        messages.append(found)
+    return found
+
+
+def _thought_id(answer_id: str, number: int) -> str:
+    return f"{answer_id}{PIECE}thought-{number}"
+
+
+def _result_id(answer_id: str, number: int) -> str:
+    return f"{answer_id}{PIECE}result-{number}"
 
 
 class _Messages:

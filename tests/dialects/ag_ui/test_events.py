@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streamserve.dialects.ag_ui.events import CITATION, STATUS, RunIds, encoder_for
+from streamserve.dialects.ag_ui.events import CITATION, STATUS, RunIds, answer_messages, encoder_for
 from streamserve.dialects.encoder import coalesce
 from streamserve.dialects.fold import TOOL_USE, Answer
 from streamserve.protocol.events import (
@@ -110,6 +110,19 @@ def test_a_run_shows_everything_in_its_place() -> None:
         ],
         "metadata": {"finishReason": "stop", "latency": 0.5},
     }
+
+
+def test_an_answer_that_is_kept_has_the_messages_that_were_shown() -> None:
+    """Of every log that has an end: the same messages, under the same ids."""
+    for answer in logs():
+        blocks_ = [one.as_json() for one in Answer.of(answer.log, answer.request.n).choices[0].block_texts()]
+        page = Page().read(events_of(shown(answer)))
+        kept = answer_messages("m1", blocks_)
+        for one in kept:
+            for call in one.get("toolCalls", ()):
+                call |= call.pop("function")
+                del call["type"]
+        assert kept == page.messages
 
 
 def logs() -> list[RandomAnswer]:
