@@ -8,7 +8,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
     """A column with a default of the database: no row is written."""
 
-    dependencies = (("streamserve", "0007_usage"),)
+    dependencies = (("streamserve", "0008_rates"),)
 
     operations = (
         migrations.AddField(
