@@ -12,7 +12,7 @@ from streamserve.api import durable
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
 from tests.support.checks.stream_checks import check_native
-from tests.support.streams.hand_made import Gate
+from tests.support.streams.hand_made import Gate, until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 
@@ -184,5 +184,26 @@ async def test_a_long_poll_without_news_gets_204(
     polled = await caller.get(f"{url}?offset={tail}&live=long-poll&cursor=999999999")
     assert (polled.status_code, polled["Stream-Next-Offset"], polled["Stream-Up-To-Date"]) == (204, tail, "true")
     assert polled["Stream-Cursor"] == "1000000000"
+    site_gate.open()
+    await body_of(response)
+
+
+async def test_a_long_poll_holds_its_answer_while_its_client_stays(caller: Caller, site_gate: Gate) -> None:
+    """While it waits it is the answer's reader; a client that goes has left at once, and the answer is parked."""
+    await site.reset()
+    await until_ready()
+    site_gate.allow(0)
+    response = await caller.post("/streams", ASK)
+    stream = site.get_site().streams.find(response["X-Stream-Id"])
+    assert stream is not None
+    url = f"/streams/{stream.id}/log"
+    tail = (await caller.get(f"{url}?offset=now"))["Stream-Next-Offset"]
+    waiting = asyncio.create_task(caller.get(f"{url}?offset={tail}&live=long-poll"))
+    await until(lambda: stream.readers.num_holding == 1, "the long-poll is a reader")
+    assert stream.state == "running"
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    await until(lambda: stream.readers.num_holding == 0, "it has left")
+    assert stream.state == "parked"
     site_gate.open()
     await body_of(response)
