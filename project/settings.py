@@ -3,7 +3,7 @@
 README has the settings for a site of your own, docs/deploy.md those for production.
 Environment: STREAMSERVE_MODEL or MODEL (smollm2, a folder or a hub id), STREAMSERVE_DTYPE or DTYPE,
 STREAMSERVE_STATE_DIR, ALLOWED_HOSTS, DEBUG=0; LAB=1 (the lab reads its text out beside any model) and
-ECHO_STEP_SECONDS (how fast).
+ECHO_STEP_SECONDS (how fast); STREAMSERVE_EMBEDDING or EMBEDDING (a folder or a hub id).
 """
 
 from __future__ import annotations
@@ -119,10 +119,13 @@ _SMALL = {"helpdesk", "echo", "smollm2"}
 HELP_ANSWERS = "slots" if _SMALL & set(MODELS) else "quotes"
 # Whether the model answers what no page answers, marked so. The shipped model knows nothing else.
 HELP_BESIDE_PAGES = not {"helpdesk", "echo"} & set(MODELS)
-HELP_EMBEDDING: str | None = None  # "package.module.function": texts to vectors, for a search by meaning as well
+# An embedding model (docs/embeddings.md), by which the help pages are searched too: a folder or a hub id.
+EMBEDDING = os.environ.get("STREAMSERVE_EMBEDDING") or os.environ.get("EMBEDDING") or ""
+HELP_EMBEDDING = "search" if EMBEDDING else ""
 
 STREAMSERVE = {
     "MODELS": MODELS,
+    "EMBEDDING_MODELS": {HELP_EMBEDDING: {"PATH": EMBEDDING}} if EMBEDDING else {},
     "ECHO_STEP_SECONDS": float(os.environ.get("ECHO_STEP_SECONDS", "0.03" if LAB_MODEL == "lab" else "0")),
     "STATE_DIR": STATE_DIR,
     "ANONYMOUS": True,

@@ -12,26 +12,28 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from django.conf import settings
 from django.db import connection
-from django.utils.module_loading import import_string
 
 from project.help.models import Passage
 from project.help.slots import fill, resolved
 from project.help.spelling import Spelling
 from project.help.words import is_stop_word, stems, words
+from streamserve import embed
+from streamserve.protocol.errors import Refused
 
 if TYPE_CHECKING:
     import bm25s
 
-Embed = Callable[[Sequence[str]], Sequence[Sequence[float]]]
+logger = logging.getLogger(__name__)
+
 MIN_LIKENESS = 0.6
 _K1, _B = 1.2, 0.5  # of BM25: how much repetitions and a passage's length count
 
@@ -79,7 +81,7 @@ def document_of(passage: Passage, others: Mapping[str, Mapping[str, str]]) -> Do
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """All passages of one version. `vectors` are theirs where the site has an embedding."""
+    """All passages of one version. `vectors` are theirs where the site has an embedding model."""
 
     version: str
     documents: Mapping[str, Document]
@@ -87,7 +89,7 @@ class Index:
     mean_length: float
     spelling: Spelling = field(compare=False)
     bm25: bm25s.BM25 | None = None
-    vectors: np.ndarray | None = field(default=None, compare=False)  # (num_passages, width), of length 1
+    vectors: np.ndarray | None = field(default=None, compare=False)  # (num_passages, dimensions), of length 1
 
     def weight(self, stem: str) -> float:
         """Return the weight of a stem: BM25's inverse document frequency, largest where no passage has it."""
@@ -137,6 +139,9 @@ def current_index() -> Index:
     with _building:
         if _current is None or _current.version != version:
             _current = _build(version)
+        if _current.vectors is None:  # also where the model could not be asked until now
+            vectors = vectors_of([one.text for one in _current.documents.values()])
+            _current = _current if vectors is None else replace(_current, vectors=vectors)
         return _current
 
 
@@ -150,7 +155,6 @@ def _build(version: str) -> Index:
         logging.getLogger("bm25s").setLevel(logging.WARNING)  # its import sets DEBUG
         bm25 = bm25s.BM25(k1=_K1, b=_B)
         bm25.index([list(Counter(one.counts).elements()) for one in documents.values()], show_progress=False)
-    embed = embedding()
     return Index(
         version=version,
         documents=documents,
@@ -158,7 +162,6 @@ def _build(version: str) -> Index:
         spelling=Spelling(sum((Counter(one.words) for one in documents.values()), Counter())),
         mean_length=sum(one.length for one in documents.values()) / max(1, len(documents)) or 1.0,
         bm25=bm25,
-        vectors=unit_rows(embed([one.text for one in documents.values()])) if embed and documents else None,
     )
 
 
@@ -173,14 +176,17 @@ def _documents() -> dict[str, Document]:
     return found
 
 
-def embedding() -> Embed | None:
-    """Return the callable that `HELP_EMBEDDING` names: texts to vectors. None without the setting."""
-    path = getattr(settings, "HELP_EMBEDDING", None)
-    return import_string(path) if path else None
+def vectors_of(texts: Sequence[str]) -> np.ndarray | None:
+    """Return the texts' vectors as rows of length 1, by the site's embedding model HELP_EMBEDDING.
 
-
-def unit_rows(vectors: Sequence[Sequence[float]]) -> np.ndarray:
-    """Return the vectors as rows of length 1; one of zeros stays."""
-    rows = np.asarray(vectors, dtype=np.float32)
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.where(lengths == 0, 1, lengths)
+    None without one, and while it cannot be asked: the search goes by words then.
+    """
+    model = getattr(settings, "HELP_EMBEDDING", "")
+    if not model or not texts:
+        return None
+    try:
+        rows = np.asarray(embed(texts, model=model), dtype=np.float32)
+    except Refused as refused:
+        logger.warning("passages are not searched by meaning now: %s", refused.message)
+        return None
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)

@@ -18,7 +18,7 @@ import numpy as np
 from django.contrib.postgres.search import SearchQuery, SearchRank, SearchVector
 from django.db import connection
 
-from project.help.index import Document, Index, current_index, embedding, unit_rows
+from project.help.index import Document, Index, current_index, vectors_of
 from project.help.languages import ENGLISH, in_english, language_of
 from project.help.models import Passage
 from project.help.words import stems
@@ -146,8 +146,9 @@ def _by_postgres(question: str, limit: int) -> list[str]:
 
 
 def _cosines(index: Index, question: str) -> dict[str, float]:
-    embed = embedding()
-    if embed is None or index.vectors is None:
+    if index.vectors is None or not question:
         return {}
-    (row,) = unit_rows(embed([question]))
-    return dict(zip(index.documents, map(float, index.vectors @ row), strict=True))
+    asked = vectors_of([question])
+    if asked is None:
+        return {}
+    return dict(zip(index.documents, map(float, index.vectors @ asked[0]), strict=True))

@@ -19,7 +19,7 @@ from typing import Any
 from streamserve.api.answers import Answers
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.api.conversations import Conversations, MessageView, id_headers, path_of, turn_in
-from streamserve.api.idempotency import once_of
+from streamserve.api.idempotency import continuation_of, once_of
 from streamserve.api.interrupts import with_approvals
 from streamserve.api.resume import AI_SDK, HeadOnly, after_of
 from streamserve.api.threads import Sent, Threads, ThreadView, thread_key, with_thread
@@ -46,12 +46,12 @@ async def start_chat(
     asked = request.parse(body, answers.limits)
     key = thread_key(AI_SDK, asked.chat_id, "id")
     once = once_of(call, "ai/chat", body)
-    turn, stream = None, await _earlier(answers, once)
+    turn, stream = None, await _earlier(call, answers, threads, asked, key, once)
     if stream is None:
         try:
             generate, turn = await _asked(call, answers, threads, asked, key, once)
         except NotFinished:  # perhaps of the same request, which another task has begun meanwhile
-            stream = await _earlier(answers, once)
+            stream = await _earlier(call, answers, threads, asked, key, once)
             if stream is None:
                 raise
     if stream is None:
@@ -65,8 +65,19 @@ async def start_chat(
     return Reply(body=delivery, headers={**chunks.HEADER, **id_headers(turn)})
 
 
-async def _earlier(answers: Answers, once: Once | None) -> Stream | None:
-    return None if once is None else await answers.earlier(once)
+async def _earlier(
+    call: Call, answers: Answers, threads: Threads, asked: ChatRequest, key: ThreadKey, once: Once | None
+) -> Stream | None:
+    """Return the answer that the request's Idempotency-Key has started before, if it has."""
+    if once is None:
+        return None
+    if not asked.approvals:
+        return await answers.earlier(once)
+    view = await threads.find(call.caller, key)
+    last = None if view is None else await _stream_of(call, answers, view)
+    if last is None or not {one.id for one in asked.approvals} <= {one.id for one in last.request.approvals}:
+        return None
+    return await answers.earlier(continuation_of(last.request.continues, once))
 
 
 async def _asked(

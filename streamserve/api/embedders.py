@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from streamserve.clients.base import EmbeddingClient, until_loaded
@@ -24,22 +24,35 @@ _MAX_LOSSES = 3
 _LOOK_SECONDS = 0.1  # how often a request looks for the next engine
 
 
+def _ignore(request: EmbedRequest, admission: Admission, num_tokens: int) -> None:
+    """Note nothing."""
+
+
 class Embedders:
     """Embeds for callers. One event loop.
 
     A caller may have as many requests at once, in this process, as streams; `wait_seconds`: how long a request waits
-    for its model.
+    for its model. `on_end` is called with a request that has its vectors, and the number of its tokens.
     """
 
-    def __init__(self, clients: Mapping[str, EmbeddingClient], limits: Limits, *, wait_seconds: float) -> None:
+    def __init__(
+        self,
+        clients: Mapping[str, EmbeddingClient],
+        limits: Limits,
+        *,
+        wait_seconds: float,
+        on_end: Callable[[EmbedRequest, Admission, int], None] = _ignore,
+    ) -> None:
         self.clients = clients
-        self._limits, self._wait_seconds = limits, wait_seconds
+        self._limits, self._wait_seconds, self._on_end = limits, wait_seconds, on_end
         self._open: Counter[Group] = Counter()
 
     async def embed(self, request: EmbedRequest, admission: Admission) -> Embedded:
         """Return the vectors. Raises BadRequest, and Refused: the caller's limit, a full queue, no engine."""
         with self._place(request, admission):
-            return await self._embed(request, admission)
+            embedded = await self._embed(request, admission)
+        self._on_end(request, admission, embedded.num_tokens)
+        return embedded
 
     async def _embed(self, request: EmbedRequest, admission: Admission) -> Embedded:
         client, until, num_losses = self.clients[request.model], time.monotonic() + self._wait_seconds, 0

@@ -181,7 +181,7 @@ class Reaper:
                 # A log that cannot be read does not hold up the other streams.
                 log.exception("stream_reaper_failed", stream_id=row.pk)
         await self._messages.write_left()
-        await orm.call(usage.write_refused)
+        await orm.call(usage.write_noted)
         await asyncio.to_thread(self._liveness.tidy)
         if time.monotonic() >= self._purge_at:
             self._purge_at = time.monotonic() + PURGE_EVERY_SECONDS

@@ -2,8 +2,9 @@
 
     end of a stream, rows of a batch, a title ──► `add` ──► day │ owner │ model │ kind:  + tokens, + errors, + cost
 
-An end is written once, whatever dies, and so is its usage. Refused requests are counted in memory and written with the
-next round of the reaper: a flood of them must not become a flood of writes. `post_usage` and the methods that return
+An end is written once, whatever dies, and so is its usage. Refused requests, and embeddings, which have no row, are
+counted in memory and written with the next round of the reaper: a flood of them must not become a flood of writes.
+`post_usage` and the methods that return
 what to write belong to any event loop; what they return blocks.
 """
 
@@ -25,9 +26,11 @@ from streamserve.api.call import Caller
 from streamserve.api.usage import UsageView, Used
 from streamserve.conf import get_settings
 from streamserve.dialects.batches import RowAnswer
+from streamserve.protocol.embeddings import EmbedRequest
 from streamserve.protocol.events import SUCCESS_REASONS, Usage
+from streamserve.protocol.requests import Admission
 from streamserve.rows import orm
-from streamserve.rows.usage_days import ANSWER, BATCH, JOB, UsageDay
+from streamserve.rows.usage_days import ANSWER, BATCH, EMBEDDING, JOB, UsageDay
 
 _SUMMED = tuple(one.name for one in fields(Used))
 _COMPUTED = ("prefill", "first_decode", "generation")  # phases in which an engine works on an answer
@@ -67,8 +70,8 @@ def kind_of(on_disconnect: str) -> str:
     return JOB if on_disconnect == "job" else ANSWER
 
 
-_MAX_REFUSED = 10_000  # owners and models between two writes
-_refused: dict[tuple[Whose, str], int] = {}  # under _lock
+_MAX_NOTED = 10_000  # owners and models between two writes
+_noted: dict[tuple[Whose, str, str], Used] = {}  # by whose, model and kind; under _lock
 _lock = Lock()
 
 
@@ -101,19 +104,31 @@ def add_rows(ended: Iterable[RowAnswer | None], owner: str, tenant: str) -> None
 
 
 def note_refused(whose: Whose, model: str) -> None:
-    """Count a refused request, until `write_refused`. Any thread."""
-    with _lock:
-        if get_settings().usage and (len(_refused) < _MAX_REFUSED or (whose, model) in _refused):
-            _refused[whose, model] = _refused.get((whose, model), 0) + 1
+    """Count a refused request, until `write_noted`. Any thread."""
+    _note(whose, model, ANSWER, Used(refused=1))
 
 
-def write_refused() -> None:
-    """Write the refusals that were counted since."""
+def note_embedded(request: EmbedRequest, admission: Admission, num_tokens: int) -> None:
+    """Count a request for embeddings, until `write_noted`. Any thread."""
+    whose = whose_is(admission.owner, admission.tenant, admission.counted_as)
+    kind = BATCH if request.is_batch else EMBEDDING
+    _note(whose, request.model, kind, Used(requests=1, prompt_tokens=num_tokens))
+
+
+def _note(whose: Whose, model: str, kind: str, used: Used) -> None:
+    key = whose, model, kind
     with _lock:
-        noted = dict(_refused)
-        _refused.clear()
-    for (whose, model), num in noted.items():
-        add(whose, model, ANSWER, Used(refused=num))
+        if get_settings().usage and (len(_noted) < _MAX_NOTED or key in _noted):
+            _noted[key] = _noted.get(key, Used()) + used
+
+
+def write_noted() -> None:
+    """Write what was counted since."""
+    with _lock:
+        noted = dict(_noted)
+        _noted.clear()
+    for (whose, model, kind), used in noted.items():
+        add(whose, model, kind, used)
 
 
 def _add(day: date, whose: Whose, model: str, kind: str, used: Used, cost: Decimal) -> None:

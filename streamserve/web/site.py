@@ -40,7 +40,7 @@ from streamserve.rows.shares import ShareRows
 from streamserve.rows.store import RowStore
 from streamserve.rows.threads import ThreadRows
 from streamserve.rows.titles import Titles
-from streamserve.rows.usage import UsageRows
+from streamserve.rows.usage import UsageRows, note_embedded
 from streamserve.streams.interrupts import InterruptLog
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.registry import Streams
@@ -103,7 +103,7 @@ class DjangoSite:
         for embedder in embedding.values():
             self._closing.push_async_callback(embedder.aclose)
         wait_seconds = settings.streams.engine_wait_seconds
-        self.embedders = Embedders(embedding, settings.limits, wait_seconds=wait_seconds)
+        self.embedders = Embedders(embedding, settings.limits, wait_seconds=wait_seconds, on_end=note_embedded)
 
         self.chats = CompletionRows(self.log, keeps=settings.store, reasoning_field=settings.reasoning_field)
         rows = None  # of responses: without them they go with the streams of this process
@@ -167,7 +167,8 @@ class DjangoSite:
         database = DatabaseHealth()
         self._closing.push_async_callback(database.aclose)
         self._closing.push_async_callback(self.permissions.aclose)
-        self.live = LiveMetrics(models, self.streams, are_shared=settings.log != "memory")
+        are_shared = settings.log != "memory"
+        self.live = LiveMetrics(models, self.streams, are_shared=are_shared, embedders=embedding)
         self.live.start()
         self._closing.push_async_callback(self.live.aclose)
         self.ops = Ops(

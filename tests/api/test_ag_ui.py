@@ -278,6 +278,8 @@ async def test_the_run_of_a_thread_is_followed_and_stopped(keeps: Gate, caller: 
     await anext(streamed)
     assert (await caller.get("/ag-ui/guide/t1/stream")).status_code == 204  # of another model
     assert (await other.get("/ag-ui/echo/t1/stream")).status_code == 204
+    head = await caller.client.head("/ag-ui/echo/t1/stream", headers=caller.headers)
+    assert (head.status_code, head["X-Stream-Id"]) == (200, response["X-Stream-Id"])
     followed = await caller.get("/ag-ui/echo/t1/stream?runId=r1")
     assert followed.status_code == 200
     stopped = await other.post("/ag-ui/echo/t1/stop", {})

@@ -23,11 +23,16 @@ pytestmark = pytest.mark.django_db(transaction=True)
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 PAY = 'I pay.<tool_call>\n{"name": "pay", "arguments": {"euros": 5}}\n</tool_call>'
 PAYS = {"Paid": "It is paid.", "refused": "Then I leave it.", "bill": PAY}
-TOOLS = {"weather": {"description": "The weather.", "inputSchema": {"type": "object", "properties": {}}}}
+TOOLS = {
+    "weather": {
+        "description": "The weather in a city",
+        "inputSchema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    }
+}
 MODELS = {
     "echo": {"PATH": "echo", "ANSWERS": None},
     "payer": {"PATH": "echo", "FORMAT": "qwen3", "ANSWERS": PAYS},
-    "caller": {"PATH": "echo", "FORMAT": "qwen3", "ANSWERS": {"Oslo": CALL}},
+    "caller": {"PATH": "echo", "FORMAT": "qwen3", "ANSWERS": {"Sunny": "Go out.", "Oslo": CALL}},
 }
 KEEPS = {"TESTING": True, "CONVERSATIONS": True, "TITLES": "words", "MODELS": MODELS}
 SHORT = {"model": "echo", "max_tokens": 6, "seed": 7}
@@ -295,10 +300,11 @@ async def test_a_tool_of_the_page_is_called_and_answered(caller: Caller, keeps: 
     assert called.reason == "tool-calls"
     (part,) = [one for one in called.message["parts"] if one["type"] == "tool-weather"]
     assert (part["state"], part["input"]) == ("input-available", {"city": "Oslo"})
-    result = {**part, "state": "output-available", "output": {"sun": True}}
+    result = {**part, "state": "output-available", "output": "Sunny in Oslo"}
     answered = {**called.message, "parts": [result if one is part else one for one in called.message["parts"]]}
     site_gate.allow(3)
-    response = await send(caller, user("Oslo?", "u1"), answered, messageId=answered["id"], **fields)
+    again = {"model": None, "max_tokens": None, "tools": TOOLS}  # as a page sends by itself: the chat's model answers
+    response = await send(caller, user("Oslo?", "u1"), answered, messageId=answered["id"], **again)
     await anext(aiter(response.streaming_content))
     replayed = await caller.get("/ai/chat/chat-1/stream")
     site_gate.open()
@@ -307,6 +313,7 @@ async def test_a_tool_of_the_page_is_called_and_answered(caller: Caller, keeps: 
     assert page.message["id"] == rest.message["id"] == called.message["id"]
     assert page.message["parts"] == rest.message["parts"]
     assert [role for role, _ in prompt_of(page)] == ["user", "assistant", "tool"]
+    assert text_of(page) == "Go out."
     await written()
     _, stored = await kept(caller)
     assert (stored["id"], stored["parts"]) == (page.message["id"], page.message["parts"])
@@ -392,6 +399,20 @@ async def test_a_tool_that_asks_first_goes_on_with_the_answer(
     assert (stored["id"], stored["parts"]) == (page.message["id"], page.message["parts"])
     refused = await caller.post("/ai/chat", {"id": "chat-1", "messages": [ASKED, answered]})
     assert refused.status_code in (400, 409)
+
+
+async def test_an_approval_that_is_sent_again_with_its_key_is_the_same_answer(
+    caller: Caller, shop: str, keeps: None
+) -> None:
+    """The tool runs once; with another key it is a second answer to what was asked, and refused."""
+    asking = await ask(caller, ASKED, model=shop, max_tokens=None)
+    answered = responded(asking, approved=True)
+    first, second = [
+        await ask(caller, ASKED, answered, headers={"Idempotency-Key": "key-of-the-answer"}) for _ in range(2)
+    ]
+    assert first.message == second.message
+    body = {"id": "chat-1", "messages": [ASKED, answered]}
+    assert (await caller.post("/ai/chat", body, **{"Idempotency-Key": "another-key"})).status_code in (409, 422)
 
 
 async def test_an_approval_needs_no_conversation(shop: str, keeps_none: None) -> None:

@@ -49,6 +49,40 @@ async def caller(transactional_db: Any, alice_key: str) -> AsyncIterator[Caller]
         forget("bills")
 
 
+async def test_a_run_s_state_and_events_are_on_every_way(caller: Caller) -> None:
+    """As JSON, as a stream, over a WebSocket and from Python; the state begins with the request's."""
+
+    async def stateful(run: Run) -> None:
+        run.state["seen"] = run.state["page"] + 1
+        run.emit("chart", [1, 2])
+        run.state["over"] = True
+        await run.say("text")
+
+    pipeline("stateful")(stateful)
+    await site.reset()
+    await until_ready()
+    body = {"prompt": "hi", "state": {"page": 3}}
+    state, customs = {"page": 3, "seen": 4, "over": True}, [{"name": "chart", "value": [1, 2]}]
+    events = [
+        ("state", {"snapshot": {"page": 3, "seen": 4}}),
+        ("custom", customs[0]),
+        ("state", {"delta": [{"op": "add", "path": "/over", "value": True}]}),
+    ]
+    try:
+        whole = (await caller.post("/pipelines/stateful", body)).json()
+        assert (whole["state"], whole["customs"]) == (state, customs)
+        frames = check_native(await body_of(await caller.post("/streams", {**body, "model": "stateful"})))
+        assert [(one.event, one.json) for one in frames if one.event in ("state", "custom")] == events
+        told = await messages_of(caller, {"type": "start", "request": {**body, "model": "stateful"}})
+        assert [(one["event"], one["data"]) for one in told if one.get("event") in ("state", "custom")] == events
+        result = await run_pipeline("stateful", "hi", state={"page": 3}, tenant="site")
+        assert (result.state, list(result.customs)) == (state, customs)
+        refused = await caller.post("/pipelines/stateful", {"prompt": "hi", "state": {"a": "x" * 70_000}})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "state")
+    finally:
+        forget("stateful")
+
+
 async def test_json_stream_socket_openai_and_python_are_the_same_answer(caller: Caller) -> None:
     """One pipeline, five deliveries, one text; JSON and Python have the steps and the citations."""
     whole = (await caller.post("/pipelines/bills", PROMPT)).json()

@@ -16,7 +16,9 @@ from tests.support.apps.app_calls import GOOD, ask, by_header, call, error_of, h
 from tests.support.bodies.bad_bodies import bad_bodies
 from tests.support.bodies.bad_fields import NATIVE, OPENAI
 from tests.support.checks.message_checks import check_message
+from tests.support.checks.run_checks import check_run, events_of
 from tests.support.checks.stream_checks import check_native, check_native_part, check_openai, check_tokens
+from tests.support.checks.ui_message_checks import check_chunks
 from tests.support.streams.hand_made import Gate, until
 
 PATHS = {NATIVE: "/streams", OPENAI: "/v1/chat/completions"}
@@ -38,6 +40,38 @@ async def test_an_answer_in_every_form(ai: StreamApp) -> None:
     assert json.loads(whole.body)["choices"][0]["message"]["content"] == text
     listed = json.loads((await ask(ai, "GET", "/v1/models")).body)
     assert [model["id"] for model in listed["data"]] == ["echo"]
+
+
+async def test_a_chat_of_the_ai_sdk(ai: StreamApp) -> None:
+    """A UI message, replayed by the chat's id for its caller alone; nothing is kept without a database."""
+    question = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": "still there?"}]}
+    body = {"id": "c1", "messages": [question], "max_tokens": 8, "seed": 7}
+    asked = await ask(ai, "POST", "/ai/chat", body)
+    page = check_chunks(asked.body)
+    assert page.message["id"] == header(asked, "x-stream-id")
+    assert check_chunks((await ask(ai, "GET", "/ai/chat/c1/stream")).body) == page
+    assert (await ask(ai, "GET", "/ai/chat/c1/stream", None, "bob")).start["status"] == 204
+    assert json.loads((await ask(ai, "GET", "/ai/chat/c1")).body) == {"id": "c1", "messages": []}
+    assert json.loads((await ask(ai, "POST", "/ai/chat/c1/stop", {})).body) == {"id": "c1", "stopped": False}
+
+
+async def test_an_agent_in_a_thread(ai: StreamApp) -> None:
+    """A run of AG-UI, shown again by its id, for its caller alone; without a database a thread is kept in memory."""
+    body = {"threadId": "t1", "runId": "r1", "messages": [{"id": "m1", "role": "user", "content": "still there?"}]}
+    body["forwardedProps"] = {"max_tokens": 8, "seed": 7}
+    run = await ask(ai, "POST", "/ag-ui/echo", body)
+    events = events_of(run.body)
+    check_run(events)
+    again = await ask(ai, "POST", "/ag-ui/echo", body)
+    assert (header(again, "x-stream-id"), events_of(again.body)) == (header(run, "x-stream-id"), events)
+    other = await ask(ai, "POST", "/ag-ui/echo", body, "bob")
+    assert header(other, "x-stream-id") != header(run, "x-stream-id")
+    followed = await ask(ai, "GET", "/ag-ui/echo/t1/stream", last_event_id=f"{header(run, 'x-stream-id')}")
+    assert followed.start["status"] in (204, 410)
+    resumed = await ask(ai, "GET", "/ag-ui/echo/t1/stream?after=3")
+    check_run(events_of(resumed.body), is_part=True)
+    stopped = await ask(ai, "POST", "/ag-ui/echo/t1/stop", {})
+    assert json.loads(stopped.body) == {"threadId": "t1", "stopped": False}
 
 
 async def test_a_message_in_anthropics_shape(ai: StreamApp) -> None:

@@ -19,9 +19,11 @@ from streamserve.conf import get_problems
 from streamserve.dialects.batches import RowAnswer
 from streamserve.models import Stream as StreamRow
 from streamserve.models import UsageDay
+from streamserve.protocol.embeddings import EmbedRequest
 from streamserve.protocol.errors import BadRequest, StreamserveError
 from streamserve.protocol.events import Usage
 from streamserve.protocol.prices import Price
+from streamserve.protocol.requests import Admission
 from streamserve.rows import orm, usage
 from streamserve.rows.receivers import note_refusal
 from tests.rows.conftest import NUM_TOKENS, asked
@@ -37,9 +39,9 @@ PRICE = {"MODELS": {"echo": {"PATH": "echo"}}, "LOG": "memory", "CLIENT": "threa
 @pytest.fixture(autouse=True)
 def no_refusals() -> Iterator[None]:
     """Each test begins without refusals that wait to be written."""
-    usage._refused.clear()
+    usage._noted.clear()
     yield
-    usage._refused.clear()
+    usage._noted.clear()
 
 
 async def answered(worker: Worker, **decided: Any) -> str:
@@ -133,6 +135,18 @@ async def test_refused_requests_are_counted(one: Worker) -> None:
     await one.reaper.round()
     day = await the_day()
     assert (day.requests, day.refused, day.owner) == (0, 2, "user:1")
+
+
+async def test_embeddings_are_counted(one: Worker) -> None:
+    """As refusals are; rows of batches as such."""
+    asked_for = EmbedRequest(model="search", inputs=("a",))
+    admission = Admission(owner="user:1", tenant="user:1")
+    for request in (asked_for, asked_for, replace(asked_for, is_batch=True)):
+        usage.note_embedded(request, admission, 7)
+    await one.reaper.round()
+    day = await the_day(kind="embedding")
+    assert (day.model, day.requests, day.prompt_tokens, day.owner) == ("search", 2, 14, "user:1")
+    assert (await the_day(kind="batch")).prompt_tokens == 7
 
 
 async def test_rows_of_a_batch_are_added_and_cost_half(one: Worker) -> None:

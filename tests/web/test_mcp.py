@@ -18,6 +18,7 @@ from tests.conftest import Caller, body_of, until, until_ready
 from tests.support.checks.sse_reader import read_events
 from tests.support.streams.hand_made import Gate
 
+pytest.importorskip("jsonschema", reason="needs jsonschema: pip install streamserve[mcp]")
 pytestmark = pytest.mark.django_db(transaction=True)
 
 SCHEMA = {

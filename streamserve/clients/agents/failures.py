@@ -15,6 +15,7 @@ from typing import Any
 from streamserve.clients.pipeline.filters import Stopped
 from streamserve.protocol.codes import CODES
 from streamserve.protocol.errors import EngineUnavailable, StreamserveError, error_for
+from streamserve.protocol.requests import Approved
 
 _STOPS = {
     *("ContentFilterError", "InputGuardrailTripwireTriggered", "OutputGuardrailTripwireTriggered"),
@@ -43,6 +44,18 @@ def ours(error: Exception) -> Exception:
     if names & _LOST or any(_is_passing(getattr(one, "status_code", None)) for one in chain):
         return EngineUnavailable("The model that the agent asks is not available now. Try again.")
     return error
+
+
+def needs_decision() -> StreamserveError:
+    """Return the error of an agent that waits for what is no answer of its user: the result of an outside call."""
+    message = "The agent waits for the result of a call that something else makes, which it cannot be given here."
+    return StreamserveError(message, code="pipeline_failed")
+
+
+def refusal(answer: Approved | None) -> str:
+    """Return what a model is told of a call that its user has refused."""
+    said = "" if answer is None else answer.message
+    return "The user has refused this call." + (f" {said}" if said else "")
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

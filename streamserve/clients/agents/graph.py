@@ -23,18 +23,19 @@ from langchain_core.runnables import Runnable
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.pregel import Pregel
+from langgraph.types import Command
 from pydantic_core import to_jsonable_python
 
 from streamserve.clients.agents.conversation import calls_of, turns
 from streamserve.clients.pipeline.journal import Place
 from streamserve.clients.pipeline.run import Run
-from streamserve.clients.pipeline.tools import result_text
+from streamserve.clients.pipeline.tools import ToolCall, result_text
 from streamserve.clients.pipeline.voice import json_text
-from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import Usage
 from streamserve.protocol.requests import Message
 
 _MODES = ["tasks", "messages", "values"]
+_MAX_KEPT_BYTES = 700_000  # of what a node gives, so that it is less than 1 MiB as text
 _UNNAMED = "LangGraph"  # of a graph without a name
 _GROWING = ("text", "thought", "arguments")
 Shown = list[Any]  # ["text", "..."]: what is called on the voice, with its arguments
@@ -54,14 +55,16 @@ def description_of(graph: Any) -> str:
 async def respond(graph: Any, run: Run) -> None:
     """Run the graph on the run's conversation, and show what it does. Its nodes find the run by `current_run()`."""
     config = {"configurable": {"thread_id": run.stream_id}}
-    given = _kept(graph, run)
-    show = _Show(run)
-    async with aclosing(given.astream(_input(graph, run), config, stream_mode=_MODES, subgraphs=True)) as stream:
-        async for namespace, mode, payload in stream:
-            if mode == "messages":
-                await show.message(*payload)
-            elif not namespace:
-                await (show.task(payload) if mode == "tasks" else show.values(payload))
+    kept, show = _kept(graph, run), _Show(run)
+    given: Any = _input(graph, run)
+    while given is not None:
+        async with aclosing(kept.astream(given, config, stream_mode=_MODES, subgraphs=True)) as stream:
+            async for namespace, mode, payload in stream:
+                if mode == "messages":
+                    await show.message(*payload)
+                elif not namespace:
+                    await (show.task(payload) if mode == "tasks" else show.values(payload))
+        given = await show.decided()
     await show.finish()
 
 
@@ -84,6 +87,31 @@ class _Show:
         self._order: deque[str] = deque()  # the tasks that are not shown whole; the first is shown as it runs
         self._state: Any = None
         self._usage = Usage()
+        self._waiting: list[tuple[str, str, Any]] = []  # for the user's answers: LangGraph's ids, nodes, values
+        self._num_asked = 0
+
+    async def decided(self) -> Any:
+        """Return how the graph goes on with its user's answers to `interrupt`; None if it is over.
+
+        Each is shown as a call of its node. Without the answers they are asked for, which ends the run.
+        """
+        waiting, self._waiting = self._waiting, []
+        calls = []
+        for _, node, value in waiting:
+            self._num_asked += 1
+            calls.append(ToolCall(id=f"interrupt-{self._num_asked}", name=node, arguments=json_text(value)))
+            await self._voice.call(calls[-1].id, node, calls[-1].arguments)
+            await self._voice.end()
+        answers = [self._run.answer_to(call.id) for call in calls]
+        if None in answers:
+            questions = [value if isinstance(value, str) else None for _, _, value in waiting]
+            await self._run.ask(list(zip(calls, questions, strict=True)))
+        resume = {}
+        for (id, _, _), call, answer in zip(waiting, calls, answers, strict=True):
+            assert answer is not None
+            resume[id] = {"allow": answer.allow, "message": answer.message}
+            await self._voice.result(call.id, json_text(resume[id]))
+        return Command(resume=resume) if resume else None
 
     async def task(self, payload: Any) -> None:
         """Begin or end a task of the graph itself."""
@@ -94,11 +122,10 @@ class _Show:
             self._order.append(id)
         elif id in self._tasks:
             if payload.get("interrupts"):
-                message = "The graph waits for a decision of the user, which it cannot be given here."
-                raise StreamserveError(message, code="pipeline_failed")
+                self._waiting += [(one["id"], payload["name"], one["value"]) for one in payload["interrupts"]]
             task = self._tasks[id]
             task.is_over = True
-            if task.place.found is None and not payload.get("error"):
+            if task.place.found is None and not payload.get("error") and not payload.get("interrupts"):
                 await task.place.keep(_joined(task.shown[1:]))
         await self._catch_up()
 
@@ -249,6 +276,8 @@ class _KeptNode(Runnable[Any, Any]):
                 kind, data = self._serializer.dumps_typed(given[0])
             except (TypeError, ValueError):
                 return object()  # which is not kept
+            if len(data) > _MAX_KEPT_BYTES:
+                return object()
             return [kind, base64.b64encode(data).decode()]
 
         kept = await self._run.keep(f"node {self._node} {place}", result)

@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
-from agents import Agent, FunctionTool, Handoff, RunConfig, Runner
+from agents import Agent, FunctionTool, Handoff, ModelSettings, RunConfig, Runner
 from agents.models.interface import Model
 from agents.models.multi_provider import MultiProvider
 from agents.stream_events import AgentUpdatedStreamEvent, RawResponsesStreamEvent, RunItemStreamEvent
@@ -23,8 +24,9 @@ from openai.types.responses import Response, ResponseCompletedEvent
 from pydantic_core import to_jsonable_python
 
 from streamserve.clients.agents.conversation import calls_of, turns
+from streamserve.clients.agents.failures import refusal
 from streamserve.clients.pipeline.run import Run
-from streamserve.clients.pipeline.tools import result_text
+from streamserve.clients.pipeline.tools import ToolCall, result_text
 from streamserve.protocol.events import Usage
 from streamserve.protocol.requests import Message
 
@@ -46,15 +48,16 @@ def description_of(agent: Agent[Any]) -> str:
 async def respond(agent: Agent[Any], run: Run) -> None:
     """Run the agent on the run's conversation, and show what it does. Its tools find the run as `ctx.context`."""
     copies = _Copies(run)
-    items = [item for turn in turns(run) for item in _items(turn)]
-    config = RunConfig(tracing_disabled=True)
-    result = Runner.run_streamed(copies.of(agent), items, context=run, run_config=config)
-    show = _Show(run, copies)
-    try:
-        async for event in result.stream_events():
-            await show(event)
-    finally:
-        result.cancel()
+    start, config, show = copies.of(agent), RunConfig(tracing_disabled=True), _Show(run, copies)
+    given: Any = [item for turn in turns(run) for item in _items(turn)]
+    while given is not None:
+        result = Runner.run_streamed(start, given, context=run, run_config=config)
+        try:
+            async for event in result.stream_events():
+                await show(event)
+        finally:
+            result.cancel()
+        given = await _decided(run, result) if result.interruptions else None
     usage = result.context_wrapper.usage
     await show.finish(
         result.final_output,
@@ -65,6 +68,26 @@ async def respond(agent: Agent[Any], run: Run) -> None:
             reasoning_tokens=usage.output_tokens_details.reasoning_tokens or 0,
         ),
     )
+
+
+async def _decided(run: Run, result: Any) -> Any:
+    """Return how the agent goes on with its user's answers about calls; ask for them, which ends the run."""
+    calls = [(item, _call_of(item)) for item in result.interruptions]
+    if any(run.answer_to(call.id) is None for _, call in calls):
+        await run.ask([(call, None) for _, call in calls])
+    state = result.to_state()
+    for item, call in calls:
+        answer = run.answer_to(call.id)
+        if answer is not None and answer.allow:
+            state.approve(item)
+        else:
+            state.reject(item, rejection_message=refusal(answer))
+    return state
+
+
+def _call_of(item: Any) -> ToolCall:
+    raw = item.raw_item if isinstance(item.raw_item, dict) else item.raw_item.model_dump()
+    return ToolCall(id=str(raw.get("call_id")), name=str(item.tool_name), arguments=str(raw.get("arguments") or "{}"))
 
 
 class _Show:
@@ -83,7 +106,7 @@ class _Show:
             await self._result(event.item)
         elif isinstance(event, AgentUpdatedStreamEvent):
             await self._voice.end()
-            if self._agent:
+            if self._agent not in ("", event.new_agent.name):
                 await self._run.announce(event.new_agent.name)
             self._agent = event.new_agent.name
 
@@ -171,7 +194,7 @@ class _Copies:
         model = agent.model if isinstance(agent.model, Model) else self._provider.get_model(agent.model)
         made = agent.clone(
             model=_KeptModel(model, self._run, self),
-            model_settings=agent.model_settings,
+            model_settings=_counting(agent.model_settings),
             tools=[self._tool(tool) for tool in agent.tools],
             handoffs=[],
         )
@@ -248,6 +271,11 @@ class _KeptModel(Model):
     def get_retry_advice(self, request: Any) -> Any:
         """Return the model's own advice."""
         return self._wrapped.get_retry_advice(request)
+
+
+def _counting(settings: ModelSettings) -> ModelSettings:
+    """Return the settings of a model, which is asked for its usage unless they say otherwise."""
+    return settings if settings.include_usage is not None else replace(settings, include_usage=True)
 
 
 def _items(turn: Message) -> list[Any]:

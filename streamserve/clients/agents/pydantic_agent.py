@@ -20,11 +20,13 @@ from pydantic_ai.capabilities import AbstractCapability, ReinjectSystemPrompt
 from pydantic_ai.models import CompletedStreamedResponse, Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.run import AgentRunResult, AgentRunResultEvent
+from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolDenied
 from pydantic_core import to_jsonable_python
 
 from streamserve.clients.agents.conversation import calls_of, turns
+from streamserve.clients.agents.failures import needs_decision, refusal
 from streamserve.clients.pipeline.run import Run
-from streamserve.clients.pipeline.tools import result_text
+from streamserve.clients.pipeline.tools import ToolCall, result_text
 from streamserve.clients.pipeline.voice import json_text
 from streamserve.protocol.events import Usage
 from streamserve.protocol.requests import Message
@@ -115,6 +117,8 @@ class _Show:
 
     async def _finish(self, result: AgentRunResult[Any]) -> None:
         voice, usage = self._voice, result.usage
+        if isinstance(result.output, DeferredToolRequests):
+            raise needs_decision()
         if not isinstance(result.output, str):
             await voice.text(json_text(to_jsonable_python(result.output)))
         elif not voice.has_text:
@@ -150,6 +154,31 @@ class _Keeping(AbstractCapability[Any]):
             return value if isinstance(value, m.ToolReturn) or _has_files(value) else to_jsonable_python(value)
 
         return await self._run.keep(f"tool {call.tool_name} {call.tool_call_id}", result, phase="tools")
+
+    async def handle_deferred_tool_calls(self, ctx: Any, *, requests: DeferredToolRequests) -> Any:
+        """Give the user's answers about calls that need them, or ask, which ends the run."""
+        answers = {call.tool_call_id: self._run.answer_to(call.tool_call_id) for call in requests.approvals}
+        if not answers:
+            return None
+        if None in answers.values():
+            asked = [(_call(one), _question(requests, one.tool_call_id)) for one in requests.approvals]
+            await self._run.ask(asked)
+        return DeferredToolResults(
+            approvals={
+                id: True if answer is not None and answer.allow else ToolDenied(refusal(answer))
+                for id, answer in answers.items()
+            }
+        )
+
+
+def _call(part: m.ToolCallPart) -> ToolCall:
+    return ToolCall(id=part.tool_call_id, name=part.tool_name, arguments=part.args_as_json_str())
+
+
+def _question(requests: DeferredToolRequests, id: str) -> str | None:
+    """Return what the tool wants its user to be asked: `message` of the metadata of its `ApprovalRequired`."""
+    message = (requests.metadata.get(id) or {}).get("message")
+    return message if isinstance(message, str) else None
 
 
 class _KeptModel(WrapperModel):

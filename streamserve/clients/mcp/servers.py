@@ -169,6 +169,9 @@ class _Server:
             code = getattr(error, "code", None)
             if isinstance(code, int) and code != _CLOSED:  # the server's own refusal
                 text = f"Error: {getattr(error, 'message', error)}"[:MAX_RESULT_CHARS]
+            elif isinstance(error, ValueError):  # of pydantic: an answer that is none, on a sound connection
+                logger.warning("the MCP server %s answered a call of %s wrongly: %s", self._config.name, tool, error)
+                text = f"Error: {tool} gave no result that can be read."
             else:
                 outcome = "unavailable"
                 self._drop(error)

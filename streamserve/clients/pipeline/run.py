@@ -44,7 +44,7 @@ from streamserve.protocol.events import Approval, Citation, Custom, Event, State
 from streamserve.protocol.identity import Identity
 from streamserve.protocol.json_patch import json_text, json_value
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import Admission, GenerateRequest, Message
+from streamserve.protocol.requests import Admission, Approved, GenerateRequest, Message
 
 logger = logging.getLogger("streamserve.pipelines")
 
@@ -232,6 +232,17 @@ class Run:
     def count_inner(self, counts: Mapping[str, int]) -> None:
         """Count what an answer within the run has used, unless an agent counts it."""
         self._speech.add_inner(Usage(**counts))
+
+    def answer_to(self, call_id: str) -> Approved | None:
+        """Return what the user has answered about a call of an agent; None before the user was asked."""
+        return self._approved.get(call_id)
+
+    async def ask(self, questions: Sequence[tuple[ToolCall, str | None]]) -> NoReturn:
+        """Ask the user about calls of an agent, which are shown, and end the run: the answers come to its continuation.
+
+        A question that is None or "" asks with the call alone.
+        """
+        await self._interrupt(questions)
 
     def voice(self) -> Voice:
         """Return what an agent of another framework shows its answer with."""

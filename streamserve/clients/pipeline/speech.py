@@ -202,7 +202,7 @@ class Speech:
         self._prompt_tokens = self._cached_tokens = self._reasoning_tokens = 0
         # What was used without ids: by answers within the run, as they end; or in all, as an agent counts itself.
         self._inner = Usage()
-        self._of_agent: Usage | None = None
+        self._of_agent = Usage()
         self._accepted = self._rejected = 0  # of the tokens that were proposed
         self._decode_seconds, self._num_gaps = 0.0, 0  # between the tokens of the answers
         self._open: str | None = None  # the kind of the block that is open; None outside of blocks
@@ -346,7 +346,7 @@ class Speech:
         self._inner = _sum(self._inner, usage)
 
     def count_agent(self, usage: Usage) -> None:
-        """Note what an agent counts for all of its models, those of this site among them."""
+        """Note what an agent counts for all of its models, those of this site among them, as far as it counts."""
         self._of_agent = usage
 
     def done(self, *, latency: float, phases: Mapping[str, float], finish_reason: str = "") -> Done:
@@ -359,7 +359,7 @@ class Speech:
             accepted_prediction_tokens=self._accepted,
             rejected_prediction_tokens=self._rejected,
         )
-        usage = _sum(shown, self._inner if self._of_agent is None else self._of_agent)
+        usage = _sum(shown, _larger(self._inner, self._of_agent))
         breakdown = {}
         if self._num_gaps:
             breakdown = {"decode": self._decode_seconds, "tpot": self._decode_seconds / self._num_gaps}
@@ -395,4 +395,14 @@ def _sum(one: Usage, other: Usage) -> Usage:
         completion_tokens=one.completion_tokens + other.completion_tokens,
         cached_tokens=one.cached_tokens + other.cached_tokens,
         reasoning_tokens=one.reasoning_tokens + other.reasoning_tokens,
+    )
+
+
+def _larger(one: Usage, other: Usage) -> Usage:
+    """Return the larger of two counts of the same tokens."""
+    return Usage(
+        prompt_tokens=max(one.prompt_tokens, other.prompt_tokens),
+        completion_tokens=max(one.completion_tokens, other.completion_tokens),
+        cached_tokens=max(one.cached_tokens, other.cached_tokens),
+        reasoning_tokens=max(one.reasoning_tokens, other.reasoning_tokens),
     )

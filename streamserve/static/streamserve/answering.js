@@ -7,9 +7,9 @@
 // same stream, and store nothing. When the owner closes, one of them takes over.
 
 import { addEvent, cutTo, endAll, extentOf, hasContent } from "./blocks.js";
+import { AnswerStream, RequestFailed, Sleep, seqOf } from "./client.js";
 import { newId } from "./conversation.js";
 import { answersOf, endPart } from "./parts.js";
-import { AnswerStream, RequestFailed, Sleep, seqOf } from "./stream.js";
 import { isLive } from "./turn_tree.js";
 import { words } from "./words.js";
 
@@ -54,7 +54,6 @@ export class Answering {
       keepaliveSeconds: chat.config.keepaliveSeconds,
       on: {
         started: (streamId, headers) => this.started(streamId, headers),
-        event: (event) => this.take(event),
         connected: () => this.chat.link({ isLost: false }),
         lost: (seconds) => this.chat.link({ isLost: !this.isStopped, seconds }),
       },
@@ -86,7 +85,7 @@ export class Answering {
         else await this.news.wait(3600);
       }
       if (this.turn.streamId !== null && !this.stream.isFinished && !this.isDetached && !this.isStopped) {
-        await this.stream.resume(this.turn.streamId, this.turn.lastId);
+        for await (const event of this.stream.resume(this.turn.streamId, this.turn.lastId)) this.take(event);
       }
     } catch (error) {
       if (!this.isDetached) this.fail(error);
@@ -185,7 +184,8 @@ export class Answering {
 
   async send() {
     const answers = answersOf(this.turn);
-    const path = answers === null ? "" : `/${answers.streamId}/approvals`;
+    const { streamsUrl } = this.chat.config;
+    const url = answers === null ? streamsUrl : `${streamsUrl}/${answers.streamId}/approvals`;
     // Of this question: the server answers it once, however often it is sent. A run is continued once, after a reload too.
     const key = answers === null ? newId() : `approval-${answers.streamId}`;
     let request = null;
@@ -198,7 +198,7 @@ export class Answering {
         this.sentAt = performance.now();
         this.view.showStatus("");
         request ??= answers === null ? await this.chat.requestFor(this.turn) : { approvals: answers.approvals };
-        await this.stream.start(request, key, path);
+        for await (const event of this.stream.start(request, key, url)) this.take(event);
         return;
       } catch (error) {
         if (this.turn.streamId !== null || !canSendAgain(error) || sends >= MAX_SENDS) throw error;

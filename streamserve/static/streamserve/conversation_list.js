@@ -7,7 +7,7 @@
 import { ConversationIndex, groupsOf } from "./conversation_index.js";
 import { ListMenu } from "./list_menu.js";
 import { copyText, element } from "./render.js";
-import { Backoff, Sleep } from "./stream.js";
+import { Backoff, Sleep } from "./client.js";
 import { pageLanguage, words } from "./words.js";
 
 const PAGE = 40;

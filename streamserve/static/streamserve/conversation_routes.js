@@ -1,7 +1,7 @@
 // The server's routes of conversations (docs/conversations.md). Each call resolves to the JSON of its answer, and throws
 // `RequestFailed`, or `TypeError` without a response. Knows no DOM.
 
-import { RequestFailed } from "./stream.js";
+import { RequestFailed } from "./client.js";
 
 export class ConversationRoutes {
   /** `url`: the address of the list. `headers()` gives what an unsafe method needs (the CSRF token). */

@@ -3,7 +3,7 @@
 
 import { buffering, compression, delays, http, request, response } from "./delivery_checks.js";
 import { element } from "./live_chart.js";
-import { readEvents } from "./sse.js";
+import { readEvents } from "./client.js";
 
 const NUM_EVENTS = 13; // of a probe: its request and twelve beats
 const MIN_SECONDS = 3.5; // of the axis

@@ -3,7 +3,7 @@
 // Any answer counts, except a gateway's. A tab asks often only while a person uses it or waits for an answer, rarely when
 // it is left alone, and never while it is hidden.
 
-import { Sleep } from "./stream.js";
+import { Sleep } from "./client.js";
 
 const BUSY_SECONDS = 1.4;
 const IDLE_SECONDS = 15;

@@ -11,8 +11,7 @@
 import { element } from "./live_chart.js";
 import { Keyed, ModelCard, showState, stackedRow, write } from "./live_model.js";
 import { ageText, clock, joined, known, rate, sumOf, time } from "./live_text.js";
-import { readEvents } from "./sse.js";
-import { Backoff, Sleep, Watchdog } from "./stream.js";
+import { Backoff, readEvents, Sleep, Watchdog } from "./client.js";
 
 const SILENCE_SECONDS = 20; // the server sends an event every second
 const ROW_LABELS = ["Stream", "Owner", "Model", "Age", "Tokens", "Lead", "Tokens/s", "First token", "Transport", ""];
@@ -56,6 +55,23 @@ class StreamRow {
   }
 }
 
+const EMBEDDER_LABELS = ["Model", "Requests", "Inputs", "Tokens", "Waiting", "Refused"];
+const EMBEDDER_FIGURES = ["embedding_requests", "embedding_inputs", "prompt_tokens", "num_requests_waiting", "num_requests_refused"];
+
+class EmbedderRow {
+  constructor({ alias }) {
+    this.state = element("span", { class: "ss-state" });
+    this.cells = EMBEDDER_FIGURES.map(() => element("td", { class: "ss-number" }));
+    const cells = [element("td", {}, alias), ...this.cells];
+    this.node = stackedRow({ "data-embedder": alias }, element("td", {}, this.state), EMBEDDER_LABELS, cells);
+  }
+
+  update({ state, figures }) {
+    showState(this.state, state);
+    this.cells.forEach((cell, index) => write(cell, known(figures[EMBEDDER_FIGURES[index]])));
+  }
+}
+
 class LivePage {
   constructor(root) {
     this.root = root;
@@ -76,6 +92,8 @@ class LivePage {
     const { streamUrl } = root.dataset;
     const addressOf = (id) => (streamUrl ? streamUrl.replace("STREAM_ID", id) : null);
     this.rows = new Keyed(part("rows"), (stream) => new StreamRow(stream, stop, addressOf(stream.id)));
+    this.embedders = part("embedders");
+    this.embedderRows = new Keyed(part("embedder-rows"), (embedder) => new EmbedderRow(embedder));
     this.backoff = new Backoff({ first: 1, most: 10 });
     this.sleep = new Sleep();
     for (const name of ["online", "pageshow", "focus"]) window.addEventListener(name, () => this.sleep.wake());
@@ -142,6 +160,8 @@ class LivePage {
     this.meaning.hidden = headline.meaning === "";
     this.cards.update(models, ({ alias }) => alias, snapshot, (alias) => this.points.get(alias));
     this.rows.update(streams, ({ id }) => id);
+    this.embedderRows.update(snapshot.embedders, ({ alias }) => alias);
+    this.embedders.hidden = snapshot.embedders.length === 0;
     write(this.sum, sumOf(streams.length, snapshot));
     this.sum.hidden = streams.length === 0;
     this.none.hidden = streams.length > 0;

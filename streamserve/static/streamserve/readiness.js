@@ -1,6 +1,6 @@
 // Polls /readyz until the model can answer. Knows nothing of the page.
 
-import { Backoff, Sleep } from "./stream.js";
+import { Backoff, Sleep } from "./client.js";
 
 const POLL_SECONDS = 0.7;
 

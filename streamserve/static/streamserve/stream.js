@@ -95,8 +95,8 @@ export class Watchdog {
 
 export class AnswerStream {
   /**
-   * `on.started(streamId, headers)`, `on.event({type, seq, id, data})`, `on.connected()`, `on.lost(secondsUntilRetry)`.
-   * `headers()` gives what a POST needs (the CSRF token).
+   * `start` and `resume` yield the events, `{type, seq, id, data}`. Meanwhile `on.started(streamId, headers)`,
+   * `on.connected()`, `on.lost(secondsUntilRetry)`. `headers()` gives what a POST needs (the CSRF token).
    */
   constructor({ streamsUrl, headers, keepaliveSeconds = 15, on }) {
     this.streamsUrl = streamsUrl;
@@ -116,15 +116,16 @@ export class AnswerStream {
     /** @type {Watchdog | null} */
     this.watchdog = null;
     this.heardAt = -Infinity; // when the last byte came
+    this.isHeld = false; // by who reads it: an event is being shown, and nothing is read meanwhile
     this.acks = new Acks((ack) => this.acknowledge(ack));
   }
 
   /**
-   * Send the question and read until the terminal event. Throws `RequestFailed`, or `TypeError` without a response.
-   * Sent again with the same `key`, it is answered once (Idempotency-Key). `path` follows the address of streams.
+   * Send the question, and yield the events to the terminal event. Throws `RequestFailed`, or `TypeError` without a response.
+   * Sent again with the same `key`, it is answered once (Idempotency-Key). `url`: another address that starts answers.
    */
-  async start(request, key, path = "") {
-    const response = await fetch(`${this.streamsUrl}${path}`, {
+  async *start(request, key, url = this.streamsUrl) {
+    const response = await fetch(url, {
       method: "POST",
       headers: {
         "Content-Type": "application/json",
@@ -139,20 +140,20 @@ export class AnswerStream {
     if (!response.ok) throw await RequestFailed.from(response);
     this.streamId = response.headers.get("X-Stream-Id");
     if (this.streamId !== null) this.on.started(this.streamId, response.headers);
-    await this.read(response);
+    yield* this.read(response);
     if (!this.isFinished && this.streamId === null) throw new TypeError("the connection ended");
-    await this.follow();
+    yield* this.follow();
   }
 
   /** Follow the stream `streamId` after the event `lastId` ("": from its beginning). */
-  async resume(streamId, lastId) {
+  async *resume(streamId, lastId) {
     this.streamId = streamId;
     this.lastId = lastId;
     this.seq = seqOf(lastId);
-    await this.follow();
+    yield* this.follow();
   }
 
-  async follow() {
+  async *follow() {
     while (!this.isFinished && !this.isClosed) {
       if (this.retrySeconds !== null) {
         const seconds = this.retrySeconds; // nothing is lost, so `on.lost` is not called
@@ -160,15 +161,15 @@ export class AnswerStream {
         await this.sleep.wait(seconds);
         continue;
       }
-      const seconds = await this.attempt();
+      const seconds = yield* this.attempt();
       if (this.retrySeconds !== null || seconds === null) continue;
       this.on.lost(seconds);
       await this.sleep.wait(seconds);
     }
   }
 
-  /** Read once. Returns the seconds until the next attempt, null for none. */
-  async attempt() {
+  /** Read once, and yield what comes. Returns the seconds until the next attempt, null for none. */
+  async *attempt() {
     this.abort = new AbortController();
     let response;
     try {
@@ -199,25 +200,29 @@ export class AnswerStream {
     const seen = this.seq;
     const from = Number(response.headers.get("Streamserve-From") ?? seen + 1);
     if (from > seen + 1) throw new RequestFailed("A part of this answer is missing.", { code: "stream_expired" });
-    await this.read(response);
+    yield* this.read(response);
     if (this.isFinished || this.isClosed) return null;
     if (this.seq > seen) this.backoff.reset(); // the connection worked: reconnect soon, but not in a tight loop
     return this.backoff.nextSeconds();
   }
 
-  /** Pass on the response's events until the terminal event, the end of the body, or a lost connection. */
-  async read(response) {
+  /** Yield the response's events until the terminal event, the end of the body, or a lost connection. */
+  async *read(response) {
     this.on.connected();
     this.arm();
     this.acks.begin(response.headers.get("Streamserve-Reader"));
     try {
       for await (const event of readEvents(response.body, () => this.heard())) {
-        this.take(event);
+        const taken = this.take(event);
+        this.isHeld = true;
+        if (taken !== null) yield taken;
+        this.isHeld = false;
         if (this.isFinished) return;
       }
     } catch (error) {
       if (error instanceof SyntaxError || error instanceof RangeError) throw error; // not a network error
     } finally {
+      this.isHeld = false;
       this.watchdog?.end();
       this.acks.end();
     }
@@ -242,27 +247,30 @@ export class AnswerStream {
     this.watchdog?.feed();
   }
 
+  /** The event with its number and its data, null for what its reader has, and for notices. */
   take({ type, data, id }) {
     if (type === "farewell") {
       this.retrySeconds = JSON.parse(data).retry / 1000;
-      return; // not an event of the log: it has no id
+      return null; // not an event of the log: it has no id
     }
     const seq = seqOf(id);
     // Invariant: every event is applied once. A replayed event at or below the cursor adds nothing.
-    if (seq !== 0 && seq <= this.seq) return;
+    if (seq !== 0 && seq <= this.seq) return null;
     const payload = JSON.parse(data);
     if (seq !== 0) {
       this.seq = seq;
       this.lastId = id;
     }
     if (type === "done" || type === "error") this.isFinished = true;
-    this.on.event({ type, seq, id, data: payload });
+    return { type, seq, id, data: payload };
   }
 
   arm() {
     this.watchdog?.end();
     const { abort } = this;
-    this.watchdog = new Watchdog(this.keepaliveSeconds * STALL_KEEPALIVES, () => abort.abort());
+    const seconds = this.keepaliveSeconds * STALL_KEEPALIVES;
+    const watchdog = new Watchdog(seconds, () => (this.isHeld ? watchdog.feed() : abort.abort()));
+    this.watchdog = watchdog;
   }
 
   /** Reconnect now instead of at the next timer: the page, the network or the server is back. */

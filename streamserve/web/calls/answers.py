@@ -328,7 +328,10 @@ async def _next(texts: AsyncGenerator[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """A whole run. `str()` of it is its text; `citations` and `steps` are the events of these names, in order."""
+    """A whole run. `str()` of it is its text; `citations`, `steps` and `customs` are its events, in order.
+
+    `state` is the state that it ended with, None where it showed none.
+    """
 
     text: str
     citations: tuple[dict[str, Any], ...]
@@ -337,6 +340,8 @@ class RunResult:
     stream_id: str
     usage: Usage
     approvals: tuple[dict[str, Any], ...] = ()  # what it asks its user: `finish_reason` is "interrupt" then
+    state: dict[str, Any] | None = None
+    customs: tuple[dict[str, Any], ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -364,6 +369,8 @@ async def run_pipeline(
         stream_id=started.id,
         usage=started.usage,
         approvals=tuple(whole.get("approvals", ())),
+        state=whole.get("state"),
+        customs=tuple(whole.get("customs", ())),
     )
 
 

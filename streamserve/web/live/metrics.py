@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from streamserve.api.logs import get_logger
 from streamserve.api.ops import stream_metrics
-from streamserve.clients.base import EngineClient
+from streamserve.clients.base import EmbeddingClient, EngineClient
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.engine import EngineStats
 from streamserve.protocol.errors import DatabaseUnavailable
@@ -50,9 +50,17 @@ _REPORTING = ("ready", "paused", "draining")
 class LiveMetrics:
     """One of a site. `start` begins the history; `latest` gives all viewers the same snapshot of this second."""
 
-    def __init__(self, clients: Mapping[str, EngineClient], streams: Streams, *, are_shared: bool) -> None:
+    def __init__(
+        self,
+        clients: Mapping[str, EngineClient],
+        streams: Streams,
+        *,
+        are_shared: bool,
+        embedders: Mapping[str, EmbeddingClient] = {},
+    ) -> None:
         self.num_made = 0
         self._clients, self._streams, self._are_shared = clients, streams, are_shared
+        self._embedders = embedders
         self._process = {"host": socket.gethostname(), "pid": os.getpid(), "id": secrets.token_hex(2)}
         self._histories = {alias: History() for alias in clients}
         self._pasts: dict[str, tuple[Point, ...]] = {}  # the last of each engine that was merged
@@ -105,6 +113,10 @@ class LiveMetrics:
             latency={alias: _percentiles(recently) for alias, recently in self._recently.items()},
             streams=[*streams, *(row for row in others if row["id"] not in known)],
             num_more=num_more,
+            embedders={
+                alias: Seen(description=client.describe(), stats=client.stats())
+                for alias, client in self._embedders.items()
+            },
         )
 
     def _see(self, alias: str, client: EngineClient) -> Seen:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from streamserve.api.ops import OF_STATS, engine_metrics, load_metrics, readers_of
+from streamserve.api.ops import OF_EMBEDDERS, OF_STATS, engine_metrics, load_metrics, readers_of
 from streamserve.protocol.engine import NUM_RECENT, RATE_SECONDS
 from streamserve.protocol.history import POINT_SECONDS, WINDOW_SECONDS, Point, of_one_engine, shares
 from streamserve.protocol.sse import frame, one_line_json
@@ -52,6 +52,7 @@ class Snapshot:
     latency: Mapping[str, Mapping[str, float | None]]
     streams: Sequence[Mapping[str, Any]]
     num_more: int = 0
+    embedders: Mapping[str, Seen] = field(default_factory=dict)  # without a history
 
     @cached_property
     def whole(self) -> bytes:
@@ -71,6 +72,7 @@ class Snapshot:
             "process": self.process,
             "headline": asdict(headline(self.models)),
             "models": [self._model(alias, seen, num_points) for alias, seen in self.models.items()],
+            "embedders": [_embedder(alias, seen) for alias, seen in self.embedders.items()],
             "streams": self.streams,
             "by_state": _by_state(self.streams),
             "by_model": dict(Counter(stream["model"] for stream in self.streams)),
@@ -104,6 +106,12 @@ class Snapshot:
             "limits": {"kv_blocks_used": MEMORY_LIMIT * stats.blocks_total, "queue_seconds": seen.queue_limit},
             "points": columns(seen, num_points),
         }
+
+
+def _embedder(alias: str, seen: Seen) -> dict[str, Any]:
+    """Return what is shown of an embedding model."""
+    figures = {name: getattr(seen.stats, counted) for name, counted in OF_EMBEDDERS.items()}
+    return {**load_metrics(seen.description), "alias": alias, "figures": figures}
 
 
 def columns(seen: Seen, num_points: int | None = None) -> dict[str, Any]:

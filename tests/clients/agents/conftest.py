@@ -27,7 +27,13 @@ class AgentSite(Site):
         function = adapted(agent)
         assert function is not None
         one = Pipeline(name="p", function=function, is_agent=True, **options)
-        self.clients["p"] = PipelineClient(one, {"echo": self.echo}, default_model="echo")
+        self.clients["p"] = PipelineClient(
+            one,
+            {"echo": self.echo},
+            default_model="echo",
+            memo_of=self.streams.memo_of,
+            interrupts=self.streams.interrupts,
+        )
 
     async def run_agent(self, agent: Any, filters: Any = (), **fields: Any) -> list[Event]:
         """Run an agent to its end; return its events, which keep the grammar."""

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
+from streamserve.clients.pipeline import speech
 from streamserve.clients.pipeline.filters import Blocklist
 from streamserve.clients.pipeline.run import Run
-from streamserve.protocol.events import Done, Error
+from streamserve.protocol.events import Done, Error, Token
 from streamserve.protocol.requests import Message
+from streamserve.streams.reader.follow import follow
 from tests.clients.agents.conftest import AgentSite, blocks_of, text_of
 
 pytest.importorskip("pydantic_ai")
 
+from pydantic import BaseModel
 from pydantic_ai import Agent, RunContext
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import SystemPromptPart, ToolReturnPart, UserPromptPart
@@ -139,3 +142,28 @@ async def test_a_filter_stops_the_agent(site: AgentSite) -> None:
     assert text_of(events) == "The password is "
     assert isinstance(events[-1], Done)
     assert events[-1].finish_reason == "content_filter"
+
+
+async def test_a_slow_reader_holds_the_agent_back(site: AgentSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its model is asked for no more than readers may be behind; all of it comes in the end."""
+    monkeypatch.setattr(speech, "LEAD_TOKENS", 16)
+    made = 0
+
+    async def write(messages: list[Any], info: AgentInfo) -> AsyncIterator[str]:
+        nonlocal made
+        for number in range(200):
+            made += 1
+            yield f"{number} "
+
+    site.serve_agent(Agent(FunctionModel(stream_function=write)))
+    stream = await site.begin()
+    reading = follow(site.streams, stream, credit=8)
+    text, most = "", 0
+    async with aclosing(reading):
+        async for logged in reading:
+            if isinstance(logged.event, Token):
+                text += logged.event.text
+            most = max(most, made - text.count(" "))
+            reading.ack(logged.seq)
+    assert text == "".join(f"{number} " for number in range(200))
+    assert most <= 2 * (16 + 8)

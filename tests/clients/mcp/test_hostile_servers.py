@@ -58,7 +58,11 @@ async def test_a_listing_is_cut_to_what_the_site_lists(mode: str) -> None:
     await servers.aclose()
 
 
+UNREADABLE = "Error: weather gave no result that can be read."
 WANTED = {
+    "no result": UNREADABLE,
+    "content that is none": UNREADABLE,
+    "unknown content": UNREADABLE,
     "image": "[image: image/png]",
     "link": "[p: file:///etc/passwd]",
     "file": "in a file",
@@ -75,7 +79,7 @@ WANTED = {
 
 @pytest.mark.parametrize(
     "mode",
-    [*WANTED, "many parts", "no result", "content that is none", "unknown content", "half a surrogate", "ends"],
+    [*WANTED, "many parts", "half a surrogate", "ends"],
 )
 async def test_a_call_gives_a_bounded_text(mode: str) -> None:
     """What cannot be read is an error for the model; a request to the site is refused and not answered."""

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Route, expect
 
 from tests.support.checks.axe import axe_violations
+from tests.support.plugins.migrated import Migrate
 from tests.support.servers.browser import (
     ADMIN_NAME,
     ADMIN_PASSWORD,
@@ -15,8 +16,10 @@ from tests.support.servers.browser import (
     CONTRAST,
     Watched,
     ask,
+    echo_site,
     log_text,
     server_log,
+    signed_in,
     stored_turns,
     wait_for_status,
     wait_for_text,
@@ -224,3 +227,30 @@ def test_the_live_page_comes_back_after_a_lost_connection(browser: Browser, site
         admin.route("**/live/events", once)
         open_live_page(staff)
         assert cut["count"] >= 2
+
+
+EMBED = """(texts) => fetch('/v1/embeddings', {
+  method: 'POST',
+  headers: {
+    'Content-Type': 'application/json',
+    'X-CSRFToken': document.querySelector('[name=csrfmiddlewaretoken]').value,
+  },
+  body: JSON.stringify({ input: texts }),
+}).then((response) => response.status)"""
+
+
+def test_an_embedding_model_is_shown_with_what_it_has_computed(
+    browser: Browser, tmp_path_factory: pytest.TempPathFactory, migrated: Migrate
+) -> None:
+    """Requests, inputs and tokens, counted by its process."""
+    state = tmp_path_factory.mktemp("state")
+    with (
+        echo_site("tests.support.sites.pages.embedding_site", state, migrated) as url,
+        signed_in(browser, url, path="/admin/streamserve/live/") as staff,
+    ):
+        assert staff.page.evaluate(EMBED, ["one", "two", "three"]) == 200
+        row = staff.page.locator("[data-embedder=search]")
+        for label, figure in (("Requests", "1"), ("Inputs", "3"), ("Tokens", "11"), ("Waiting", "0")):
+            expect(row.locator(f"[data-label={label}]")).to_have_text(figure)
+        expect(row).to_contain_text("ready")
+        assert axe_violations(staff.page) == []

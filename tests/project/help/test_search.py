@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +13,9 @@ from project.help import index
 from project.help.models import Passage, Topic
 from project.help.questions.dev import ANSWERED, UNANSWERED
 from project.help.search import MAX_PASSAGES, MAX_WORDS, candidates, choose, hits_of, rerank, select
+from streamserve.protocol.errors import EngineUnavailable
+from streamserve.web import site
+from streamserve.web.calls import background
 
 pytestmark = pytest.mark.usefixtures("knowledge")
 
@@ -90,24 +93,41 @@ def test_any_text_can_be_searched(question: str) -> None:
     assert len(found(question)) <= MAX_PASSAGES
 
 
-def letters(texts: Sequence[str]) -> list[list[float]]:
-    """Embed a text as whether it speaks of a canine: a meaning that no word of the passages has."""
-    return [[float("canine" in text or "notebook paper" in text), 0.01] for text in texts]
-
-
-def test_an_embedding_finds_what_shares_no_word(settings: Any) -> None:
-    """The setting names a callable; what comes near by meaning is a candidate and ranks higher."""
-    assert found("canine") == []
-    Passage.objects.filter(slug="ship-customs").update(keywords="", also_asked="")
-    customs = Passage.objects.get(slug="ship-customs")
-    customs.body = "About notebook paper."
-    customs.save()
-    settings.HELP_EMBEDDING = f"{__name__}.letters"
+@pytest.fixture
+def embedding(settings: Any) -> Iterator[None]:
+    """A site with an embedding model, to which texts with common words are near."""
+    settings.STREAMSERVE = {"TESTING": True, "EMBEDDING_MODELS": {"search": {"PATH": "echo"}}}
+    settings.HELP_EMBEDDING = "search"
     index._current = None
-    try:
-        assert found("canine")[0] == "ship-customs"
-    finally:
-        index._current = None
+    yield
+    index._current = None
+    background.run(site.reset, "")
+
+
+@pytest.mark.usefixtures("embedding")
+def test_an_embedding_model_finds_what_the_words_do_not() -> None:
+    """Each passage has its cosine; those that come nearest are candidates, though the question is stop words alone."""
+    customs = Passage.objects.get(slug="ship-customs")
+    customs.body = "I want it to be just so for you, I said."
+    customs.save()
+    found = candidates("I want it to be just so for you.")
+    assert found["cosines"].keys() == index.current_index().documents.keys()
+    assert max(found["cosines"], key=lambda slug: found["cosines"][slug]) == "ship-customs"
+    assert "ship-customs" in found["slugs"]
+
+
+@pytest.mark.usefixtures("embedding")
+def test_without_its_model_the_search_goes_by_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the model cannot be asked; then passages get their vectors."""
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise EngineUnavailable("model search is loading.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(index, "embed", refuse)
+        assert candidates("How do I pause my subscription?")["cosines"] == {}
+        assert found("How do I pause my subscription?")
+    assert candidates("How do I pause my subscription?")["cosines"]
 
 
 def test_only_passages_that_come_close_are_selected() -> None:

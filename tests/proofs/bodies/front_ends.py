@@ -60,7 +60,7 @@ def ai_chat(rng: random.Random) -> dict[str, Any]:
         for number in range(rng.randrange(3))
     ]
     question = {"id": "q", "role": "user", "parts": [{"type": "text", "text": rng.choice(QUESTIONS)}]}
-    body = {"id": rng.choice(("chat-1", "chat-2")), "messages": [*messages, question], "trigger": "submit-message"}
+    body = {"id": f"chat-{rng.randrange(400)}", "messages": [*messages, question], "trigger": "submit-message"}
     if rng.random() < 0.2:
         body |= {"trigger": "regenerate-message", "messageId": rng.choice(("m0", "q"))}
     if rng.random() < 0.3:
@@ -88,7 +88,7 @@ def ag_ui(rng: random.Random) -> dict[str, Any]:
         )
     )
     body: dict[str, Any] = {
-        "threadId": rng.choice(("t1", "t2")),
+        "threadId": f"t{rng.randrange(400)}",
         "runId": f"r{rng.randrange(100)}",
         "messages": [*earlier, {"id": "q", "role": "user", "content": rng.choice(QUESTIONS)}],
         "tools": rng.choice(([], [{"name": "weather", "description": "W", "parameters": {"type": "object"}}])),
@@ -191,8 +191,9 @@ BODIES: Mapping[str, Make] = {
     "ag_ui": ag_ui,
     "responses": responses,
     "response_tokens": responses,
-    "openai_conversations": items,
-    "openai_conversation_items": items,
+    "response_conversations": items,
+    "response_conversation": _one({"metadata": {"a": "b"}}),
+    "conversation_items": lambda rng: {"items": items(rng)["items"]},
     "embeddings": embeddings,
     "moderations": lambda rng: {
         "model": "echo",

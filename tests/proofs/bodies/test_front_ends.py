@@ -113,6 +113,8 @@ async def parts_of(key: str) -> dict[str, str]:
     (asked,) = [frame.json for frame in parse_sse(await body_of(run)) if frame.event == "approval"]
     response = await caller.post("/v1/responses", {"model": "echo", "input": "Why?", "max_output_tokens": 16})
     ids = {"stream_id": run["X-Stream-Id"], "call_id": asked["id"], "response_id": response.json()["id"]}
+    if any(route.name == "response_conversations" for route in NEW):
+        ids["conversation_id"] = (await caller.post("/v1/conversations", {})).json()["id"]
     return {"name": "retelling", "model": "retelling", "chat_id": "chat-1", "thread_id": "chat-1", **ids}
 
 

@@ -47,6 +47,19 @@ async def test_a_stream_has_so_many_readers_at_once(scripted: ScriptedClient) ->
     await asyncio.gather(*readers, return_exceptions=True)
 
 
+@pytest.mark.parametrize(("num_untaken", "is_seen"), [(0, True), (7, False), (None, False)])
+async def test_an_end_is_seen_once_a_readers_system_has_it(
+    streams: Streams, scripted: ScriptedClient, num_untaken: int | None, is_seen: bool
+) -> None:
+    """Where the server cannot tell what the system has taken, it is not: the reader may have lost its network."""
+    stream = await start(streams)
+    options = [] if num_untaken is None else [lambda: num_untaken]
+    reading = asyncio.create_task(deliver(streams, stream).run(Wire().send, *options))
+    scripted.last.push(DONE)
+    await reading
+    assert (stream.readers.seen_seq == stream.last_seq) == is_seen
+
+
 async def test_a_reader_that_has_everything_gets_204(streams: Streams, scripted: ScriptedClient) -> None:
     """A reader that has everything gets 204 by `is_over`, and only the first bytes when it is run all the same."""
     stream = await start(streams)

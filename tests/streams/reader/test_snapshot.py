@@ -18,10 +18,12 @@ from streamserve.protocol.events import (
     BlockText,
     ChoiceDone,
     Citation,
+    Custom,
     Done,
     Event,
     LoggedEvent,
     Snapshot,
+    State,
     Status,
     Token,
     Unknown,
@@ -183,6 +185,25 @@ async def test_a_status_that_holds_follows_the_snapshot(scripted: ScriptedClient
     scripted.last.push(DONE)
     await running
     assert kinds(check_native(wire.data)) == [("meta", 1), ("snapshot", 52), ("status", 53), ("done", 54)]
+    await streams.aclose()
+
+
+async def test_a_snapshot_has_the_state_and_the_events_of_a_run(scripted: ScriptedClient) -> None:
+    """The state as it is by then, after its patches; a later patch applies to it."""
+    streams = serving(scripted)
+    shown = (
+        State(snapshot='{"a":1}'),
+        State(delta='[{"op":"add","path":"/b","value":[]}]'),
+        Custom(name="c", value="3"),
+    )
+    stream = await written(streams, scripted, *shown, *words(50), State(delta='[{"op":"remove","path":"/a"}]'), DONE)
+    (snapshot,) = [frame.json for frame in await read(streams, stream) if frame.event == "snapshot"]
+    assert snapshot["state"] == {"b": []}
+    assert snapshot["customs"] == [{"name": "c", "value": 3}]
+    frames = await read(streams, stream, after=53)
+    assert [(frame.event, frame.json) for frame in frames if frame.event == "state"] == [
+        ("state", {"delta": [{"op": "remove", "path": "/a"}]})
+    ]
     await streams.aclose()
 
 

@@ -55,6 +55,7 @@ def bundle(entry: Path, folder: Path) -> Path:
     options = ["--bundle", "--format=iife", "--jsx=automatic", '--define:process.env.NODE_ENV="production"']
     done = subprocess.run(
         [str(esbuild), str(entry), *options, f"--outfile={out}", "--log-level=error"],
+        env={**os.environ, "NODE_PATH": str(FRONT_ENDS / "node_modules")},  # of an entry that lies elsewhere
         cwd=FRONT_ENDS,
         capture_output=True,
         text=True,

@@ -128,3 +128,18 @@ async def test_the_history_goes_on_at_another_web_process() -> None:
     live = LiveMetrics({"m": Known()}, Streams({}, MemoryLog()), are_shared=False)
     seen = (await live.snapshot()).models["m"]
     assert [point.running for point in seen.points] == [0, 1, 2, 3, 4, 9]
+
+
+def test_an_embedding_model_shows_what_it_has_computed() -> None:
+    """Requests, inputs and tokens, by the names of `/metrics`; it has no streams."""
+    stats = EngineStats(embedded_requests=3, embedded_inputs=40, prompt_tokens=500, waiting=2)
+    seen = Seen(description=ModelDescription(alias="search", state="ready", kind="embedding"), stats=stats)
+    shown = Snapshot(
+        id="a-1", taken_at=0.0, process={}, models={}, latency={}, streams=[], embedders={"search": seen}
+    ).as_json()
+    (embedder,) = shown["embedders"]
+    assert (embedder["alias"], embedder["state"]) == ("search", "ready")
+    figures = embedder["figures"]
+    assert (figures["embedding_requests"], figures["embedding_inputs"], figures["prompt_tokens"]) == (3, 40, 500)
+    assert figures.keys() <= METRICS.keys()
+    assert shown["models"] == []

@@ -3,7 +3,7 @@
 // The stream is read once. What differs is when each pane shows what has come (deliveries.js). What counts is what was
 // there when the browser drew a frame.
 
-import { AnswerStream, RequestFailed } from "../streamserve/stream.js";
+import { AnswerStream, RequestFailed } from "../streamserve/client.js";
 import { flushed, janky, streamed, whole } from "./deliveries.js";
 import { csrfHeaders, partsOf, secondsWords } from "./pages.js";
 import { reading, wordsAt } from "./score.js";
@@ -131,7 +131,7 @@ class Simulator {
       streamsUrl: this.config.streamsUrl,
       headers: () => csrfHeaders(this.config.csrfCookie),
       keepaliveSeconds: Number(this.config.keepaliveSeconds),
-      on: { started: () => {}, connected: () => {}, lost: () => {}, event: (event) => stream === this.stream && this.take(event) },
+      on: { started: () => {}, connected: () => {}, lost: () => {} },
     });
     this.stream = stream;
     this.askedAt = performance.now();
@@ -139,7 +139,7 @@ class Simulator {
     try {
       // Each token in a frame of its own; the answer ends with its reader.
       const request = { model: "pace", input: this.settings, interval_ms: 0, on_disconnect: "abort" };
-      await stream.start(request, crypto.randomUUID());
+      for await (const event of stream.start(request, crypto.randomUUID())) if (stream === this.stream) this.take(event);
     } catch (error) {
       if (stream === this.stream) this.fail(error instanceof RequestFailed ? error.message : "The server could not be reached.");
     }

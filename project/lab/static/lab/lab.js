@@ -1,10 +1,9 @@
 // The lab: one answer, the ways to interrupt it, and what the server holds of it meanwhile.
 //
-// The answer is read as the chat reads it (stream.js). "Close the tab" ends the connection as a closed tab does, so that
+// The answer is read as the chat reads it (client.js). "Close the tab" ends the connection as a closed tab does, so that
 // this page stays to show what the server makes of it. What is read slowly is shown slowly, and acknowledged as shown.
 
-import { AnswerStream, RequestFailed } from "../streamserve/stream.js";
-import { readEvents } from "../streamserve/sse.js";
+import { AnswerStream, readEvents, RequestFailed } from "../streamserve/client.js";
 import { csrfHeaders, partsOf } from "./pages.js";
 
 const SLOW_SECONDS = 0.35; // for an event, while it is read slowly
@@ -138,7 +137,6 @@ class Lab {
       keepaliveSeconds: Number(this.config.keepaliveSeconds),
       on: {
         started: (id) => this.watch(id),
-        event: (event) => this.take(event),
         connected: () => {
           if (this.isLost) this.note(`Connected again. The server sends what follows event ${this.stream.seq}.`);
           this.isLost = false;
@@ -154,7 +152,7 @@ class Lab {
   async run(read) {
     const { stream } = this;
     try {
-      await read();
+      for await (const event of read()) this.take(event);
     } catch (error) {
       if (stream !== this.stream || this.isClosed) return;
       this.note(error instanceof RequestFailed ? error.message : "The server could not be reached.");

@@ -1,7 +1,7 @@
 // The way of a token, and where the time to the first token goes. The server's moments come with the lab's state, the
 // browser's from its performance clock; both are of this machine, so they can be compared.
 
-import { AnswerStream, RequestFailed } from "../streamserve/stream.js";
+import { AnswerStream, RequestFailed } from "../streamserve/client.js";
 import { firstTokenParts, median, stagesOf } from "./life.js";
 import { csrfHeaders, msWords, partsOf } from "./pages.js";
 
@@ -41,7 +41,6 @@ class TokenPage {
         started: (id) => this.watch(id),
         connected: () => {},
         lost: () => {},
-        event: (event) => stream === this.stream && this.take(event),
       },
     });
     this.stream = stream;
@@ -49,7 +48,7 @@ class TokenPage {
     try {
       const messages = [{ role: "user", content: this.config.question }];
       const request = { model: this.config.model, messages, max_tokens: MAX_TOKENS, on_disconnect: "abort" };
-      await stream.start(request, crypto.randomUUID());
+      for await (const event of stream.start(request, crypto.randomUUID())) if (stream === this.stream) this.take(event);
     } catch (error) {
       if (stream === this.stream) this.say(error instanceof RequestFailed ? error.message : "The server could not be reached.");
     }
