@@ -27,12 +27,12 @@ class StreamserveConfig(AppConfig):
         # OpenMP reads this when torch is imported: also by a view of the site, before a model is loaded.
         limit_spin()
         from streamserve import checks  # noqa: F401  (importing registers the checks)
-        from streamserve.rows import attachments, threads
+        from streamserve.rows import attachments, responses, threads
         from streamserve.web.calls import view_errors
         from streamserve.web.pipelines import find_pipelines
 
         view_errors.install()
-        for room in (attachments, threads):
+        for room in (attachments, responses, threads):
             uid = f"{room.__name__}.forget_user"
             post_delete.connect(room.forget_user, sender=settings.AUTH_USER_MODEL, dispatch_uid=uid)
         _install_flow_server()

@@ -136,3 +136,8 @@ def _text(value: Any) -> str:
 def _value_of(row: ResponseRow) -> StoredResponse:
     whole = json.loads(row.whole) if row.whole else None
     return StoredResponse(stream_id=row.stream_id, head=json.loads(row.head), items=json.loads(row.items), whole=whole)
+
+
+def forget_user(instance: Any, using: str, **kwargs: Any) -> None:
+    """Delete what is kept of a deleted user's responses, in that transaction."""
+    _ROWS.using(using).filter(tenant=f"user:{instance.pk}").delete()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from streamserve.models import ApiKey, Attachment, Conversation, Job, Message, Stream
+from streamserve.models import ApiKey, Attachment, Conversation, Job, Message, StoredResponse, Stream
 from streamserve.rows.branch import question_content
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -27,6 +27,7 @@ def filled(user: Any) -> str:
     attachment = Attachment.objects.create(owner=tenant, tenant=tenant, user=user, name="bill.csv", num_bytes=3)
     attachment.messages.add(question)
     stream = Stream.objects.create(id=f"{user.pk:032x}", log_id=f"{user.pk:012d}", owner=tenant, tenant=tenant)
+    StoredResponse.objects.create(stream=stream, tenant=tenant, head="{}", items="[]")
     Job.objects.create(id=stream.pk, stream_id=stream.pk, pipeline="audit", owner=tenant, tenant=tenant)
     return ApiKey.objects.make(user=user, name=f"{user}'s")[1]
 
@@ -44,7 +45,7 @@ def test_everything_of_a_user_is_exported(alice: Any, bob: Any, tmp_path: Path) 
     assert question["content"]["blocks"][0]["text"] == "Why?"
     (attachment,) = whole["attachments"]
     assert (attachment["name"], question["attachments"]) == ("bill.csv", [attachment["id"]])
-    assert [len(whole[name]) for name in ("streams", "jobs", "keys")] == [1, 1, 1]
+    assert [len(whole[name]) for name in ("streams", "stored_responses", "jobs", "keys")] == [1] * 4
     assert "bob" not in out.getvalue()
     assert not any(secret in out.getvalue() for secret in secrets)
     assert ApiKey.objects.get(user=alice).digest not in out.getvalue()

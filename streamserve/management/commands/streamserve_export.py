@@ -28,6 +28,7 @@ from streamserve.models import (
     Share,
     StoredCompletion,
     StoredFile,
+    StoredResponse,
     Stream,
     Watch,
 )
@@ -90,6 +91,7 @@ def tables_of(user: Any) -> Iterator[tuple[str, Iterator[Mapping[str, Any]]]]:
         "attachments": Attachment.objects.filter(tenant=tenant),
         "streams": Stream.objects.filter(tenant=tenant),
         "stored_completions": StoredCompletion.objects.filter(tenant=tenant),
+        "stored_responses": StoredResponse.objects.filter(tenant=tenant),
         "jobs": Job.objects.filter(tenant=tenant),
         "batches": Batch.objects.filter(tenant=tenant),
         "files": StoredFile.objects.filter(tenant=tenant),

@@ -99,6 +99,16 @@ async def test_a_response_that_is_not_stored_leaves_no_message(talks: None, call
     assert await rows() == []
 
 
+async def test_a_deleted_user_leaves_nothing(talks: None, caller: Caller, alice: Any) -> None:
+    """Of what was asked, and of conversations and their messages."""
+    await made(caller)
+    assert await StoredResponse.objects.acount() == 1
+    await until_written()
+    await alice.adelete()
+    assert not await StoredResponse.objects.aexists()
+    assert await rows() == []
+
+
 async def test_a_key_adds_its_messages_once(talks: None, caller: Caller) -> None:
     """Sent again, also after other turns."""
     first = await caller.post(PATH, ask(), **{"Idempotency-Key": "k1"})
