@@ -16,6 +16,7 @@ from streamserve.clients.pipeline.client import forget
 from streamserve.models import Stream as StreamRow
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
+from tests.support.sites.batch_runs import Tenant, jsonl, line
 
 pytest.importorskip("pydantic_ai")
 pytest.importorskip("langgraph")
@@ -100,3 +101,22 @@ async def test_every_front_end_serves_it(
             assert end in text, front_end
             assert "RUN_ERROR" not in text, front_end
         await site.reset()
+
+
+async def test_a_batch_runs_it_for_each_row(
+    name: str, transactional_db: Any, alice_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row has its answer, and tools are called for each."""
+    monkeypatch.setitem(app.ASKED, "max_tokens", 8)
+    with override_settings(STREAMSERVE={"TESTING": True}):
+        await site.reset()
+        await until_ready()
+        tenant, url = Tenant(alice_key), f"/pipelines/{name}"
+        rows = [line(f"row {number}", url, messages=MESSAGES) for number in range(2)]
+        batch = await tenant.run(jsonl(rows), url)
+        output = await tenant.lines(batch["output_file_id"])
+        await site.reset()
+    assert batch["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+    assert all(one["response"]["body"]["text"] for one in output)
+    calls = Counter(one.split()[1] for one in (app.FOLDER / "tools").read_text().splitlines())
+    assert calls == {"first": 2, "second": 2}

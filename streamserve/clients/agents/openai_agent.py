@@ -222,7 +222,7 @@ class _Copies:
 
         async def invoke(context: Any, arguments: str) -> Any:
             async def result() -> Any:
-                return to_jsonable_python(await tool.on_invoke_tool(context, arguments))
+                return _given(await tool.on_invoke_tool(context, arguments))
 
             return await self._run.keep(f"tool {tool.name} {context.tool_call_id}", result, phase="tools")
 
@@ -271,6 +271,12 @@ class _KeptModel(Model):
     def get_retry_advice(self, request: Any) -> Any:
         """Return the model's own advice."""
         return self._wrapped.get_retry_advice(request)
+
+
+def _given(result: Any) -> Any:
+    """Return a function's result as the SDK passes it on: what is no JSON as text, but for an output of its own."""
+    is_its_own = type(result).__module__.partition(".")[0] == "agents"
+    return result if is_its_own or isinstance(result, str | int | float | dict | list | None) else str(result)
 
 
 def _counting(settings: ModelSettings) -> ModelSettings:

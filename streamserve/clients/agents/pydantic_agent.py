@@ -21,7 +21,7 @@ from pydantic_ai.models import CompletedStreamedResponse, Model, ModelRequestPar
 from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.run import AgentRunResult, AgentRunResultEvent
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolDenied
-from pydantic_core import to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from streamserve.clients.agents.conversation import calls_of, turns
 from streamserve.clients.agents.failures import needs_decision, refusal
@@ -151,7 +151,10 @@ class _Keeping(AbstractCapability[Any]):
 
         async def result() -> Any:
             value = await handler(args)
-            return value if isinstance(value, m.ToolReturn) or _has_files(value) else to_jsonable_python(value)
+            try:
+                return value if isinstance(value, m.ToolReturn) or _has_files(value) else to_jsonable_python(value)
+            except PydanticSerializationError:
+                return value  # the framework says what is wrong with it
 
         return await self._run.keep(f"tool {call.tool_name} {call.tool_call_id}", result, phase="tools")
 
