@@ -54,6 +54,7 @@ SITE = {
     **dict.fromkeys(("CONVERSATIONS", "STORE", "MCP_ENDPOINT"), True),
     "TITLES": "words",
     "LIMITS": {"MAX_TOKENS": 120},
+    "ENGINE": {"DEFAULT_MAX_TOKENS": 8},  # of a body that names none: the echo engine would fill its context
     "EMBEDDING_MODELS": {"embedder": {"PATH": "echo"}},
 }
 SCHEMA = {
