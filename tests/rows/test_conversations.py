@@ -176,7 +176,7 @@ async def test_what_a_branch_cannot_have_is_refused(one: Worker, gate: Gate, ann
     ):
         with pytest.raises(error):
             await prepare(ann, conversation.id, **ask)
-    for conversation_id, caller in ((conversation.id, Caller("user:77")), ("0" * 32, ann), ("\0", ann)):
+    for conversation_id, caller in ((conversation.id, Caller("key:77")), ("0" * 32, ann), ("\0", ann)):
         with pytest.raises(NotFound):
             await prepare(caller, conversation_id, question="two")
 

@@ -160,7 +160,7 @@ async def test_an_answer_is_continued_in_its_thread(one: Worker, ann: Caller) ->
 async def test_ids_are_of_their_tenant_and_dialect(one: Worker, ann: Caller) -> None:
     """Another caller's, or another dialect's, equal id is another conversation."""
     await answered(one, ann, user("one", "u1"))
-    other = Caller("user:77")
+    other = Caller("key:77")
     assert await THREADS.find(other, KEY) is None
     assert await THREADS.find(ann, replace(KEY, dialect="ag-ui")) is None
     assert words_of(await prepare(other, user("two", "u1"))) == [("user", "two")]

@@ -184,7 +184,8 @@ async def test_a_plain_answer_goes_on_from_its_tokens(echo: ThreadClient, monkey
         return await generate(request, admission, resume)
 
     monkeypatch.setattr(echo, "generate", noted)
-    kept = {key: value for key, value in memo.kept.items() if "result" in value}
+    # Of the steps the first alone: the run may be ahead of what was read.
+    kept = dict([(key, value) for key, value in memo.kept.items() if "result" in value][:1])
     _ = [event async for event in attempt(echo, Author().plain, Kept(shown, kept, memo.begun))]
     ids = tuple(id for event in shown if isinstance(event, Token) for id in event.token_ids)
     assert [resume.output_token_ids for resume in asked] == [(ids,), (), (), (), ()]
