@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from streamserve.clients.base import EmbeddingClient, until_loaded
@@ -28,11 +28,16 @@ def _ignore(request: EmbedRequest, admission: Admission, num_tokens: int) -> Non
     """Note nothing."""
 
 
+async def _allow(request: EmbedRequest, admission: Admission) -> None:
+    """Refuse nothing."""
+
+
 class Embedders:
     """Embeds for callers. One event loop.
 
     A caller may have as many requests at once, in this process, as streams; `wait_seconds`: how long a request waits
-    for its model. `on_end` is called with a request that has its vectors, and the number of its tokens.
+    for its model. `on_begin` is awaited with a request before it is computed, and may refuse it; `on_end` is called
+    with a request that has its vectors, and the number of its tokens.
     """
 
     def __init__(
@@ -41,15 +46,18 @@ class Embedders:
         limits: Limits,
         *,
         wait_seconds: float,
+        on_begin: Callable[[EmbedRequest, Admission], Awaitable[None]] = _allow,
         on_end: Callable[[EmbedRequest, Admission, int], None] = _ignore,
     ) -> None:
         self.clients = clients
-        self._limits, self._wait_seconds, self._on_end = limits, wait_seconds, on_end
+        self._limits, self._wait_seconds = limits, wait_seconds
+        self._on_begin, self._on_end = on_begin, on_end
         self._open: Counter[Group] = Counter()
 
     async def embed(self, request: EmbedRequest, admission: Admission) -> Embedded:
-        """Return the vectors. Raises BadRequest, and Refused: the caller's limit, a full queue, no engine."""
+        """Return the vectors. Raises BadRequest, and Refused: the caller's limits, a full queue, no engine."""
         with self._place(request, admission):
+            await self._on_begin(request, admission)
             embedded = await self._embed(request, admission)
         self._on_end(request, admission, embedded.num_tokens)
         return embedded

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 
+from django.db import transaction
 from django.db.models import F
 from django.db.models.functions import Greatest
 from django.utils import timezone
@@ -26,6 +27,7 @@ from streamserve.conf import get_settings
 from streamserve.dialects.batches import RowAnswer
 from streamserve.models import RateHold, RateWindow
 from streamserve.models import Stream as StreamRow
+from streamserve.protocol.embeddings import EmbedRequest
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.rates import (
     ADDRESS,
@@ -45,8 +47,10 @@ from streamserve.protocol.rates import (
     too_long,
 )
 from streamserve.protocol.requests import Admission
+from streamserve.rows import orm
 from streamserve.streams.store import ANONYMOUS, groups_of
 
+CHARS_A_TOKEN = 4  # of a text that no engine has counted yet
 _MAX_FULL = 10_000  # subjects that a process knows to be out of requests
 
 
@@ -92,8 +96,8 @@ def refuse_early(admission: Admission, *, is_work: bool = False) -> None:
 def reserve(admission: Admission, needs: Needs, *, is_work: bool = False) -> Rates | None:
     """Count a request in every window of its caller's, and hold its tokens; return what is left. In a transaction.
 
-    None without limits. Raises RateLimited, BadRequest for a prompt that no window has room for: then the transaction
-    must be undone.
+    None without limits; without a stream nothing is held, and what it counts stays. Raises RateLimited, BadRequest for
+    a prompt that no window has room for: then the transaction must be undone.
     """
     asked = _asked(admission, needs, is_work=is_work)
     if not asked:
@@ -107,11 +111,26 @@ def reserve(admission: Admission, needs: Needs, *, is_work: bool = False) -> Rat
         window.used += one.amount
     _write(windows.values())
     held = [one for one in asked if one.what == TOKENS]
-    if held:
+    if held and admission.stream_id:
         rows = [(windows[one.key], one) for one in held]
         kept = [[row.pk, row.started_at.timestamp(), one.weight, one.amount] for row, one in rows]
         RateHold.objects.create(stream_id=admission.stream_id, windows=json.dumps(kept))
     return _rates(asked, windows, now)
+
+
+async def enter(request: EmbedRequest, admission: Admission) -> None:
+    """Count a request for embeddings, which holds nothing: its tokens are counted as its characters tell. Any loop.
+
+    Raises RateLimited, BadRequest. Rows of batches are counted with their batch's work.
+    """
+    if get_settings().rates:
+        tokens = sum(-(-len(one) // CHARS_A_TOKEN) if isinstance(one, str) else len(one) for one in request.inputs)
+        await orm.call(_atomically, partial(reserve, admission, Needs(prompt=tokens), is_work=request.is_batch))
+
+
+def _atomically(write: Callable[[], object]) -> None:
+    with transaction.atomic(using=RateWindow.objects.db):
+        write()
 
 
 def settle(stream_id: str, num_tokens: int) -> None:

@@ -36,8 +36,6 @@ from streamserve.streams.transcript import StreamSummary
 
 log = get_logger(__name__)
 
-_CHARS_A_TOKEN = 4  # of a prompt that no engine has counted yet: a pipeline's, or a model's that loads
-
 
 class RowStore:
     """See `StreamStore`. Without a `liveness` streams are not shared between processes, and rows are a record only."""
@@ -182,7 +180,7 @@ def needs_of(record: Record) -> rates.Needs:
     request = record.request
     if request is None:
         return rates.Needs()
-    prompt = record.num_prompt_tokens or size_of(request) // _CHARS_A_TOKEN
+    prompt = record.num_prompt_tokens or size_of(request) // rates.CHARS_A_TOKEN
     most = get_settings().reserve_tokens
     asked = request.sampling.max_tokens
     return rates.Needs(prompt=prompt, answer=request.n * (most if asked is None else min(asked, most)))

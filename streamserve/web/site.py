@@ -29,7 +29,7 @@ from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.clients.pipeline.journal import Memo
 from streamserve.conf import ECHO_PATH, LOG_SCHEMES, SiteConfig, get_settings
 from streamserve.keys import salt_of
-from streamserve.rows import orm
+from streamserve.rows import orm, rates
 from streamserve.rows.answer_messages import AnswerMessages
 from streamserve.rows.completions import CompletionRows
 from streamserve.rows.conversation_store import ConversationRows
@@ -103,7 +103,9 @@ class DjangoSite:
         for embedder in embedding.values():
             self._closing.push_async_callback(embedder.aclose)
         wait_seconds = settings.streams.engine_wait_seconds
-        self.embedders = Embedders(embedding, settings.limits, wait_seconds=wait_seconds, on_end=note_embedded)
+        self.embedders = Embedders(
+            embedding, settings.limits, wait_seconds=wait_seconds, on_begin=rates.enter, on_end=note_embedded
+        )
 
         self.chats = CompletionRows(self.log, keeps=settings.store, reasoning_field=settings.reasoning_field)
         rows = None  # of responses: without them they go with the streams of this process

@@ -16,6 +16,7 @@ from django.utils import timezone
 from streamserve.conf import get_problems
 from streamserve.models import RateHold, RateWindow
 from streamserve.models import Stream as StreamRow
+from streamserve.protocol.embeddings import EmbedRequest
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.rates import Left, RateLimited, Rates, anthropic_headers
 from streamserve.protocol.requests import Admission, GenerateRequest, Once
@@ -127,20 +128,21 @@ async def test_a_process_remembers_who_has_no_request_left(one: Worker, django_a
         rates.refuse_early(replace(MINE, owner="user:2", tenant="user:2"))
 
 
-async def test_a_window_that_is_over_begins_anew(one: Worker) -> None:
+async def test_a_window_that_is_over_begins_anew(one: Worker, gate: Gate) -> None:
     """With the next request; what an answer of the old window gives back does not touch the new."""
     with limited(owner=per_minute(tokens=10_000)):
+        gate.allow(1)
         stream = await one.start(asked())
         hold = await RateHold.objects.aget()
+        gate.open()
         await ended(one, stream.id)
         await hold.asave(force_insert=True)
         await RateWindow.objects.aupdate(started_at=F("started_at") - timedelta(seconds=61), used=9_999)
-        stream = await one.start(asked())
-        held = await used("owner:user:1")
-        assert held < 9_999
+        await ended(one, (await one.start(asked())).id)
+        counted = await used("owner:user:1")
+        assert counted < 9_999
         await orm.call(rates.settle, hold.pk, 0)
-        assert await used("owner:user:1") == held
-        await ended(one, stream.id)
+        assert await used("owner:user:1") == counted
 
 
 async def test_a_request_that_is_sent_again_reserves_nothing(one: Worker) -> None:
@@ -236,6 +238,18 @@ async def test_work_has_windows_of_its_own() -> None:
         assert 0 < await orm.read(rates.seconds_until_room, MINE) <= 60
         found = {row.subject: row.used async for row in RateWindow.objects.all()}
         assert found == {"work:user:1": 10, "site:": 10}
+
+
+async def test_embeddings_count_and_hold_nothing() -> None:
+    """A request counts its inputs as their characters tell, or their ids; rows of batches count as work."""
+    request = EmbedRequest(model="search", inputs=("x" * 40, (1, 2, 3)))
+    with limited(owner=per_minute(requests=1, tokens=100), work=per_minute(tokens=100)):
+        await rates.enter(request, MINE)
+        assert (await used("owner:user:1"), await RateHold.objects.aexists()) == (13, False)
+        with pytest.raises(RateLimited):
+            await rates.enter(request, MINE)
+        await rates.enter(replace(request, is_batch=True), MINE)
+        assert await used("work:user:1") == 13
 
 
 async def test_what_is_over_is_dropped() -> None:
