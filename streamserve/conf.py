@@ -31,6 +31,7 @@ from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.engine import config as engine_config
 from streamserve.engine.config import CLASSES, SPECULATION, EmbedderConfig, EngineConfig, LatencyClass, ModelConfig
 from streamserve.engine.text.formats.markup import NAMES as FORMAT_NAMES
+from streamserve.protocol.alerts import Alerts
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.permissions import ANYONE, PERMISSION_HINT, STAFF, Permission, problem_of
 from streamserve.protocol.prices import Price
@@ -212,6 +213,8 @@ class SiteConfig:
     """Limits over time by scope (docs/limits.md): `owner`, `key`, `tenant`, `address`, `site`, `work`. Without them no
     request is counted.
     """
+    alerts: Alerts = field(default_factory=Alerts)
+    """Thresholds of the rules that `streamserve_alerts` prints for Prometheus (docs/monitoring.md#alerts)."""
     reserve_tokens: int = 1000
     """Of an answer's tokens so many are reserved at most while it runs, where tokens are limited."""
     prices: Mapping[str, Price] = field(default_factory=dict)
@@ -361,6 +364,7 @@ class _SiteReader(SettingsReader):
             share_links=self.boolean(given, "SHARE_LINKS"),
             usage=self._usage(given),
             rates=self._rates(given.get("RATES", {})),
+            alerts=self._options(Alerts, given, "ALERTS"),
             reserve_tokens=self._reserve_tokens(given),
             prices=self._prices(given.get("PRICES", {})),
             prompt_in_url=self.boolean(given, "PROMPT_IN_URL"),
