@@ -184,7 +184,7 @@ def test_ratings_are_exported(admin: Client, rows: dict[str, str]) -> None:
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", " =1", "\n=1"])
 def test_no_cell_is_a_formula(text: str) -> None:
     """Whatever a text begins with."""
-    assert export._cell(text) == f"'{text}"
+    assert export.in_cell(text) == f"'{text}"
 
 
 def test_an_export_is_read_in_pages(admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ from tests.support.sites.frameworks_app import pipelines as app
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DEADLINE = 60.0
+for registered in app.AGENTS:  # by its import
+    forget(registered)
 
 
 @pytest.fixture(params=app.AGENTS)

@@ -15,15 +15,20 @@ import streamserve
 from tests.e2e.clients.conftest import manage
 from tests.support.docs.doc_blocks import ROOT, blocks_of
 from tests.support.plugins.migrated import Migrate
-from tests.support.servers.browser import browser, echo_site, sse
+from tests.support.servers.browser import chromium, echo_site, sse
 from tests.support.servers.node import node_of_tests
-
-__all__ = ["browser"]
 
 PAGE, SETTINGS = "docs/client.md", "tests.support.sites.pages.browser_site"
 CLIENT = ROOT / "streamserve" / "static" / "streamserve"
 _IMPORT = re.compile(r'from "\./([\w.]+)"')
 _ANSWER = "document.querySelector('p').textContent"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A Chromium for this file."""
+    with chromium() as launched:
+        yield launched
 
 
 @pytest.fixture(scope="module")

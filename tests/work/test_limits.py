@@ -21,7 +21,7 @@ from streamserve.models import Batch, Job, StoredFile
 from streamserve.protocol.errors import NotFound, Overloaded, QuotaExceeded, StorageFull
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import Admission, GenerateRequest, Message
-from streamserve.rows.store import row_of
+from streamserve.rows.store import needs_of, row_of
 from streamserve.work.batches import Batches
 from streamserve.work.files import Files
 from streamserve.work.jobs import Jobs, _row_of
@@ -36,7 +36,7 @@ LIMITS = Limits(
     max_jobs_anonymous=MOST,
     max_tenant_file_bytes=MOST << 20,
 )
-SETTINGS = SimpleNamespace(limits=LIMITS, jobs=get_settings().jobs, batches=get_settings().batches)
+SETTINGS = SimpleNamespace(limits=LIMITS, rates={}, jobs=get_settings().jobs, batches=get_settings().batches)
 
 
 def at_once(insert: Callable[[int], None]) -> Counter[str]:
@@ -133,7 +133,7 @@ def test_jobs(owner: str, counted_as: str, most: int, code: str) -> None:
         stream_id = secrets.token_hex(16)
         caller = Admission(owner=owner.format(number), tenant="t", counted_as=counted_as, stream_id=stream_id)
         record = jobs._record(caller, request)
-        jobs._insert(caller, _row_of(record, "", None), row_of(record))
+        jobs._insert(caller, _row_of(record, "", None), row_of(record), needs_of(record))
 
     assert at_once(insert) == {"inserted": most, code: NUM_AT_ONCE - most}
     assert Job.objects.count() == most

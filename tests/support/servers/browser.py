@@ -78,8 +78,12 @@ def chromium_path() -> str:
 
 
 @pytest.fixture(scope="package")
-def browser() -> Iterator[Browser]:
-    """Launch one Chromium for a folder's tests; each test has a context, hence storage and cookies, of its own."""
+def browser(request: pytest.FixtureRequest) -> Iterator[Browser]:
+    """Launch one Chromium for a folder's tests; each test has a context, hence storage and cookies, of its own.
+
+    For a conftest: imported by a module it would last, with its event loop, for all tests that follow.
+    """
+    assert isinstance(request.node, pytest.Package), "import `browser` in a conftest, or use `chromium()` in a module"
     with chromium() as launched:
         yield launched
 
