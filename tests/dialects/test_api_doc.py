@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from streamserve.dialects.asked import ON_DISCONNECT
-from streamserve.dialects.messages import _message_table
+from streamserve.dialects.messages import message_table
 from streamserve.dialects.native import FORMATS
 from streamserve.dialects.openai.request import _table
 from streamserve.protocol import events
@@ -19,7 +19,7 @@ WITHOUT_BLOCKS = re.sub(r"```.*?```", "", DOC, flags=re.DOTALL)
 NAMED = set(re.findall(r"[a-z0-9_]+", " ".join(re.findall(r"`[^`]+`", WITHOUT_BLOCKS))))
 SOURCES = {
     "fields": [*_table(Limits()), "format", "on_disconnect", *FORMATS, *ON_DISCONNECT],
-    "message fields": _message_table(Limits()),
+    "message fields": message_table(Limits()),
     "finish reasons": events.FINISH_REASONS,
     "events": [*(event.type for event in get_args(events.Event)), "farewell"],
 }
