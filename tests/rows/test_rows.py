@@ -56,6 +56,7 @@ async def counted(num: int, call: Awaitable[Any]) -> Any:
 
     with query_hook(note):
         result = await call
+    statements = [one for one in statements if not one.startswith(("BEGIN", "SAVEPOINT", "RELEASE"))]
     assert len(statements) == num, statements
     return result
 
@@ -175,8 +176,8 @@ async def test_each_call_is_one_query(one: Worker, gate: Gate) -> None:
     await counted(1, one.store.release(copy.id, 2))
     ended = replace(stream.summary(), id=copy.id, finish_reason="stop", completion_tokens=3, phases={"queue": 0.25})
     await orm.call(usage.add, usage.Whose(owner="user:1", tenant="user:1"), "echo", "answer", Used(requests=1))
-    # Of a site without conversations: a transaction with the end and what was used.
-    await counted(3, RowStore(one.workers).finish(ended, last_seq=5, text="abc"))
+    # Of a site without conversations: the end, and what was used.
+    await counted(2, RowStore(one.workers).finish(ended, last_seq=5, text="abc"))
     found = await one.store.find(stream_id=copy.id)
     assert found == replace(
         copy,

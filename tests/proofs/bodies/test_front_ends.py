@@ -49,6 +49,13 @@ EARLIER = {
 NEW = [route for route in ROUTES if route.name and "POST" in route.methods and route.name not in EARLIER]
 NUM_BODIES = scaled(20_000) // len(NEW) + 1  # of each route
 NUM_AT_ONCE = 4
+
+
+def scores_of(texts: list[str]) -> list[dict[str, float]]:
+    """Return a verdict for each text: the site's hook of moderations."""
+    return [{"violence": float("kill" in text)} for text in texts]
+
+
 SITE = {
     **SETTINGS,
     **dict.fromkeys(("CONVERSATIONS", "STORE", "MCP_ENDPOINT"), True),
@@ -56,6 +63,7 @@ SITE = {
     "LIMITS": {"MAX_TOKENS": 120},
     "ENGINE": {"DEFAULT_MAX_TOKENS": 8},  # of a body that names none: the echo engine would fill its context
     "EMBEDDING_MODELS": {"embedder": {"PATH": "echo"}},
+    "MODERATION": f"{__name__}.scores_of",
 }
 SCHEMA = {
     "type": "object",
