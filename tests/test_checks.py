@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,7 @@ def test_a_moderation_that_is_no_function_is_found(path: str, is_wrong: bool) ->
 def test_an_embedding_model_needs_its_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """E004 and E005 as a model of MODELS; E016: its folder is of sentence-transformers."""
     models = {"MODELS": {"echo": {"PATH": "echo"}}, "EMBEDDING_MODELS": {"m": {"PATH": str(tmp_path)}}}
+    monkeypatch.setattr(checks, "find_spec", lambda name: ModuleSpec(name, None))
     with override_settings(STREAMSERVE=models):
         assert ids() == {"streamserve.E005"}
         (tmp_path / "config.json").write_text("{}")

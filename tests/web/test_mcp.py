@@ -16,6 +16,7 @@ from streamserve.models import Stream as StreamRow
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
 from tests.support.checks.sse_reader import read_events
+from tests.support.sites.rows import in_row
 from tests.support.streams.hand_made import Gate
 
 pytest.importorskip("jsonschema", reason="needs jsonschema: pip install streamserve[mcp]")
@@ -160,8 +161,8 @@ async def test_a_call_is_a_run_with_progress(ready: None, alice_key: str) -> Non
     text, link = result["content"]
     assert text["text"]
     assert link == {"type": "resource_link", "uri": "https://example.org/7/", "name": "Prices"}
-    row = await StreamRow.objects.aget(pk=result["_meta"]["streamserve/run"]["stream_id"])
-    assert (row.model, row.state) == ("review", "finished")
+    row = await in_row(result["_meta"]["streamserve/run"]["stream_id"], state="finished")
+    assert row.model == "review"
 
 
 async def test_a_caller_that_takes_json_gets_json(ready: None, alice_key: str) -> None:
