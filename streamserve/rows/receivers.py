@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from asgiref.sync import async_to_sync
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ValidationError
-from django.db import models, router, transaction
+from django.db import connections, models, router, transaction
 from django.dispatch import Signal
 
 from streamserve.api.call import ANONYMOUS, Caller
@@ -60,7 +60,7 @@ async def written(
         return await alone(write)
 
     def all_of_it() -> T:
-        with transaction.atomic(using=router.db_for_write(StreamRow)):
+        with transaction.atomic(using=router.db_for_write(StreamRow), savepoint=False):
             value = write()
             if value and also is not None:
                 also()
@@ -68,8 +68,12 @@ async def written(
                 tell()
             return value
 
-    # In a transaction of its own: what it locks in other tables is not held for the other writes that wait.
-    return await (orm.apart(all_of_it) if has_receivers else orm.call(all_of_it))
+    if has_receivers:
+        return await orm.apart(all_of_it)
+    # Where rows are locked one by one, in a transaction of its own: what it locks in other tables is not held for the
+    # writes that wait with it, which may lock the same in another order. SQLite has one lock.
+    shares = connections[router.db_for_write(StreamRow)].vendor == "sqlite"
+    return await (orm.write if shares else orm.call)(all_of_it)
 
 
 def together(*writes: Callable[[], object] | None) -> Callable[[], None] | None:

@@ -11,13 +11,14 @@ what to write belong to any event loop; what they return blocks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import date, timedelta
 from decimal import Decimal
+from functools import cache
 from threading import Lock
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connections, router, transaction
 from django.db.models import F, Sum
 from django.utils import timezone
 
@@ -131,18 +132,43 @@ def write_noted() -> None:
         add(whose, model, kind, used)
 
 
+_KEY = ("day", "owner", "model", "kind", "team")
+_COLUMNS = (*_KEY, "tenant", *_SUMMED, "cost")
+_UPSERT = ("sqlite", "postgresql")  # that have ON CONFLICT
+
+
 def _add(day: date, whose: Whose, model: str, kind: str, used: Used, cost: Decimal) -> None:
-    rows = UsageDay.objects.filter(day=day, owner=whose.owner, model=model, kind=kind, team=whose.team)
-    values: dict[str, Any] = {one.name: value for one in fields(used) if (value := getattr(used, one.name))}
-    if cost:
-        values["cost"] = cost
-    more: dict[str, Any] = {name: F(name) + value for name, value in values.items()}
-    if not more or rows.update(**more):
+    """Add to the row of a day, which this inserts if it is new: one statement, as every answer's end makes it."""
+    connection = connections[router.db_for_write(UsageDay)]
+    key = {"day": day, "owner": whose.owner, "model": model, "kind": kind, "team": whose.team}
+    if connection.vendor not in _UPSERT:
+        _add_by_orm(key, whose.tenant, {**asdict(used), "cost": cost})
         return
-    key = {"day": day, "owner": whose.owner, "tenant": whose.tenant, "team": whose.team, "model": model, "kind": kind}
+    ops = connection.ops
+    values = [ops.adapt_datefield_value(day), whose.owner, model, kind, whose.team, whose.tenant]
+    values += [getattr(used, name) for name in _SUMMED]
+    with connection.cursor() as cursor:
+        cursor.execute(_upsert(UsageDay._meta.db_table), [*values, ops.adapt_decimalfield_value(cost, 20, 9)])
+
+
+@cache
+def _upsert(table: str) -> str:
+    """Return the statement. Names of columns are ours, and stand in no value."""
+    more = ", ".join(f'"{name}" = "{table}"."{name}" + excluded."{name}"' for name in (*_SUMMED, "cost"))
+    columns, key = (", ".join(f'"{name}"' for name in names) for names in (_COLUMNS, _KEY))
+    places = ", ".join(["%s"] * len(_COLUMNS))
+    return f'INSERT INTO "{table}" ({columns}) VALUES ({places}) ON CONFLICT ({key}) DO UPDATE SET {more}'
+
+
+def _add_by_orm(key: Mapping[str, Any], tenant: str, values: Mapping[str, Any]) -> None:
+    """Do the same in two statements, for other databases."""
+    rows = UsageDay.objects.filter(**key)
+    more: dict[str, Any] = {name: F(name) + value for name, value in values.items()}
+    if rows.update(**more):
+        return
     try:
         with transaction.atomic(using=rows.db):
-            UsageDay.objects.create(**key, **values)
+            UsageDay.objects.create(**key, tenant=tenant, **values)
     except IntegrityError:  # another process was faster
         rows.update(**more)
 

@@ -185,6 +185,18 @@ def _in_transaction(*values: Any) -> None:
     connection.close()
 
 
+async def test_other_databases_add_in_two_statements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows are the same as by ON CONFLICT."""
+    used = Used(requests=1, prompt_tokens=9, engine_seconds=0.5)
+    for team in ("a", "b"):
+        for _ in range(2):
+            await orm.call(usage.add, usage.Whose(owner="user:1", tenant="user:1", team=team), "echo", "answer", used)
+        monkeypatch.setattr(usage, "_UPSERT", ())
+    rows = [row async for row in UsageDay.objects.order_by("team").values()]
+    assert [{**row, "id": 0, "team": ""} for row in rows[:1]] == [{**row, "id": 0, "team": ""} for row in rows[1:]]
+    assert (rows[0]["requests"], rows[0]["prompt_tokens"], rows[0]["engine_seconds"]) == (2, 18, 1.0)
+
+
 async def test_a_site_may_keep_none(one: Worker) -> None:
     """With USAGE off an end writes no row, and refusals are not counted."""
     with override_settings(STREAMSERVE={**PRICE, "USAGE": False}):
