@@ -33,6 +33,7 @@ from streamserve.protocol.rates import (
     ADDRESS,
     DAY,
     KEY,
+    MINUTE,
     OWNER,
     REQUESTS,
     SITE,
@@ -83,14 +84,14 @@ class Needs:
 _full: dict[str, float] = {}  # subjects without a request left, until when on the monotonic clock
 
 
-def refuse_early(admission: Admission, *, is_work: bool = False) -> None:
+def refuse_early(admission: Admission) -> None:
     """Raise RateLimited where this process knows that a window of requests is full. Asks no database."""
     now = time.monotonic()
-    for scope, subject, rate in _subjects(admission, is_work=is_work):
+    for scope, subject, rate in _subjects(admission, is_work=False):
         until = _full.get(subject, 0.0)
         if until > now:
             left = Left(limit=rate.requests_per_minute, remaining=0, seconds=until - now)
-            raise _limited(scope, REQUESTS, 60, rate.requests_per_minute, Rates(requests=left), until - now)
+            raise _limited(scope, REQUESTS, MINUTE, rate.requests_per_minute, Rates(requests=left), until - now)
 
 
 def reserve(admission: Admission, needs: Needs, *, is_work: bool = False) -> Rates | None:

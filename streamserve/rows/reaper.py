@@ -97,7 +97,8 @@ def row_ages(settings: SiteConfig) -> RowAges:
 
 
 class Sweeper:
-    """What there is in place of a reaper where the log is in memory: it drops old rows, and fails lost answers.
+    """What there is in place of a reaper where the log is in memory: it drops old rows, fails lost answers, and
+    writes the usage of refused requests and of embeddings.
 
     No process sees the streams of another there, so that an answer counts as lost after a day. `aclose()` ends its
     task.
@@ -126,7 +127,8 @@ class Sweeper:
                 log.exception("row_sweeper_failed")  # the next round tries again
 
     async def round(self) -> None:
-        """Drop what is old, and fail what is lost."""
+        """Drop what is old, fail what is lost, and write the usage that was counted in memory."""
+        await orm.call(usage.write_noted)
         lost = Message.objects.running().filter(created_at__lt=timezone.now() - timedelta(seconds=FOREIGN_SECONDS))
         for stream_id in await orm.read(lambda: list(lost.streams())):
             if stream_id is not None and self._streams.find(stream_id) is None:

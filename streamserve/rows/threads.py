@@ -70,22 +70,10 @@ class ThreadRows:
             parent_id, new = _what_is_new(conversation, nodes, told)
         else:
             parent_id, new = "", told
-        if nodes.get(parent_id, _DONE).state == "running":
-            message = "The answer before is still being made. Wait for its end, or stop it."
-            raise NotFinished(message, param="messages")
+        prepared = self._prepared(conversation, nodes, parent_id, new, source=key.dialect, param="messages")
         if not continues and not new and nodes[parent_id].role == "assistant":
             raise BadRequest("There is no new message to answer.", code="empty_prompt", param="messages")
-        given, question = _added(new)
-        turn = Turn(
-            conversation_id=new_row_id() if conversation is None else conversation.pk,
-            answer_id=new_row_id(),
-            parent_id=parent_id,
-            given=given,
-            question=question,
-            source=key.dialect if conversation is None else "",
-        )
-        messages = self._prompt(nodes, turn)
-        return Prepared(messages=messages, turn=turn, model="" if conversation is None else conversation.model)
+        return prepared
 
     async def append(self, caller: Caller, sent: Sequence[Sent], place: Place) -> Prepared | None:
         if not self._keeps or caller.owner in ANONYMOUS:
@@ -108,18 +96,32 @@ class ThreadRows:
         nodes = {} if conversation is None else nodes_of(conversation, self._limits, len(told) + 1)
         if parent_id not in nodes:
             parent_id = ""
-        if nodes.get(parent_id, _DONE).state == "running":
-            raise NotFinished("The answer before is still being made. Wait for its end, or cancel it.")
-        given, question = _added(told)
+        return self._prepared(conversation, nodes, parent_id, told, source=place.source, param=None)
+
+    def _prepared(
+        self,
+        conversation: Conversation | None,
+        nodes: Nodes,
+        parent_id: str,
+        new: Sequence[Sent],
+        *,
+        source: str,
+        param: str | None,
+    ) -> Prepared:
+        """Return the prompt, and the turn that adds what is `new`; without a conversation the turn begins one."""
+        if parent_id and nodes[parent_id].state == "running":
+            raise NotFinished("The answer before is still being made. Wait for its end, or stop it.", param=param)
+        given, question = _added(new)
         turn = Turn(
             conversation_id=new_row_id() if conversation is None else conversation.pk,
             answer_id=new_row_id(),
             parent_id=parent_id,
             given=given,
             question=question,
-            source=place.source if conversation is None else "",
+            source=source if conversation is None else "",
         )
-        return Prepared(messages=self._prompt(nodes, turn), turn=turn)
+        model = "" if conversation is None else conversation.model
+        return Prepared(messages=self._prompt(nodes, turn), turn=turn, model=model)
 
     def _prompt(self, nodes: Nodes, turn: Turn) -> tuple[Message, ...]:
         """Return the branch with what is new, in the words that a later turn will have, too."""
@@ -130,9 +132,6 @@ class ThreadRows:
         num_chars = sum(len(one.text) for one in added)
         rows = [*branch_of(nodes, turn.parent_id, num_chars, self._limits), *added]
         return tuple(prompt_of(rows, asked_before(rows)))
-
-
-_DONE = Node(id="", parent_id=None, role="", state="done", finish_reason="", num_chars=0, client_id="")
 
 
 def _view(caller: Caller, key: ThreadKey) -> ThreadView | None:
@@ -181,8 +180,8 @@ def _what_is_new(conversation: Conversation, nodes: Nodes, told: Sequence[Sent])
     node = found[last]
     assert node is not None
     if node.role == "user" and (new or last + 1 < num_old):
-        # What follows a question follows its answer.
-        return newest_rest(nodes, last_answer(nodes, node.id)) if last_answer(nodes, node.id) else "", new
+        answer_id = last_answer(nodes, node.id)  # what follows a question follows its answer
+        return newest_rest(nodes, answer_id) if answer_id else "", new
     is_end = not new and last + 1 == num_old
     return node.id if is_end and node.role in _NEW_ROLES else newest_rest(nodes, node.id), new
 

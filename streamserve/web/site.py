@@ -161,7 +161,7 @@ class DjangoSite:
             reaper = Reaper(self.streams, liveness, row_ages(settings), purges)
             reaper.start()
             self._closing.push_async_callback(reaper.aclose)
-        elif settings.conversations:
+        else:
             sweeper = Sweeper(self.streams, row_ages(settings))
             sweeper.start()
             self._closing.push_async_callback(sweeper.aclose)

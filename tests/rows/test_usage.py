@@ -25,6 +25,7 @@ from streamserve.protocol.events import Usage
 from streamserve.protocol.prices import Price
 from streamserve.protocol.requests import Admission
 from streamserve.rows import orm, usage
+from streamserve.rows.reaper import RowAges, Sweeper
 from streamserve.rows.receivers import note_refusal
 from tests.rows.conftest import NUM_TOKENS, asked
 from tests.support.sites.rows import in_row
@@ -147,6 +148,13 @@ async def test_embeddings_are_counted(one: Worker) -> None:
     day = await the_day(kind="embedding")
     assert (day.model, day.requests, day.prompt_tokens, day.owner) == ("search", 2, 14, "user:1")
     assert (await the_day(kind="batch")).prompt_tokens == 7
+
+
+async def test_where_logs_are_in_memory_the_sweeper_writes_refusals(one: Worker) -> None:
+    """There is no reaper there."""
+    note_refusal(BadRequest("no"), Caller("user:1"), "http", "echo")
+    await Sweeper(one.streams, RowAges()).round()
+    assert (await the_day()).refused == 1
 
 
 async def test_rows_of_a_batch_are_added_and_cost_half(one: Worker) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from django.test.utils import override_settings
 
+from streamserve import Run, pipeline
+from streamserve.clients.pipeline.client import forget
 from streamserve.rows import rates
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
@@ -69,8 +71,6 @@ async def test_jobs_have_limits_of_their_own(alice_key: str) -> None:
     """A job counts in the scope `work`: it is refused at its door while answers begin, and the other way round."""
     work = {"work": {"REQUESTS_PER_MINUTE": 1}}
     with override_settings(STREAMSERVE={"TESTING": True, "RATES": work}):
-        from streamserve import Run, pipeline
-        from streamserve.clients.pipeline.client import forget
 
         @pipeline("numbers")
         async def numbers(run: Run) -> None:
