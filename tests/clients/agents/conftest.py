@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from streamserve.clients.agents.adapt import adapted
-from streamserve.clients.pipeline.client import Pipeline, PipelineClient
+from streamserve.clients.pipeline.client import Pipeline
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.dialects.fold import Answer
 from streamserve.protocol.events import Event
-from streamserve.protocol.grammar import check_events
-from streamserve.streams.reader.follow import follow
-from tests.clients.pipeline.conftest import Site, text_of
+from tests.clients.pipeline.conftest import Site, closing, text_of
 
 __all__ = ["AgentSite", "blocks_of", "text_of"]
 
@@ -26,33 +23,18 @@ class AgentSite(Site):
     def serve_agent(self, agent: Any, **options: Any) -> None:
         function = adapted(agent)
         assert function is not None
-        one = Pipeline(name="p", function=function, is_agent=True, **options)
-        self.clients["p"] = PipelineClient(
-            one,
-            {"echo": self.echo},
-            default_model="echo",
-            memo_of=self.streams.memo_of,
-            interrupts=self.streams.interrupts,
-        )
+        self.serve_pipeline(Pipeline(name="p", function=function, is_agent=True, **options))
 
     async def run_agent(self, agent: Any, filters: Any = (), **fields: Any) -> list[Event]:
         """Run an agent to its end; return its events, which keep the grammar."""
         self.serve_agent(agent, filters=filters)
-        stream = await self.begin(**fields)
-        async with aclosing(follow(self.streams, stream)) as reading:
-            events = [logged.event async for logged in reading]
-        check_events(events)
-        return events
+        return await self.events(**fields)
 
 
 @pytest.fixture
 async def site(echo: ThreadClient) -> AsyncIterator[AgentSite]:
-    site = AgentSite(echo)
-    yield site
-    await site.streams.aclose()
-    for client in site.clients.values():
-        if client is not echo:
-            await client.aclose()
+    async with closing(AgentSite(echo)) as site:
+        yield site
 
 
 def blocks_of(events: list[Event]) -> list[tuple[str, str, str]]:

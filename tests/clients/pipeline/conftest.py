@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
-from typing import Any
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, TypeVar
 
 import pytest
 
@@ -39,7 +39,9 @@ class Site:
         self.streams = Streams(self.clients, MemoryLog(), StreamConfig(first_reader_seconds=60))
 
     def serve(self, function: Function, **options: Any) -> None:
-        one = Pipeline(name="p", function=function, **options)
+        self.serve_pipeline(Pipeline(name="p", function=function, **options))
+
+    def serve_pipeline(self, one: Pipeline) -> None:
         self.clients["p"] = PipelineClient(
             one,
             {"echo": self.echo},
@@ -54,6 +56,10 @@ class Site:
     async def run(self, function: Function, filters: Any = (), **fields: Any) -> list[Event]:
         """Run a pipeline to its end; return its events, which keep the grammar."""
         self.serve(function, filters=filters)
+        return await self.events(**fields)
+
+    async def events(self, **fields: Any) -> list[Event]:
+        """Run what is served to its end; return its events, which keep the grammar."""
         stream = await self.begin(**fields)
         async with aclosing(follow(self.streams, stream)) as reading:
             events = [logged.event async for logged in reading]
@@ -61,14 +67,23 @@ class Site:
         return events
 
 
-@pytest.fixture
-async def site(echo: ThreadClient) -> AsyncIterator[Site]:
-    site = Site(echo)
+SiteT = TypeVar("SiteT", bound=Site)
+
+
+@asynccontextmanager
+async def closing(site: SiteT) -> AsyncIterator[SiteT]:
+    """Close a site's streams and clients, but for the engine, which is the test's."""
     yield site
     await site.streams.aclose()
     for client in site.clients.values():
-        if client is not echo:
+        if client is not site.echo:
             await client.aclose()
+
+
+@pytest.fixture
+async def site(echo: ThreadClient) -> AsyncIterator[Site]:
+    async with closing(Site(echo)) as site:
+        yield site
 
 
 def text_of(events: list[Event]) -> str:

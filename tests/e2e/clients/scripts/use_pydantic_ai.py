@@ -1,4 +1,7 @@
-"""pydantic-ai at our site: a tool loop, structured output of two kinds, thinking. Arguments: URL, key, model."""
+"""pydantic-ai at our site: a tool loop, structured output of two kinds, thinking.
+
+Arguments: URL, key, model, and "responses" to ask by the Responses API.
+"""
 
 import sys
 from typing import Literal
