@@ -36,7 +36,14 @@ _OF_BREAKDOWN = {
 }
 ITL, E2E, TTFT = "inter_token_latency_seconds", "e2e_request_latency_seconds", "time_to_first_token_seconds"
 HISTOGRAMS = (*_OF_BREAKDOWN, ITL, E2E)
-
+# What readers have reported (protocol/glass.py); the first is beside TTFT, and TTFT + NETWORK + RENDER = FIRST_PAINT.
+READER_TTFT, FIRST_PAINT = "reader_time_to_first_token_seconds", "reader_first_paint_seconds"
+NETWORK, RENDER, READER_ITL_P95 = (
+    "reader_network_seconds",
+    "reader_render_seconds",
+    "reader_inter_token_latency_p95_seconds",
+)
+OF_READERS = (READER_TTFT, FIRST_PAINT, NETWORK, RENDER, READER_ITL_P95)
 
 # Phases of an answer (protocol/metrics.py has the others): what the stream itself can tell apart.
 LOADING, FIRST_TOKEN, PARKED, OTHER = "loading", "first_token", "parked", "other"
@@ -265,7 +272,9 @@ class ModelMeasures:
     def __init__(self) -> None:
         self.finished: Counter[str] = Counter()  # by finish reason
         self.failed: Counter[str] = Counter()  # by error code
-        self.buckets = {name: Buckets() for name in HISTOGRAMS}
+        self.reports = self.reconnects = 0  # of readers
+        self.gap_budgets: Counter[tuple[str, str]] = Counter()  # by latency class and outcome
+        self.buckets = {name: Buckets() for name in (*HISTOGRAMS, *OF_READERS)}
 
     def note(self, end: str, *, is_error: bool, latency: float, breakdown: Mapping[str, float], gaps: Buckets) -> None:
         """Count one answer by its end; `breakdown` may lack what is not known, `gaps` are those between tokens."""
@@ -276,6 +285,17 @@ class ModelMeasures:
             if key in breakdown:
                 self.buckets[name].observe(breakdown[key])
 
+    def note_reader(self, times: Mapping[str, float], num_reconnects: int) -> None:
+        """Count what one reader has reported: `times`, by names of OF_READERS, may lack what is not known."""
+        self.reports += 1
+        self.reconnects += num_reconnects
+        for name, seconds in times.items():
+            self.buckets[name].observe(seconds)
+
+    def note_gaps(self, latency_class: str, *, is_kept: bool) -> None:
+        """Count an answer whose gaps at its reader kept, or missed, the budget of its class."""
+        self.gap_budgets[latency_class, "kept" if is_kept else "missed"] += 1
+
     def samples(self, alias: str) -> Iterator[Sample]:
         """Yield them for `/metrics`; a finish reason that none had is 0, so that its rate has a beginning."""
         labels = {"model_name": alias}
@@ -284,6 +304,11 @@ class ModelMeasures:
             yield Sample(name="request_success", value=count, labels={**labels, "finished_reason": reason})
         for code, count in sorted(self.failed.items()):
             yield Sample(name="request_errors", value=count, labels={**labels, "error_code": code})
+        yield Sample(name="reader_reports", value=self.reports, labels=labels)
+        yield Sample(name="reader_reconnects", value=self.reconnects, labels=labels)
+        for (latency_class, outcome), count in sorted(self.gap_budgets.items()):
+            of_class = {**labels, "latency_class": latency_class, "outcome": outcome}
+            yield Sample(name="reader_gap_budget", value=count, labels=of_class)
         for name, buckets in self.buckets.items():
             yield Sample(name=name, value=buckets.histogram(), labels=labels)
 
@@ -356,4 +381,4 @@ class McpCalls:
 RESPONSES = Responses()
 MCP_CALLS = McpCalls()
 
-assert set(HISTOGRAMS) <= METRICS.keys()
+assert {*HISTOGRAMS, *OF_READERS} <= METRICS.keys()

@@ -191,6 +191,42 @@ METRICS: Mapping[str, Metric] = {
         _metric("request_queue_time_seconds", "histogram", "seconds", "Request accepted until first scheduled."),
         _metric("request_prefill_time_seconds", "histogram", "seconds", "First scheduled until first output token."),
         _metric("request_decode_time_seconds", "histogram", "seconds", "First output token until the last."),
+        _metric("reader_reports", "counter", "reports", "Answers whose reader has reported its own times."),
+        _metric("reader_reconnects", "counter", "connections", "Connections by which those readers came back."),
+        _metric(
+            "reader_gap_budget",
+            "counter",
+            "answers",
+            "Of these, answers whose gaps kept or missed the budget of their class, by outcome.",
+            ("model_name", "latency_class", "outcome"),
+        ),
+        _metric(
+            "reader_time_to_first_token_seconds",
+            "histogram",
+            "seconds",
+            "Request sent until the first delta came, by the reader's clock.",
+        ),
+        _metric(
+            "reader_first_paint_seconds",
+            "histogram",
+            "seconds",
+            "Request sent until the first delta was painted, by the reader's clock.",
+        ),
+        _metric(
+            "reader_inter_token_latency_p95_seconds",
+            "histogram",
+            "seconds",
+            "95th percentile of the gaps between deltas as they came to the reader, of each answer.",
+        ),
+        _metric(
+            "reader_network_seconds",
+            "histogram",
+            "seconds",
+            "The reader's time to the first delta without the server's time to the first token, of each answer.",
+        ),
+        _metric(
+            "reader_render_seconds", "histogram", "seconds", "First delta came until it was painted, of each answer."
+        ),
     )
 }
 

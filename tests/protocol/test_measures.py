@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.protocol.measures import BOUNDS, E2E, ITL, Buckets, ModelMeasures, Recently, Timings
+from streamserve.protocol.measures import (
+    BOUNDS,
+    E2E,
+    FIRST_PAINT,
+    ITL,
+    READER_TTFT,
+    Buckets,
+    ModelMeasures,
+    Recently,
+    Timings,
+)
 from streamserve.protocol.metrics import percentile
 
 times = st.lists(st.floats(1e-4, 900.0), min_size=1, max_size=60)
@@ -93,6 +103,16 @@ def test_an_answer_is_counted_by_its_end() -> None:
     num = {name: sum(buckets.counts) for name, buckets in model.buckets.items()}
     assert (num[E2E], num[ITL], num["time_to_first_token_seconds"]) == (2, 2, 1)
     assert num["request_queue_time_seconds"] == 0
+
+
+def test_a_reader_is_counted_by_what_it_reports() -> None:
+    """Its times that are known, its reconnects, and whether its gaps kept the budget of its class."""
+    model = ModelMeasures()
+    model.note_reader({READER_TTFT: 0.5}, 2)
+    model.note_gaps("chat", is_kept=False)
+    values = {sample.name: sample.value for sample in model.samples("m")}
+    assert (values["reader_reports"], values["reader_reconnects"], values["reader_gap_budget"]) == (1, 2, 1)
+    assert (sum(model.buckets[READER_TTFT].counts), sum(model.buckets[FIRST_PAINT].counts)) == (1, 0)
 
 
 def test_a_window_forgets() -> None:
