@@ -266,10 +266,19 @@ class Timings:
         return (num_tokens - 1) / (self.last_at - self.first_at)
 
 
+@dataclass(slots=True, eq=False)
+class ReaderCounts:
+    """Readers of one model's answers: how many connections ended before their answer, and how many came back."""
+
+    num_disconnects: int = 0
+    num_resumes: int = 0
+
+
 class ModelMeasures:
-    """One model's answers that have ended: how, and what they took."""
+    """One model's answers that have ended: how, and what they took; and what their readers did."""
 
     def __init__(self) -> None:
+        self.readers = ReaderCounts()
         self.finished: Counter[str] = Counter()  # by finish reason
         self.failed: Counter[str] = Counter()  # by error code
         self.reports = self.reconnects = 0  # of readers
@@ -309,6 +318,8 @@ class ModelMeasures:
         for (latency_class, outcome), count in sorted(self.gap_budgets.items()):
             of_class = {**labels, "latency_class": latency_class, "outcome": outcome}
             yield Sample(name="reader_gap_budget", value=count, labels=of_class)
+        yield Sample(name="reader_disconnects", value=self.readers.num_disconnects, labels=labels)
+        yield Sample(name="stream_resumes", value=self.readers.num_resumes, labels=labels)
         for name, buckets in self.buckets.items():
             yield Sample(name=name, value=buckets.histogram(), labels=labels)
 

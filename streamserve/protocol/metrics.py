@@ -177,6 +177,8 @@ METRICS: Mapping[str, Metric] = {
             "Answers that ended in `error`, by error_code.",
             ("model_name", "error_code"),
         ),
+        _metric("reader_disconnects", "counter", "connections", "Readers' connections that ended before their answer."),
+        _metric("stream_resumes", "counter", "readers", "Readers that came back to an answer, on a new connection."),
         _metric("time_to_first_token_seconds", "histogram", "seconds", "Request's arrival until first output token."),
         _metric("time_to_first_byte_seconds", "histogram", "seconds", "Request's arrival until its response begins."),
         _metric("inter_token_latency_seconds", "histogram", "seconds", "Gap between two output tokens."),

@@ -6,11 +6,12 @@ Only the owner's readers hold a stream and count for its lag; watchers never do.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from streamserve.clients.engine_run import ReaderTokens
 from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
 from streamserve.protocol.events import Status
+from streamserve.protocol.measures import ReaderCounts
 from streamserve.streams.transcript import Transcript
 
 # An acknowledgement beside the connection that comes sooner after the last is refused.
@@ -23,7 +24,8 @@ class Attachment:
 
     `is_paced`: the engine keeps to its pace. A whole answer, which shows nothing before the end, is not paced.
     `is_away`: its client has sent that its user does not look at the answer now. `id` names it in its acknowledgements
-    by HTTP, the last of which came at `acked_at`.
+    by HTTP, the last of which came at `acked_at`. `is_dismissed`: it was sent its answer's end, or this server has let
+    it go; a connection that ends without either has ended early.
     """
 
     is_watcher: bool = False
@@ -33,6 +35,7 @@ class Attachment:
     id: str = ""
     is_away: bool = False
     acked_at: float = -math.inf
+    is_dismissed: bool = False
 
     def advance(self) -> None:
         """Take what is committed, or notice the end. Must not raise."""
@@ -55,6 +58,8 @@ class Readers:
     """The attachments of one stream: `num_holding` are the owner's, `num_watchers` those that do not hold it.
 
     `seen_seq`: the last event that the system of an owner's reader is known to have, where that had all of them.
+    `counts`, of the model, learns of the owner's readers that leave early, of any transport, and of those that come
+    back: after an event that they have, or to a stream that was left early here.
     """
 
     attached: tuple[Attachment, ...] = ()
@@ -63,6 +68,8 @@ class Readers:
     num_holding: int = 0
     last_transport: str = ""
     seen_seq: int = 0
+    counts: ReaderCounts = field(default_factory=ReaderCounts)
+    _was_left: bool = False
 
     def add(self, reader: Attachment) -> None:
         """Count `reader` in."""
@@ -70,9 +77,11 @@ class Readers:
         self.num_attached += 1
         if reader.is_watcher:
             self.num_watchers += 1
-        else:
-            self.num_holding += 1
-            self.last_transport = reader.transport
+            return
+        if reader.received_seq > 0 or (self._was_left and not self.num_holding):
+            self.counts.num_resumes += 1
+        self.num_holding += 1
+        self.last_transport = reader.transport
 
     def discard(self, reader: Attachment) -> bool:
         """Count `reader` out; return whether it was in."""
@@ -82,6 +91,9 @@ class Readers:
         self.num_attached -= 1
         self.num_watchers -= reader.is_watcher
         self.num_holding -= not reader.is_watcher
+        if not (reader.is_watcher or reader.is_dismissed):
+            self.counts.num_disconnects += 1
+            self._was_left = True
         return True
 
     @property

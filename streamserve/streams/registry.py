@@ -288,6 +288,7 @@ class Streams:
     ) -> None:
         """Register the stream and start its task: the `beginning` of a new one first. `is_recorded`: its end is."""
         self._streams[stream.id] = self._by_log[stream.log_id] = stream
+        stream.readers.counts = self.measures.of(stream.model).readers
         for group in groups_of(stream.admission.place_of):
             self.unfinished.setdefault(group, {})[stream.id] = stream
         live = self._live(stream, beginning, is_recorded)

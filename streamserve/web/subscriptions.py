@@ -70,6 +70,7 @@ class Subscriptions:
         """
         before = self._shown.pop(stream.id, None)
         if before is not None:
+            before.events.reader.dismiss()
             before.end()
         one = _Subscription(stream, follow(streams, stream, after, credit=credit, pace=pace), pace)
         self._shown[stream.id] = one

@@ -138,6 +138,7 @@ class Delivery(Closing):
     def cut_off(self) -> bytes | None:
         """Close because the server waits no longer. Return the last frame, None if the stream cannot be continued."""
         can_leave = self.reader.has_begun and self.stream.can_leave
+        self.reader.dismiss()
         self.close()
         return self._encoder.going_away(self.reader.going_away()) if can_leave else None
 
@@ -145,6 +146,7 @@ class Delivery(Closing):
         """Close, and break the connection: `run` raises `error`."""
         if self._channel is not None:
             self._channel.end(error)
+        self.reader.dismiss()
         self.close()
 
     def close(self) -> None:
@@ -227,13 +229,18 @@ class JoinedDelivery(Closing):
         """Close because the server waits no longer. Return the last frame, which is an error."""
         open_ = next((reader for reader in self._readers if not reader.is_over), None)
         has_begun = self._readers[0].has_begun
-        self.close()
+        self._dismiss()
         return self._encoder.going_away(open_.going_away()) if has_begun and open_ is not None else None
 
     def break_off(self, error: Exception) -> None:
         """Close, and break the connection: `run` raises `error`."""
         for channel in self._channels:
             channel.end(error)
+        self._dismiss()
+
+    def _dismiss(self) -> None:
+        for reader in self._readers:
+            reader.dismiss()
         self.close()
 
     def close(self) -> None:

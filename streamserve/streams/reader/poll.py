@@ -74,6 +74,7 @@ class Poll(Attachment):
     def close(self) -> None:
         """Detach. Idempotent; when it returns, the engine knows."""
         self._stop_timer()
+        self.is_dismissed = self._is_let_go or self._stream.ended.is_set()
         self._stream.detach(self)
 
     def advance(self) -> None:

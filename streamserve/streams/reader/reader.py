@@ -140,6 +140,11 @@ class Reader(Attachment):
         if not self.is_watcher:
             self.stream.release()
 
+    def dismiss(self) -> None:
+        """Close for a reason of this server's, or of the stream's; the connection has not ended early."""
+        self.is_dismissed = True
+        self.close()
+
     def advance(self) -> None:
         """Write what is due, as far as the channel and the credit allow. An exception ends this reader only."""
         channel = self._channel
@@ -336,7 +341,7 @@ class Reader(Attachment):
 
     def _end(self, error: Exception | None) -> None:
         channel = self._channel
-        self.close()
+        self.dismiss()
         if channel is not None:
             channel.end(error)
 
