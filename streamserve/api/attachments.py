@@ -14,10 +14,11 @@ from streamserve.api.batch.files import Form
 from streamserve.api.call import Body, Call, Caller, Reply, json_reply
 from streamserve.api.conversations import AttachmentView
 from streamserve.dialects.batches import Page
+from streamserve.dialects.fields import Table, digits, plain_text, read
 from streamserve.protocol.errors import BadRequest, NotFound
 
 MAX_PAGE, _PAGE = 100, 20
-_QUERY = ("limit", "after")
+LIST: Table = {"limit": digits(1, MAX_PAGE), "after": plain_text(0, 64)}
 
 
 class Attachments(Protocol):
@@ -60,14 +61,9 @@ async def upload(call: Call, attachments: Attachments) -> Reply:
 
 async def list_attachments(call: Call, attachments: Attachments) -> Reply:
     """GET /attachments?limit=&after=: the newest first."""
-    query = call.query()
-    unknown = sorted(set(query) - set(_QUERY))
-    if unknown:
-        raise BadRequest(f"There is no parameter {unknown[0][:64]!r}: limit, after.", param=unknown[0][:64])
-    limit = query.get("limit", str(_PAGE))
-    if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= MAX_PAGE):
-        raise BadRequest(f"'limit' is a number from 1 to {MAX_PAGE}.", param="limit")
-    found, has_more = await attachments.page(call.caller, Page(limit=int(limit), after=query.get("after", "")))
+    query = read(call.query(), LIST)
+    page = Page(limit=query.get("limit", _PAGE), after=query.get("after", ""))
+    found, has_more = await attachments.page(call.caller, page)
     last_id = found[-1].id if found else None
     return json_reply({"attachments": [one.as_json() for one in found], "has_more": has_more, "last_id": last_id})
 

@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from streamserve.api import exports
@@ -28,10 +27,14 @@ from streamserve.dialects.conversation import row_id
 from streamserve.dialects.fields import (
     Table,
     boolean,
+    described,
+    digits,
     integer,
+    one_of,
     plain_text,
     read,
     required,
+    schema_of,
     text,
     wrong_type,
     wrong_value,
@@ -48,14 +51,19 @@ _RATINGS = (1, -1)
 FORMATS = ("markdown", "json")
 
 
+_some_title = plain_text(1, MAX_TITLE_CHARS)
+
+
+@described(schema_of(_some_title))
 def _title(value: Any, param: str) -> str:
     """Read a title, in one line."""
-    title = " ".join(plain_text(1, MAX_TITLE_CHARS)(value, param).split())
+    title = " ".join(_some_title(value, param).split())
     if not title:
         wrong_value(param, "has no visible character")
     return title
 
 
+@described({"type": "string", "pattern": f"^{_SOURCE.pattern}$"})
 def _source(value: Any, param: str) -> str:
     """Read what has begun a conversation."""
     if not isinstance(value, str):
@@ -65,6 +73,7 @@ def _source(value: Any, param: str) -> str:
     return value
 
 
+@described({"type": "integer", "enum": list(_RATINGS)})
 def _rating(value: Any, param: str) -> int:
     """Read a rating."""
     if type(value) is not int or value not in _RATINGS:
@@ -72,28 +81,48 @@ def _rating(value: Any, param: str) -> int:
     return value
 
 
-_NEW: Table = {"model": text(1, 200), "title": _title, "source": _source}
-_CHANGE: Table = {"title": _title, "pinned": boolean, "leaf": row_id, "deleted": boolean}
-_RATE: Table = {"rating": _rating, "comment": plain_text(0, MAX_COMMENT_CHARS)}
-_SHARE: Table = {"expires_in": integer(_LEAST_SECONDS, _MOST_SECONDS)}
+NEW: Table = {"model": text(1, 200), "title": _title, "source": _source}
+CHANGE: Table = {"title": _title, "pinned": boolean, "leaf": row_id, "deleted": boolean}
+RATE: Table = {"rating": _rating, "comment": plain_text(0, MAX_COMMENT_CHARS)}
+SHARE: Table = {"expires_in": integer(_LEAST_SECONDS, _MOST_SECONDS)}
+
+
+@described({"type": "string", "pattern": f"^({_SOURCE.pattern})?$"})
+def _any_source(value: Any, param: str) -> str:
+    """Read what has begun the conversations of a list; "" is anything."""
+    return _source(value, param) if value else ""
+
+
+@described({"type": "string", "pattern": "^([0-9a-f]{32})?$"})
+def _after(value: Any, param: str) -> str:
+    """Read the id after which a page begins; "" is none."""
+    if value and not is_stream_id(value):
+        _refuse_after()
+    return str(value)
+
+
+PAGE: Table = {"limit": digits(1, MAX_PAGE), "after": _after}
+LIST: Table = {**PAGE, "q": plain_text(0, _MAX_SEARCH_CHARS), "source": _any_source}
+EXPORT: Table = {"format": one_of(*FORMATS)}
 _IN_PATH = ("conversation", "messages", "prompt")
 
 
 async def list_conversations(call: Call, conversations: Conversations) -> Reply:
     """GET /conversations?limit=&after=&q=&source=: pinned conversations, then the newest."""
-    query = _query(call, "limit", "after", "q", "source")
-    search = query.get("q", "").strip()
-    if len(search) > _MAX_SEARCH_CHARS:
-        raise BadRequest(f"'q' has at most {_MAX_SEARCH_CHARS} characters.", param="q")
-    source = _source(query["source"], "source") if query.get("source") else ""
-    listed = Listed(limit=_limit(query), after=_after(query), search=search, source=source)
+    query = read(call.query(), LIST)
+    listed = Listed(
+        limit=query.get("limit", _PAGE),
+        after=query.get("after", ""),
+        search=query.get("q", "").strip(),
+        source=query.get("source", ""),
+    )
     found, has_more = await conversations.page(call.caller, listed)
     return _polled(call, {"conversations": [one.as_json() for one in found], **_end_of(found, has_more)})
 
 
 async def create(call: Call, conversations: Conversations, answers: Answers) -> Reply:
     """POST /conversations {model?, title?, source?}: a new conversation, 201."""
-    values = read(await call.json(answers.limits, optional=True), _NEW)
+    values = read(await call.json(answers.limits, optional=True), NEW)
     if "model" in values:
         await answers.client(call.caller, values["model"])
     made = await conversations.create(call.caller, **values)
@@ -107,7 +136,7 @@ async def conversation(call: Call, conversations: Conversations) -> Reply:
 
 async def change(call: Call, conversations: Conversations, answers: Answers) -> Reply:
     """POST /conversations/{id} {title?, pinned?, leaf?, deleted?}: change it; `"deleted": false` undoes a DELETE."""
-    values = read(await call.json(answers.limits), _CHANGE)
+    values = read(await call.json(answers.limits), CHANGE)
     if not values:
         raise BadRequest("Send 'title', 'pinned', 'leaf' or 'deleted'.", code="missing_field", param="title")
     is_deleted = values.pop("deleted", None)
@@ -135,9 +164,9 @@ async def delete(call: Call, conversations: Conversations, answers: Answers) -> 
 
 async def list_messages(call: Call, conversations: Conversations) -> Reply:
     """GET /conversations/{id}/messages?limit=&after=: the messages of all branches, the oldest first."""
-    query = _query(call, "limit", "after")
+    query = read(call.query(), PAGE)
     found, has_more = await conversations.messages(
-        call.caller, _id(call), limit=_limit(query, MAX_PAGE), after=_after(query)
+        call.caller, _id(call), limit=query.get("limit", MAX_PAGE), after=query.get("after", "")
     )
     return _polled(call, {"messages": [one.as_json() for one in found], **_end_of(found, has_more)})
 
@@ -159,7 +188,7 @@ async def ask(call: Call, conversations: Conversations, answers: Answers) -> Rep
 async def rate(call: Call, conversations: Conversations, answers: Answers) -> Reply:
     """POST /conversations/{id}/messages/{message} {rating, comment?}: rate an answer."""
     body = await call.json(answers.limits)
-    values = read(body, _RATE)
+    values = read(body, RATE)
     if "rating" not in body:
         required(values, "rating")
     rating, comment = values.get("rating"), values.get("comment", "")
@@ -171,9 +200,7 @@ async def rate(call: Call, conversations: Conversations, answers: Answers) -> Re
 
 async def export(call: Call, conversations: Conversations) -> Reply:
     """GET /conversations/{id}/export?format=: the branch shown as Markdown, or everything as JSON. A download."""
-    format = _query(call, "format").get("format", FORMATS[0])
-    if format not in FORMATS:
-        raise BadRequest(f"'format' is one of {', '.join(FORMATS)}.", param="format")
+    format = read(call.query(), EXPORT).get("format", FORMATS[0])
     found, messages = await conversations.whole(call.caller, _id(call))
 
     def encode() -> bytes:
@@ -194,14 +221,15 @@ async def export(call: Call, conversations: Conversations) -> Reply:
 
 async def list_shares(call: Call, shares: Shares) -> Reply:
     """GET /conversations/{id}/shares?limit=&after=: the links that work, the newest first."""
-    query = _query(call, "limit", "after")
-    found, has_more = await shares.page(call.caller, _id(call), limit=_limit(query), after=_after(query))
+    query = read(call.query(), PAGE)
+    limit, after = query.get("limit", _PAGE), query.get("after", "")
+    found, has_more = await shares.page(call.caller, _id(call), limit=limit, after=after)
     return json_reply({"shares": [one.as_json() for one in found], **_end_of(found, has_more)})
 
 
 async def share(call: Call, shares: Shares, answers: Answers) -> Reply:
     """POST /conversations/{id}/shares {expires_in?}: a link to the branch shown, 201. Its address is shown once."""
-    values = read(await call.json(answers.limits, optional=True), _SHARE)
+    values = read(await call.json(answers.limits, optional=True), SHARE)
     made, token = await shares.make(call.caller, _id(call), expires_in=values.get("expires_in"))
     root = call.path.removesuffix(f"conversations/{_id(call)}/shares")
     return json_reply({**made.as_json(), "url": f"{root}shared/{token}"}, status=201)
@@ -216,29 +244,6 @@ async def revoke_share(call: Call, shares: Shares) -> Reply:
 
 def _id(call: Call) -> str:
     return call.params["conversation_id"]
-
-
-def _query(call: Call, *known: str) -> dict[str, str]:
-    """Return the query's parameters. Raises BadRequest for a parameter that is not known."""
-    query = call.query()
-    unknown = set(query) - set(known)
-    if unknown:
-        raise BadRequest(f"There is no parameter {min(unknown)[:64]!r}: {', '.join(known)}.", param=min(unknown)[:64])
-    return query
-
-
-def _limit(query: Mapping[str, str], default: int = _PAGE) -> int:
-    limit = query.get("limit", str(default))
-    if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= MAX_PAGE):
-        raise BadRequest(f"'limit' is a number from 1 to {MAX_PAGE}.", param="limit")
-    return int(limit)
-
-
-def _after(query: Mapping[str, str]) -> str:
-    after = query.get("after", "")
-    if after and not is_stream_id(after):
-        _refuse_after()
-    return after
 
 
 def _refuse_after() -> NoReturn:

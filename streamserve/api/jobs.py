@@ -18,7 +18,7 @@ from streamserve.api.native import stream_events
 from streamserve.dialects import native
 from streamserve.dialects.approvals import read_approvals
 from streamserve.dialects.batches import Page
-from streamserve.dialects.fields import Table, read, required, text
+from streamserve.dialects.fields import Fields, Table, digits, one_of, plain_text, read, text
 from streamserve.dialects.pace import PACE
 from streamserve.protocol.errors import BadRequest, NotFound
 from streamserve.protocol.requests import GenerateRequest, Once
@@ -28,7 +28,11 @@ MAX_PAGE = 100
 _PAGE = 20
 _OF_READERS = ("on_disconnect", "format", "stream", "model", *PACE)
 _NAME = text(1, 64)
-_CONTINUED: Table = {"continues": _NAME, "approvals": read_approvals, "pipeline": _NAME, "webhook": text(0, 200)}
+CONTINUED: Table = Fields(
+    {"continues": _NAME, "approvals": read_approvals, "pipeline": _NAME, "webhook": text(0, 200)},
+    *("approvals", "continues"),
+)
+LIST: Table = {"status": one_of(*STATUSES, ""), "after": plain_text(0, 64), "limit": digits(1, MAX_PAGE)}
 _CLASS = "document"  # a job has no reader who waits for its first token
 
 
@@ -128,9 +132,8 @@ async def job_request(
 
 
 async def _continued(body: Mapping[str, Any], caller: Caller, answers: Answers, once: Once | None) -> GenerateRequest:
-    values = read(body, _CONTINUED)
-    given = required(values, "approvals")
-    request = await with_approvals(caller, required(values, "continues"), given, answers, once)
+    values = read(body, CONTINUED)
+    request = await with_approvals(caller, values["continues"], values["approvals"], answers, once)
     if values.get("pipeline", request.model) != request.model:
         message = f"That stream is a run of {request.model!r}. Leave pipeline out."
         raise BadRequest(message, code="conflicting_fields", param="pipeline")
@@ -139,17 +142,9 @@ async def _continued(body: Mapping[str, Any], caller: Caller, answers: Answers, 
 
 async def list_jobs(call: Call, jobs: Jobs) -> Reply:
     """GET /jobs?status=&after=&limit=: the newest first."""
-    query = call.query()
-    unknown = set(query) - {"status", "after", "limit"}
-    if unknown:
-        raise BadRequest(f"There is no parameter {min(unknown)[:64]!r}: status, after, limit.", param=min(unknown)[:64])
-    status, limit = query.get("status", ""), query.get("limit", str(_PAGE))
-    if status and status not in STATUSES:
-        raise BadRequest(f"'status' is one of {', '.join(STATUSES)}.", param="status")
-    if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= MAX_PAGE):
-        raise BadRequest(f"'limit' is a number from 1 to {MAX_PAGE}.", param="limit")
-    page = Page(limit=int(limit), after=query.get("after", ""))
-    found, has_more = await jobs.page(call.caller, page, status=status)
+    query = read(call.query(), LIST)
+    page = Page(limit=query.get("limit", _PAGE), after=query.get("after", ""))
+    found, has_more = await jobs.page(call.caller, page, status=query.get("status", ""))
     last_id = found[-1].id if found else None
     return json_reply({"jobs": [one.as_json() for one in found], "has_more": has_more, "last_id": last_id})
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import date
 from decimal import Decimal
 from typing import Any, Protocol
 
 from streamserve.api.call import Call, Caller, Reply, json_reply
-from streamserve.protocol.errors import BadRequest, NotFound
+from streamserve.dialects.fields import Table, digits, read
+from streamserve.protocol.errors import NotFound
 
 MAX_DAYS, _DAYS = 366, 30
+LIST: Table = {"days": digits(1, MAX_DAYS)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +65,7 @@ class Usage(Protocol):
 
 async def list_usage(call: Call, usage: Usage) -> Reply:
     """GET /usage?days=: what the caller has used, by day, model and kind, and the sum."""
-    query = call.query()
-    unknown = sorted(set(query) - {"days"})
-    if unknown:
-        raise BadRequest(f"There is no parameter {unknown[0][:64]!r}: days.", param=unknown[0][:64])
-    found = await usage.page(call.caller, _num_days(query))
+    found = await usage.page(call.caller, read(call.query(), LIST).get("days", _DAYS))
     total, cost = Used(), Decimal(0)
     for one in found:
         total, cost = total + one.used, cost + one.cost
@@ -77,10 +75,3 @@ async def list_usage(call: Call, usage: Usage) -> Reply:
 def usage_off() -> NotFound:
     """Return the error of a site that keeps no usage."""
     return NotFound("This site keeps no usage: USAGE in STREAMSERVE is off.", code="usage_off")
-
-
-def _num_days(query: Mapping[str, str]) -> int:
-    days = query.get("days", str(_DAYS))
-    if not (days.isascii() and days.isdigit() and len(days) <= 3 and 1 <= int(days) <= MAX_DAYS):
-        raise BadRequest(f"'days' is a number from 1 to {MAX_DAYS}.", param="days")
-    return int(days)

@@ -10,32 +10,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamserve.dialects.asked import ASKED, Asked, asked_of
-from streamserve.dialects.fields import Table, any_object, boolean, list_of, one_of, plain_text, read, required, text
+from streamserve.dialects.fields import (
+    Fields,
+    Table,
+    any_object,
+    boolean,
+    described,
+    list_of,
+    object_schema,
+    one_of,
+    plain_text,
+    read,
+    text,
+)
 from streamserve.dialects.native import FORMATS
 from streamserve.dialects.pace import refuse_silent
 from streamserve.protocol.requests import Approved
 
 MAX_APPROVALS = 100
 _MAX_ID_CHARS, _MAX_MESSAGE_CHARS = 200, 2_000
-_ANSWER: Table = {
-    "id": text(1, _MAX_ID_CHARS),
-    "allow": boolean,
-    "message": plain_text(0, _MAX_MESSAGE_CHARS),
-}
+_ANSWER: Table = Fields(
+    {"id": text(1, _MAX_ID_CHARS), "allow": boolean, "message": plain_text(0, _MAX_MESSAGE_CHARS)}, "id", "allow"
+)
 
 
+@described(lambda: object_schema(_ANSWER))
 def _approved(value: Any, param: str) -> Approved:
     """Read one answer."""
-    values = read(any_object(value, param), _ANSWER, prefix=f"{param}.")
-    return Approved(
-        id=required(values, "id", prefix=f"{param}."),
-        allow=required(values, "allow", prefix=f"{param}."),
-        message=values.get("message", ""),
-    )
+    return Approved(**read(any_object(value, param), _ANSWER, prefix=f"{param}."))
 
 
 read_approvals = list_of(_approved, low=1, high=MAX_APPROVALS)
-_FIELDS: Table = {"approvals": read_approvals, "format": one_of(*FORMATS), **ASKED}
+FIELDS: Table = Fields({"approvals": read_approvals, "format": one_of(*FORMATS), **ASKED}, "approvals")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +55,7 @@ class ApprovalRequest(Asked):
 
 def parse(body: Mapping[str, Any]) -> ApprovalRequest:
     """Check every field of a body; raise `BadRequest` naming the first wrong field."""
-    values = read(body, _FIELDS)
+    values = read(body, FIELDS)
     format_ = values.get("format", "native")
     refuse_silent(values, format_)
-    return ApprovalRequest(approvals=required(values, "approvals"), format=format_, **asked_of(values))
+    return ApprovalRequest(approvals=values["approvals"], format=format_, **asked_of(values))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve.dialects.fields import Table, conflict, list_of, wrong_type, wrong_value
+from streamserve.dialects.fields import Table, conflict, described, list_of, wrong_type, wrong_value
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.ids import is_stream_id
 from streamserve.protocol.limits import Limits
@@ -45,6 +45,7 @@ class Ask:
     answer_id: str = ""
 
 
+@described({"type": "string", "pattern": "^[0-9a-f]{32}$"})
 def row_id(value: Any, param: str) -> str:
     """Read the id of a conversation, a message or an attachment."""
     if not isinstance(value, str):

@@ -1,24 +1,83 @@
 """Typed, range-checked readers of body fields. A dialect is a table of names and readers; `read` applies it.
 
 A reader takes a decoded JSON value and its name, and returns the checked value or raises `BadRequest` with that name in
-`param`. Types are not converted: true is not 1, 3.0 is not 3, "1" is not 1. This module knows no dialect. Pure.
+`param`. Types are not converted: true is not 1, 3.0 is not 3, "1" is not 1. A reader is `described` where it is made,
+by the bounds that it checks, as JSON Schema: `/openapi.json` is made of that. This module knows no dialect. Pure.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from streamserve.protocol.errors import BadRequest
 
 Reader = Callable[[Any, str], Any]
 Table = Mapping[str, Reader]
+Schema = Mapping[str, Any]  # JSON Schema, in the dialect of OpenAPI 3.1
+_R = TypeVar("_R", bound=Reader)
+
+
+class Fields(dict[str, Reader]):
+    """A table that names the fields that must be there: `read` raises where one is missing."""
+
+    def __init__(self, readers: Table, *needed: str) -> None:
+        super().__init__(readers)
+        self.needed = needed
+
+
+def described(schema: Schema | Callable[[], Schema]) -> Callable[[_R], _R]:
+    """Have `schema_of` return this for a reader: what it takes, as far as JSON Schema can say it."""
+
+    def mark(reader: _R) -> _R:
+        vars(reader)["schema"] = schema
+        return reader
+
+    return mark
+
+
+def schema_of(reader: Reader) -> dict[str, Any]:
+    """Return what a reader takes. Raises TypeError for a reader that is not described."""
+    schema = vars(reader).get("schema")
+    if schema is None:
+        raise TypeError(f"{reader} is not described: it has no schema")
+    return dict(schema() if callable(schema) else schema)
+
+
+def object_schema(table: Table, *, is_open: bool = False) -> dict[str, Any]:
+    """Return the schema of an object that `read` reads by a table; `is_open`: other fields are left out, not refused.
+
+    Null is absent, so a field that may be absent may be null.
+    """
+    needed = getattr(table, "needed", ())
+    fields = {name: schema_of(reader) for name, reader in table.items()}
+    out: dict[str, Any] = {
+        "type": "object",
+        "properties": {name: one if name in needed else nullable(one) for name, one in fields.items()},
+    }
+    if needed:
+        out["required"] = list(needed)
+    return out if is_open else {**out, "additionalProperties": False}
+
+
+def nullable(schema: Schema) -> dict[str, Any]:
+    """Return the schema of what `schema` takes, and of null."""
+    if not schema or schema.get("type") == "null":
+        return dict(schema)
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
+    if "title" in schema or not isinstance(schema.get("type"), str):
+        return {"anyOf": [dict(schema), {"type": "null"}]}
+    out = {**schema, "type": [schema["type"], "null"]}
+    return {**out, "enum": [*schema["enum"], None]} if "enum" in schema else out
+
 
 _KINDS = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array", dict: "an object"}
 # A caller's long keys are cut before they are compared or shown: difflib is quadratic.
 _MAX_SHOWN_CHARS = 48
 _MAX_LISTED = 12  # fields in a message
+NO_NUL = "^[^\\u0000]*$"
 _CUTOFF = 0.6  # what is less alike than this is no slip of the pen
 
 
@@ -26,7 +85,10 @@ def read(body: Mapping[str, Any], table: Table, *, prefix: str = "") -> dict[str
     """Return the checked values of the fields that are present. Null is absent; an unknown name raises."""
     if not body.keys() <= table.keys():
         refuse_unknown(body, table, prefix=prefix)
-    return {name: table[name](value, prefix + name) for name, value in body.items() if value is not None}
+    values = {name: table[name](value, prefix + name) for name, value in body.items() if value is not None}
+    for name in getattr(table, "needed", ()):
+        required(values, name, prefix=prefix)
+    return values
 
 
 def refuse_unknown(body: Mapping[str, Any], table: Table, *, prefix: str = "") -> None:
@@ -52,6 +114,7 @@ def shorten(text: str) -> str:
 def integer(low: int, high: int) -> Reader:
     """Read an int from `low` to `high`, both included."""
 
+    @described({"type": "integer", "minimum": low, "maximum": high})
     def reader(value: Any, param: str) -> int:
         if type(value) is not int:
             wrong_type(value, param, "an integer")
@@ -65,6 +128,7 @@ def integer(low: int, high: int) -> Reader:
 def number(low: float, high: float) -> Reader:
     """Read a finite float (or int) from `low` to `high`, both included; -0.0 becomes 0.0."""
 
+    @described({"type": "number", "minimum": low, "maximum": high})
     def reader(value: Any, param: str) -> float:
         if type(value) not in (int, float):
             wrong_type(value, param, "a number")
@@ -75,6 +139,7 @@ def number(low: float, high: float) -> Reader:
     return reader
 
 
+@described({"type": "boolean"})
 def boolean(value: Any, param: str) -> bool:
     """Read true or false."""
     if type(value) is not bool:
@@ -85,6 +150,7 @@ def boolean(value: Any, param: str) -> bool:
 def text(low: int, high: int) -> Reader:
     """Read a string of `low` to `high` characters."""
 
+    @described({"type": "string", **({"minLength": low} if low else {}), "maxLength": high})
     def reader(value: Any, param: str) -> str:
         if not isinstance(value, str):
             wrong_type(value, param, "a string")
@@ -103,6 +169,7 @@ def plain_text(low: int, high: int) -> Reader:
     """Read a string of `low` to `high` characters that a database takes: without NUL, which PostgreSQL refuses."""
     any_text = text(low, high)
 
+    @described({**schema_of(any_text), "pattern": NO_NUL})
     def reader(value: Any, param: str) -> str:
         if "\0" in any_text(value, param):
             wrong_value(param, "must not have a NUL character")
@@ -114,6 +181,7 @@ def plain_text(low: int, high: int) -> Reader:
 def one_of(*names: str) -> Reader:
     """Read one of these words."""
 
+    @described({"type": "string", "enum": list(names)})
     def reader(value: Any, param: str) -> str:
         if not isinstance(value, str):
             wrong_type(value, param, "a string")
@@ -126,7 +194,9 @@ def one_of(*names: str) -> Reader:
 
 def list_of(item: Reader, *, high: int, low: int = 0) -> Reader:
     """Read an array of `low` to `high` items; the `param` of item i is `param[i]`."""
+    bounds = {**({"minItems": low} if low else {}), "maxItems": high}
 
+    @described(lambda: {"type": "array", "items": schema_of(item), **bounds})
     def reader(value: Any, param: str) -> tuple[Any, ...]:
         if not isinstance(value, list):
             wrong_type(value, param, "an array")
@@ -142,12 +212,14 @@ def list_of(item: Reader, *, high: int, low: int = 0) -> Reader:
 def object_of(table: Table) -> Reader:
     """Read an object by a table of its own; the `param` of its fields is `param.name`."""
 
+    @described(lambda: object_schema(table))
     def reader(value: Any, param: str) -> dict[str, Any]:
         return read(any_object(value, param), table, prefix=param + ".")
 
     return reader
 
 
+@described({"type": "object"})
 def any_object(value: Any, param: str) -> dict[str, Any]:
     """Read an object without checking its content."""
     if not isinstance(value, dict):
@@ -159,6 +231,7 @@ def any_object(value: Any, param: str) -> dict[str, Any]:
 _LEAST_INT, _LARGEST_INT = -(2**63), 2**64 - 1
 
 
+@described({"type": "object"})
 def wire_object(value: Any, param: str) -> dict[str, Any]:
     """Read an object of which nothing is checked but that its whole numbers have at most 64 bits."""
     left: list[Any] = [any_object(value, param)]
@@ -171,11 +244,37 @@ def wire_object(value: Any, param: str) -> dict[str, Any]:
     return dict(value)
 
 
+@described({"type": "array"})
 def any_list(value: Any, param: str) -> list[Any]:
     """Read an array without checking its content."""
     if not isinstance(value, list):
         wrong_type(value, param, "an array")
     return list(value)
+
+
+@described({})
+def anything(value: Any, param: str) -> Any:
+    """Read any value."""
+    return value
+
+
+def nothing(way_out: str) -> Callable[[_R], _R]:
+    """Describe the reader of a field that is known and refused: it may be null, which is absent."""
+    return described({"type": "null", "description": way_out})
+
+
+def digits(low: int, high: int, way_out: str = "") -> Reader:
+    """Read a whole number that a query spells in digits."""
+    most = len(str(high))
+
+    @described({"type": "integer", "minimum": low, "maximum": high})
+    def reader(value: Any, param: str) -> int:
+        is_number = isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= most
+        if not is_number or not low <= int(value) <= high:
+            wrong_value(param, way_out or f"is a number from {low} to {high}")
+        return int(value)
+
+    return reader
 
 
 def required(values: Mapping[str, Any], name: str, *, prefix: str = "") -> Any:

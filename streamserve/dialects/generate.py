@@ -11,18 +11,21 @@ from functools import lru_cache
 from typing import Any
 
 from streamserve.dialects.fields import (
+    Fields,
     Reader,
     Table,
     any_object,
     boolean,
     conflict,
+    described,
     integer,
     list_of,
     number,
     object_of,
+    object_schema,
     one_of,
     read,
-    required,
+    schema_of,
     shorten,
     text,
     wire_object,
@@ -138,6 +141,7 @@ def request_fields(limits: Limits) -> Mapping[str, Reader]:
     }
 
 
+@described({"type": "object"})
 def state(value: Any, param: str) -> dict[str, Any]:
     """Read what a run's state begins with: an object of `MAX_VALUE_CHARS` characters as JSON."""
     given = wire_object(value, param)
@@ -150,14 +154,18 @@ def state(value: Any, param: str) -> dict[str, Any]:
 def prediction(limits: Limits) -> Reader:
     """Read OpenAI's `prediction`: {"type": "content", "content": a text, or parts of text}. Returns the text."""
     part = {"type": one_of("text"), "text": text(0, limits.max_prompt_chars)}
+    parts = list_of(object_of(part), high=limits.max_messages)
 
+    @described(lambda: {"anyOf": [schema_of(part["text"]), schema_of(parts)]})
+    def content(value: Any, param: str) -> Any:
+        return (part["text"] if isinstance(value, str) else parts)(value, param)
+
+    table = Fields({"type": one_of("content"), "content": content}, "content")
+
+    @described(lambda: object_schema(table))
     def reader(value: Any, param: str) -> str:
-        given = any_object(value, param)
-        is_text = isinstance(given.get("content"), str)
-        content = part["text"] if is_text else list_of(object_of(part), high=limits.max_messages)
-        found = read(given, {"type": one_of("content"), "content": content}, prefix=param + ".")
-        parts = required(found, "content", prefix=param + ".")
-        whole = parts if is_text else "".join(one.get("text", "") for one in parts)
+        found = read(any_object(value, param), table, prefix=param + ".")["content"]
+        whole = found if isinstance(found, str) else "".join(one.get("text", "") for one in found)
         if len(whole) > limits.max_prompt_chars:
             wrong_value(param, f"has {len(whole):,} characters; the limit is {limits.max_prompt_chars:,}")
         return whole
@@ -171,6 +179,7 @@ def template_kwargs(limits: Limits) -> Reader:
     Never those that the server sets. Numbers are small: a template may repeat something so often.
     """
 
+    @described(lambda: {**object_schema(TEMPLATE_KWARGS, is_open=True), "maxProperties": limits.max_template_kwargs})
     def reader(value: Any, param: str) -> dict[str, Any]:
         given = any_object(value, param)
         if len(given) > limits.max_template_kwargs:
@@ -255,18 +264,32 @@ def _refuse_continuation(values: Mapping[str, Any]) -> None:
 def most_tokens(limits: Limits, low: int = 1) -> Reader:
     """Read a maximum of tokens. A maximum above the site's own is that: the answer may end sooner, with `length`."""
     number_of_tokens = integer(low, _MAX_MAXIMUM)
-    return lambda value, param: min(number_of_tokens(value, param), limits.max_tokens)
+
+    @described(schema_of(number_of_tokens))
+    def reader(value: Any, param: str) -> int:
+        return int(min(number_of_tokens(value, param), limits.max_tokens))
+
+    return reader
 
 
 def _top_k(limits: Limits) -> Reader:
     """Read how many of the likeliest tokens are left; 0, and -1 as vLLM has it, are all."""
     count = integer(-1, limits.max_top_k)
-    return lambda value, param: max(0, count(value, param))
+
+    @described(schema_of(count))
+    def reader(value: Any, param: str) -> int:
+        return max(0, int(count(value, param)))
+
+    return reader
 
 
+_count = integer(-1, _MAX_COUNT)
+
+
+@described({**schema_of(_count), "not": {"const": 0}})
 def _kept_tokens(value: Any, param: str) -> int:
     """Read how many tokens of the prompt's end are kept; -1 is as many as fit."""
-    count: int = integer(-1, _MAX_COUNT)(value, param)
+    count: int = _count(value, param)
     if not count:
         wrong_value(param, "must be 1 or more, or -1 for as many as fit")
     return count
@@ -275,7 +298,9 @@ def _kept_tokens(value: Any, param: str) -> int:
 def stop_strings(limits: Limits) -> Reader:
     """Read the strings that end an answer. An empty string ends nothing, and is left out."""
     several = strings(limits.max_stop_chars, limits.max_stop)
+    one = {"type": "string", "maxLength": limits.max_stop_chars}
 
+    @described({"anyOf": [one, {"type": "array", "items": one}]})  # empty strings do not count as items
     def reader(value: Any, param: str) -> tuple[str, ...]:
         if value == "":
             return ()
@@ -290,6 +315,7 @@ def stop_strings(limits: Limits) -> Reader:
 def _temperature(limits: Limits) -> Reader:
     in_range = number(0, limits.max_temperature)
 
+    @described(schema_of(in_range))
     def reader(value: Any, param: str) -> float:
         temperature: float = in_range(value, param)
         return temperature if temperature >= _MIN_TEMPERATURE else 0.0
@@ -302,6 +328,7 @@ def strings(max_chars: int, most: int) -> Reader:
     one = text(1, max_chars)
     several = list_of(one, high=most)
 
+    @described(lambda: {"anyOf": [schema_of(one), schema_of(several)]})
     def reader(value: Any, param: str) -> tuple[str, ...]:
         if isinstance(value, str):
             return (one(value, param),)
@@ -316,6 +343,14 @@ def _logit_bias(limits: Limits) -> Reader:
     """Read `{"token id": bias}`. The keys of a JSON object are strings."""
     bias, ids = number(-100, 100), integer(0, _MAX_TOKEN_ID)
 
+    @described(
+        {
+            "type": "object",
+            "maxProperties": limits.max_logit_bias,
+            "propertyNames": {"pattern": f"^[0-9]{{1,{_MAX_ID_DIGITS}}}$"},
+            "additionalProperties": schema_of(bias),
+        }
+    )
     def reader(value: Any, param: str) -> tuple[tuple[int, float], ...]:
         if not isinstance(value, dict):
             wrong_type(value, param, "an object of token ids and biases")
@@ -338,6 +373,7 @@ def _logit_bias(limits: Limits) -> Reader:
 def prompt_text(limits: Limits) -> Reader:
     """Read the text of a bare prompt."""
 
+    @described({"type": "string", "minLength": 1, "maxLength": limits.max_prompt_chars})
     def reader(value: Any, param: str) -> str:
         if not isinstance(value, str):
             wrong_type(value, param, "a string")
@@ -357,7 +393,9 @@ def prompts(limits: Limits, *, most: int | None = None) -> Reader:
     """Read a text, several texts, token ids, or several lists of them: `most` of them, or MAX_PROMPTS."""
     most = limits.max_prompts if most is None else most
     one_text, ids = prompt_text(limits), token_ids(limits.max_prompt_chars)
+    kinds = (one_text, list_of(one_text, low=1, high=most), ids, list_of(ids, low=1, high=most))
 
+    @described(lambda: {"anyOf": [schema_of(kind) for kind in kinds]})
     def reader(value: Any, param: str) -> tuple[Prompt, ...]:
         if isinstance(value, str):
             return (one_text(value, param),)
@@ -386,6 +424,7 @@ def token_ids(most: int) -> Reader:
     """Read 1 to `most` token ids. A megabyte of right ids takes the event loop a few milliseconds."""
     one_by_one = list_of(integer(0, _MAX_TOKEN_ID), low=1, high=most)
 
+    @described(lambda: schema_of(one_by_one))
     def reader(value: Any, param: str) -> tuple[int, ...]:
         is_right = isinstance(value, list) and 0 < len(value) <= most and set(map(type, value)) == {int}
         if is_right and min(value) >= 0 and max(value) <= _MAX_TOKEN_ID:
@@ -409,6 +448,14 @@ def metadata(limits: Limits) -> Reader:
     """Read the caller's own notes. No answer depends on them; the check bounds their size."""
     note = text(0, limits.max_metadata_chars)
 
+    @described(
+        {
+            "type": "object",
+            "maxProperties": limits.max_metadata_keys,
+            "propertyNames": {"maxLength": limits.max_metadata_key_chars},
+            "additionalProperties": schema_of(note),
+        }
+    )
     def reader(value: Any, param: str) -> dict[str, str]:
         if not isinstance(value, dict):
             wrong_type(value, param, "an object")

@@ -23,16 +23,21 @@ from functools import lru_cache, partial
 from typing import Any
 
 from streamserve.dialects.fields import (
+    Fields,
     Reader,
     Table,
     any_object,
     boolean,
     conflict,
+    described,
     list_of,
+    object_of,
+    object_schema,
     one_of,
     read,
     refuse_unknown,
     required,
+    schema_of,
     text,
     wrong_value,
 )
@@ -48,19 +53,21 @@ MAX_CHOICES = 10_000  # their characters are bounded together
 @lru_cache(maxsize=8)
 def grammar(limits: Limits) -> Reader:
     """Return the reader of the native `grammar`; its value is a `Grammar`."""
-    table: Table = {
+    readers: Table = {
         "type": one_of(*GRAMMAR_KINDS),
         "schema": any_object,
         "pattern": text(1, limits.max_grammar_chars),
         "choices": list_of(text(1, limits.max_grammar_chars), low=1, high=MAX_CHOICES),
         "grammar": text(1, limits.max_grammar_chars),
     }
+    table = Fields(readers, "type")
 
+    @described(lambda: {"title": "Grammar", "anyOf": [schema_of(table["grammar"]), object_schema(table)]})
     def reader(value: Any, param: str) -> Grammar:
         if isinstance(value, str):
             return _of_source(table["grammar"](value, param))
         values = read(any_object(value, param), table, prefix=param + ".")
-        kind = required(values, "type", prefix=param + ".")
+        kind = values["type"]
         own = _FIELD_OF_KIND.get(kind)
         for name in values:
             if name not in ("type", own):
@@ -97,11 +104,13 @@ def response_format(limits: Limits) -> Reader:
         "schema": any_object,
         "strict": boolean,
     }
+    asked_kind = one_of("text", "json_object", "json_schema")
+    kinds = Fields({"type": asked_kind, "json_schema": object_of(table), "schema": any_object}, "type")
 
+    @described(lambda: {"title": "ResponseFormat", **object_schema(kinds)})
     def reader(value: Any, param: str) -> Grammar | None:
         asked = any_object(value, param)
-        kind = required(asked, "type", prefix=param + ".")
-        one_of("text", "json_object", "json_schema")(kind, param + ".type")
+        kind = asked_kind(required(asked, "type", prefix=param + "."), param + ".type")
         own = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema", "schema")}[kind]
         refuse_unknown(asked, dict.fromkeys(("type", *own), any_object), prefix=param + ".")
         if kind == "text":
@@ -192,10 +201,12 @@ def take_format(values: dict[str, Any]) -> str:
 def _readers(limits: Limits) -> dict[str, Reader]:
     source = text(1, limits.max_grammar_chars)
     choices = list_of(source, low=1, high=MAX_CHOICES)
-    return {"json": partial(_schema, limits=limits), "regex": source, "choice": choices, "grammar": source}
+    schema = described({"anyOf": [{"type": "object"}, {"type": "string"}]})(partial(_schema, limits=limits))
+    return {"json": schema, "regex": source, "choice": choices, "grammar": source}
 
 
 def _structured_outputs(table: Table, limits: Limits) -> Reader:
+    @described(lambda: object_schema(table))
     def reader(value: Any, param: str) -> Grammar:
         values = read(any_object(value, param), table, prefix=param + ".")
         if not values.get("json_object", True):
@@ -211,7 +222,11 @@ def _structured_outputs(table: Table, limits: Limits) -> Reader:
 
 
 def _of_kind(kind: str, one: Reader, limits: Limits) -> Reader:
-    return lambda value, param: grammar_of(kind, one(value, param), param, limits)
+    @described(lambda: schema_of(one))
+    def reader(value: Any, param: str) -> Grammar:
+        return grammar_of(kind, one(value, param), param, limits)
+
+    return reader
 
 
 def _schema(value: Any, param: str, limits: Limits) -> Mapping[str, Any]:

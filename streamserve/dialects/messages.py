@@ -11,16 +11,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from streamserve.dialects.fields import (
+    Fields,
     Reader,
     Table,
     any_object,
+    described,
     list_of,
+    nothing,
+    object_schema,
     one_of,
     read,
     required,
+    schema_of,
     shorten,
     text,
     wrong_type,
@@ -45,8 +51,14 @@ def messages(limits: Limits) -> Reader:
     """Read a conversation of 1 to `max_messages` turns and at most `max_prompt_chars` characters in all."""
 
     table = message_table(limits)
-    conversation = list_of(lambda turn, where: message_of(turn, where, table), low=1, high=limits.max_messages)
 
+    @described(lambda: {"title": "ChatMessage", **object_schema(table, is_open=True)})
+    def turn(value: Any, param: str) -> Message:
+        return message_of(value, param, table)
+
+    conversation = list_of(turn, low=1, high=limits.max_messages)
+
+    @described(lambda: schema_of(conversation))
     def reader(value: Any, param: str) -> tuple[Message, ...]:
         turns: tuple[Message, ...] = conversation(value, param)
         refuse_many_containers(turns, param, limits)
@@ -65,9 +77,11 @@ def known_fields(value: Any, table: Table, param: str) -> dict[str, Any]:
 def message_table(limits: Limits) -> Table:
     """Return the readers of a turn's fields."""
     some_text = text(0, limits.max_body_bytes)
-    return {
+    readers: dict[str, Reader] = {
         "role": one_of(*ROLES),
-        "content": lambda value, param: _content(value, param, some_text),
+        "content": described(lambda: {"anyOf": [schema_of(some_text), schema_of(_parts)]})(
+            partial(_content, some_text=some_text)
+        ),
         "name": some_text,
         "tool_call_id": some_text,
         "tool_calls": list_of(_tool_call, high=_MAX_TOOL_CALLS),
@@ -79,12 +93,13 @@ def message_table(limits: Limits) -> Table:
         "images": _unsupported,
         "function_call": _unsupported,
     }
+    return Fields(readers, "role")
 
 
 def message_of(value: Any, param: str, table: Table) -> Message:
     """Read one turn by `message_table`."""
     fields = known_fields(value, table, param)
-    role: str = required(fields, "role", prefix=param + ".")
+    role: str = fields["role"]
     for name, roles in _ONLY.items():
         if fields.get(name) and role not in roles:
             raise BadRequest(
@@ -118,11 +133,23 @@ def _content(value: Any, param: str, some_text: Reader) -> tuple[str, tuple[Mapp
         return str(some_text(value, param)), ()
     if not isinstance(value, list):
         wrong_type(value, param, "a string or an array of parts")
-    parts: list[Mapping[str, Any]] = list_of(_part, high=_MAX_PARTS)(value, param)
+    parts: list[Mapping[str, Any]] = _parts(value, param)
     texts = [part[TEXT_PARTS[part["type"]]] for part in parts if part["type"] in TEXT_PARTS]
     return "\n".join(texts), tuple(parts) if len(texts) < len(parts) else ()
 
 
+@described(
+    {
+        "title": "ContentPart",
+        "type": "object",
+        "properties": {
+            "type": {"type": "string", "enum": [*TEXT_PARTS, *OTHER_PARTS]},
+            **{name: {"type": "string"} for name in TEXT_PARTS.values()},
+            **{name: {} for name in OTHER_PARTS},
+        },
+        "required": ["type"],
+    }
+)
 def _part(value: Any, param: str) -> Mapping[str, Any]:
     """Read a content part. Its type is checked first: an unknown part is unsupported, not malformed."""
     part = any_object(value, param)
@@ -135,11 +162,15 @@ def _part(value: Any, param: str) -> Mapping[str, Any]:
     return {"type": kind, name: any_text(required(part, name, prefix=param + "."), f"{param}.{name}")}
 
 
+_parts = list_of(_part, high=_MAX_PARTS)
+
+
 def _not_text(kind: str, param: str) -> BadRequest:
     message = f"{param} is of type {shorten(kind)}; this server takes text only."
     return BadRequest(message, code="unsupported_content", param=param)
 
 
+@described({"type": "string"})
 def any_text(value: Any, param: str) -> str:
     """Read a string of any length."""
     if not isinstance(value, str):
@@ -147,29 +178,38 @@ def any_text(value: Any, param: str) -> str:
     return value
 
 
+@described({"anyOf": [{"type": "string"}, {"type": "object"}]})
+def _arguments(value: Any, param: str) -> str:
+    if isinstance(value, dict):
+        return arguments_text(value)
+    return any_text(value, param)
+
+
+_FUNCTION: Table = Fields({"name": text(1, 4_096), "arguments": _arguments}, "name")
+
+
+@described(lambda: object_schema(_FUNCTION, is_open=True))
+def _function(value: Any, param: str) -> dict[str, Any]:
+    return known_fields(value, _FUNCTION, param)
+
+
+_TOOL_CALL: Table = Fields({"id": any_text, "type": one_of("function"), "function": _function}, "function")
+
+
+@described(lambda: {"title": "ToolCall", **object_schema(_TOOL_CALL, is_open=True)})
 def _tool_call(value: Any, param: str) -> dict[str, Any]:
     """Read `{"id", "type": "function", "function": {"name", "arguments"}}`; the name is required.
 
     The arguments may be cut, no JSON, or absent, as a model has written them, and an object where a client has read
     them.
     """
-    table: Table = {"id": any_text, "type": one_of("function"), "function": any_object}
-    fields = known_fields(value, table, param)
-    inner = param + ".function"
-    parts: Table = {"name": text(1, 4_096), "arguments": _arguments}
-    function = known_fields(required(fields, "function", prefix=param + "."), parts, inner)
-    required(function, "name", prefix=inner + ".")
+    fields = known_fields(value, _TOOL_CALL, param)
+    function = fields["function"]
     return {
         "id": fields.get("id", ""),
         "type": "function",
         "function": {"name": function["name"], "arguments": function.get("arguments", "")},
     }
-
-
-def _arguments(value: Any, param: str) -> str:
-    if isinstance(value, dict):
-        return arguments_text(value)
-    return any_text(value, param)
 
 
 def arguments_text(value: Mapping[str, Any]) -> str:
@@ -184,6 +224,7 @@ def refuse_many_containers(turns: Sequence[Message], param: str, limits: Limits)
         raise too_many_containers(f"What {param} have as arguments of calls", limits, param)
 
 
+@nothing("Content that no model here takes.")
 def _unsupported(value: Any, param: str) -> Any:
     raise BadRequest(f"{param} is not supported.", code="unsupported_content", param=param)
 

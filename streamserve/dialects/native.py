@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 from streamserve.dialects.asked import ASKED, Asked, asked_of
 from streamserve.dialects.conversation import Ask, conversation_fields, take_ask
-from streamserve.dialects.fields import Reader, Table, boolean, conflict, integer, one_of, read, required, text
+from streamserve.dialects.fields import Fields, Reader, Table, boolean, conflict, integer, one_of, read, text
 from streamserve.dialects.fold import TRIMMED, Answer
 from streamserve.dialects.generate import build, request_fields, sampling_fields, scoring_fields
 from streamserve.dialects.named import NamedStream
@@ -43,8 +43,8 @@ Outline = Sequence[Citation | Status | Approval]
 FORMATS = ("native", "tokens", "text")
 MAX_SEQ = 2**53  # what JavaScript counts exactly
 _MAX_SEALED_CHARS = 100_000
-_STOP_FIELDS = {"seen_seq": integer(0, MAX_SEQ)}
-_ACK_FIELDS = {"reader": text(1, 32), "seq": integer(0, MAX_SEQ), "away": boolean}
+STOP_FIELDS: Table = {"seen_seq": integer(0, MAX_SEQ)}
+ACK_FIELDS: Table = Fields({"reader": text(1, 32), "seq": integer(0, MAX_SEQ), "away": boolean}, "reader", "seq")
 
 _OWN_FIELDS: Table = {"format": one_of(*FORMATS), **ASKED}
 
@@ -75,7 +75,7 @@ def parse(
     `unseal` opens `sealed_system`, the system prompt of a chat element's page. Without it that field is unknown; so are
     the fields of conversations, unless `in_conversations`.
     """
-    values = read(body, _fields(limits, has_page=unseal is not None, in_conversations=in_conversations))
+    values = read(body, body_fields(limits, has_page=unseal is not None, in_conversations=in_conversations))
     ask = take_ask(body, values) if in_conversations else None
     format = values.get("format", "native")
     if format != "native" and values.get("n", 1) > 1:
@@ -100,7 +100,7 @@ def parse(
 
 
 @lru_cache(maxsize=8)  # built once, as the tables that it is made of
-def _fields(limits: Limits, *, has_page: bool, in_conversations: bool) -> Mapping[str, Reader]:
+def body_fields(limits: Limits, *, has_page: bool, in_conversations: bool) -> Mapping[str, Reader]:
     """Return the readers of a body; pages of chat elements, and conversations, have fields of their own."""
     fields = {
         **sampling_fields(limits),
@@ -139,7 +139,7 @@ def parse_query(query: Mapping[str, str], limits: Limits, *, default_model: str)
 
 def parse_stop(body: Mapping[str, Any]) -> int | None:
     """Check a stop's body; return its `seen_seq`, the last event that was seen."""
-    seen_seq: int | None = read(body, _STOP_FIELDS).get("seen_seq")
+    seen_seq: int | None = read(body, STOP_FIELDS).get("seen_seq")
     return seen_seq
 
 
@@ -153,8 +153,8 @@ class Ack(NamedTuple):
 
 def parse_ack(body: Mapping[str, Any]) -> Ack:
     """Check an acknowledgement's body."""
-    fields = read(body, _ACK_FIELDS)
-    return Ack(required(fields, "reader"), required(fields, "seq"), fields.get("away", False))
+    fields = read(body, ACK_FIELDS)
+    return Ack(fields["reader"], fields["seq"], fields.get("away", False))
 
 
 def meta_of(stream: NamedStream) -> Meta:

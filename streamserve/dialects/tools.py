@@ -13,14 +13,19 @@ from functools import lru_cache
 from typing import Any
 
 from streamserve.dialects.fields import (
+    Fields,
     Reader,
     Table,
     any_object,
     boolean,
+    described,
     list_of,
+    object_of,
+    object_schema,
     one_of,
     read,
     required,
+    schema_of,
     shorten,
     text,
     wire_object,
@@ -59,13 +64,31 @@ def with_tools(request: GenerateRequest, values: Mapping[str, Any]) -> GenerateR
 
 def tools(limits: Limits) -> Reader:
     """Return the reader of `tools`."""
-    return several_tools(lambda value, param: _tool(value, param, limits), limits)
+    function = Fields(
+        {
+            "name": tool_name,
+            "description": text(0, limits.max_prompt_chars),
+            "parameters": schema_of_arguments,
+            "strict": boolean,
+        },
+        "name",
+    )
+    own = Fields(
+        {"type": one_of("function"), "function": object_of(function), "cache_control": any_object}, "type", "function"
+    )
+
+    @described(lambda: {"title": "Tool", **object_schema(own)})
+    def one(value: Any, param: str) -> Tool:
+        return _tool(value, param, own)
+
+    return several_tools(one, limits)
 
 
 def several_tools(one: Reader, limits: Limits) -> Reader:
     """Return a reader of functions with names of their own, of `max_prompt_chars` characters in all."""
     several = list_of(one, high=limits.max_tools)
 
+    @described(lambda: schema_of(several))
     def reader(value: Any, param: str) -> tuple[Tool, ...]:
         found: tuple[Tool, ...] = several(value, param)
         _refuse_twice([tool.name for tool in found], param)
@@ -80,23 +103,20 @@ def several_tools(one: Reader, limits: Limits) -> Reader:
     return reader
 
 
-def tool_choice(value: Any, param: str) -> ToolChoice:
+def _read_choice(value: Any, param: str) -> ToolChoice:
     """Read a mode, one function by its name, or `allowed_tools`: a mode and the functions that it is about."""
     if isinstance(value, str):
-        mode = one_of(*MODES, _ANY)(value, param)
+        mode = _mode(value, param)
         return ToolChoice(mode="required" if mode == _ANY else mode)
     if not isinstance(value, dict):
         wrong_type(value, param, f"one of {', '.join(MODES)}, or an object")
     kind = one_of("function", "allowed_tools")(required(value, "type", prefix=param + "."), param + ".type")
     if kind == "function":
         return ToolChoice(mode="required", names=(_function_name(value, param),))
-    fields = read(value, {"type": one_of(kind), kind: any_object}, prefix=param + ".")
-    where = f"{param}.{kind}"
-    table: Table = {"mode": one_of("auto", "required"), "tools": list_of(_function_name, low=1, high=_MAX_ALLOWED)}
-    allowed = read(required(fields, kind, prefix=param + "."), table, prefix=where + ".")
-    names: tuple[str, ...] = required(allowed, "tools", prefix=where + ".")
-    _refuse_twice(names, where + ".tools")
-    return ToolChoice(mode=required(allowed, "mode", prefix=where + "."), names=names)
+    allowed = read(value, _ALLOWED, prefix=param + ".")[kind]
+    names: tuple[str, ...] = allowed["tools"]
+    _refuse_twice(names, f"{param}.{kind}.tools")
+    return ToolChoice(mode=allowed["mode"], names=names)
 
 
 def check_choice(choice: ToolChoice, offered: Sequence[Tool], param: str) -> None:
@@ -113,7 +133,7 @@ def check_choice(choice: ToolChoice, offered: Sequence[Tool], param: str) -> Non
             )
 
 
-def _tool(value: Any, param: str, limits: Limits) -> Tool:
+def _tool(value: Any, param: str, table: Table) -> Tool:
     """Read one tool. Its type is checked first: a custom tool is unsupported, not malformed."""
     tool = any_object(value, param)
     kind = text(1, 64)(required(tool, "type", prefix=param + "."), param + ".type")
@@ -123,20 +143,10 @@ def _tool(value: Any, param: str, limits: Limits) -> Tool:
             code="unsupported_parameter",
             param=param + ".type",
         )
-    own: Table = {"type": one_of("function"), "function": any_object, "cache_control": any_object}
-    outer = read(tool, own, prefix=param + ".")
-    inner = param + ".function."
-    table: Table = {
-        "name": tool_name,
-        "description": text(0, limits.max_prompt_chars),
-        "parameters": schema_of_arguments,
-        "strict": boolean,
-    }
-    fields = read(required(outer, "function", prefix=param + "."), table, prefix=inner)
-    required(fields, "name", prefix=inner)
-    return Tool(**fields)
+    return Tool(**read(tool, table, prefix=param + ".")["function"])
 
 
+@described({"type": "object", "properties": {"type": {"enum": ["object"]}}})
 def schema_of_arguments(value: Any, param: str) -> Mapping[str, Any]:
     """Read the schema of a function's arguments, which are an object."""
     schema = wire_object(value, param)
@@ -145,14 +155,7 @@ def schema_of_arguments(value: Any, param: str) -> Mapping[str, Any]:
     return schema
 
 
-def _function_name(value: Any, param: str) -> str:
-    """Read `{"type": "function", "function": {"name": …}}`."""
-    fields = read(any_object(value, param), {"type": one_of("function"), "function": any_object}, prefix=param + ".")
-    inner = param + ".function."
-    function = read(required(fields, "function", prefix=param + "."), {"name": tool_name}, prefix=inner)
-    return str(required(function, "name", prefix=inner))
-
-
+@described({"type": "string", "pattern": f"^{_NAME.pattern}$"})
 def tool_name(value: Any, param: str) -> str:
     """Read the name of a function."""
     if not isinstance(value, str):
@@ -160,6 +163,28 @@ def tool_name(value: Any, param: str) -> str:
     if not _NAME.fullmatch(value):
         wrong_value(param, _NAME_RULE)
     return value
+
+
+_NAMED: Table = Fields(
+    {"type": one_of("function"), "function": object_of(Fields({"name": tool_name}, "name"))}, "function"
+)
+
+
+@described(lambda: object_schema(_NAMED))
+def _function_name(value: Any, param: str) -> str:
+    """Read `{"type": "function", "function": {"name": …}}`."""
+    return str(read(any_object(value, param), _NAMED, prefix=param + ".")["function"]["name"])
+
+
+_mode = one_of(*MODES, _ANY)
+_SOME = Fields(
+    {"mode": one_of("auto", "required"), "tools": list_of(_function_name, low=1, high=_MAX_ALLOWED)}, "tools", "mode"
+)
+_ALLOWED: Table = Fields({"type": one_of("allowed_tools"), "allowed_tools": object_of(_SOME)}, "allowed_tools")
+_CHOICES = (Fields(_NAMED, "type", "function"), Fields(_ALLOWED, "type", "allowed_tools"))
+tool_choice: Reader = described({"title": "ToolChoice", "anyOf": [schema_of(_mode), *map(object_schema, _CHOICES)]})(
+    _read_choice
+)
 
 
 def _refuse_twice(names: Sequence[str], param: str) -> None:

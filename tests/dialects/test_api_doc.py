@@ -9,7 +9,7 @@ import pytest
 from streamserve.dialects.asked import ON_DISCONNECT
 from streamserve.dialects.messages import message_table
 from streamserve.dialects.native import FORMATS
-from streamserve.dialects.openai.request import _table
+from streamserve.dialects.openai.request import body_fields
 from streamserve.protocol import events
 from streamserve.protocol.limits import Limits
 
@@ -18,7 +18,7 @@ DOC = "".join((DOCS / f"{name}.md").read_text() for name in ("streams", "events"
 WITHOUT_BLOCKS = re.sub(r"```.*?```", "", DOC, flags=re.DOTALL)
 NAMED = set(re.findall(r"[a-z0-9_]+", " ".join(re.findall(r"`[^`]+`", WITHOUT_BLOCKS))))
 SOURCES = {
-    "fields": [*_table(Limits()), "format", "on_disconnect", *FORMATS, *ON_DISCONNECT],
+    "fields": [*body_fields(Limits()), "format", "on_disconnect", *FORMATS, *ON_DISCONNECT],
     "message fields": message_table(Limits()),
     "finish reasons": events.FINISH_REASONS,
     "events": [*(event.type for event in get_args(events.Event)), "farewell"],

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from streamserve.dialects import native
 from streamserve.dialects.generate import request_fields, sampling_fields
 from streamserve.dialects.openai import request as openai_request
-from streamserve.dialects.openai.request import _table
+from streamserve.dialects.openai.request import body_fields
 from streamserve.protocol.errors import PromptTooLong, StreamserveError
 from streamserve.protocol.json_body import decode_json
 from streamserve.protocol.limits import Limits
@@ -70,7 +70,7 @@ def test_what_the_server_judges_is_otherwise_right(bad: BadBody):
         assert parse(dialect, bad.body).messages
 
 
-FIELDS = sorted({*_table(LIMITS), "format", "on_disconnect"})
+FIELDS = sorted({*body_fields(LIMITS), "format", "on_disconnect"})
 WORDS = st.sampled_from(["user", "text", "low", "auto", "none"])
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | WORDS
 KEYS = st.text() | st.sampled_from(["role", "content", "type", "text", "tool_calls", "function", "name", "arguments"])
@@ -111,5 +111,5 @@ def test_every_field_is_in_the_corpus():
     """The corpus has a body for each field of the tables."""
     params = {bad.param for bad in CORPUS}
     exempt = {"cache_control", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort"}
-    missing = {*sampling_fields(LIMITS), *request_fields(LIMITS), *_table(LIMITS)} - params - exempt
+    missing = {*sampling_fields(LIMITS), *request_fields(LIMITS), *body_fields(LIMITS)} - params - exempt
     assert not missing

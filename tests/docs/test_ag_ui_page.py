@@ -14,7 +14,7 @@ from django.test import override_settings
 
 from streamserve.clients.pipeline.client import forget
 from streamserve.dialects.ag_ui.events import CITATION, STATUS
-from streamserve.dialects.ag_ui.request import _fields
+from streamserve.dialects.ag_ui.request import body_fields
 from streamserve.protocol.limits import Limits
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
@@ -59,5 +59,5 @@ def test_the_page_names_it_all() -> None:
     named = set(re.findall(r"`([^`\n]+)`", text))
     own = {CITATION, STATUS, "RUN_STARTED", "RUN_FINISHED", "RUN_ERROR", "STATE_SNAPSHOT", "STATE_DELTA", "CUSTOM"}
     shown = {"STEP_STARTED", "STEP_FINISHED", "TOOL_CALL_RESULT", "TEXT_MESSAGE_START", "REASONING_START"}
-    fields = set(_fields(Limits())) - {"parentRunId", "protocolVersion"}
+    fields = set(body_fields(Limits())) - {"parentRunId", "protocolVersion"}
     assert own | shown | fields <= named

@@ -17,13 +17,18 @@ from typing import Any, NoReturn
 
 from streamserve.dialects.asked import ASKED, Asked, asked_of
 from streamserve.dialects.fields import (
+    Fields,
     Reader,
     Table,
     any_object,
+    anything,
+    described,
     list_of,
+    object_schema,
     one_of,
     read,
     required,
+    schema_of,
     text,
     wire_object,
     wrong_type,
@@ -82,14 +87,14 @@ class RunRequest(Asked):
 
 def parse(body: Mapping[str, Any], limits: Limits, *, model: str, is_pipeline: bool) -> RunRequest:
     """Check every field of a body; raise `BadRequest` naming the first wrong field."""
-    table = _fields(limits)
-    values = read({name: body[name] for name in body if name in table}, table)
+    table = body_fields(limits)
+    values = _some(body, "", table)
     forwarded: dict[str, Any] = values.get("forwardedProps", {})
     known = _forwarded(limits)
     given = read({name: forwarded[name] for name in forwarded if name in known}, known, prefix="forwardedProps.")
-    sent = (*_context(values.get("context", ())), *required(values, "messages"))
+    sent = (*_context(values.get("context", ())), *values["messages"])
     refuse_too_long([one.message for one in sent], "messages", limits)
-    thread_id, run_id = required(values, "threadId"), required(values, "runId")
+    thread_id, run_id = values["threadId"], values["runId"]
     fields: dict[str, Any] = {"model": model, "messages": (), **given}
     if is_pipeline:
         fields |= {"input": forwarded, "state": values.get("state", {})}
@@ -107,20 +112,22 @@ def parse(body: Mapping[str, Any], limits: Limits, *, model: str, is_pipeline: b
 
 
 @lru_cache(maxsize=8)
-def _fields(limits: Limits) -> Table:
+def body_fields(limits: Limits) -> Table:
+    """Return the readers of a body's fields."""
     messages = _messages(limits)
-    return {
+    readers = {
         "threadId": text(1, _MAX_ID_CHARS),
         "runId": text(1, _MAX_ID_CHARS),
         "parentRunId": any_text,
         "protocolVersion": any_text,
         "messages": messages,
-        "tools": several_tools(lambda value, param: _tool(value, param, limits), limits),
-        "context": list_of(lambda value, param: _one_context(value, param, limits), high=_MAX_CONTEXTS),
+        "tools": several_tools(_one_tool(limits), limits),
+        "context": list_of(_one_context(limits), high=_MAX_CONTEXTS),
         "state": run_state,
         "forwardedProps": wire_object,
         "resume": list_of(_answer, high=_MAX_INTERRUPTS),
     }
+    return Fields(readers, "messages", "threadId", "runId")
 
 
 @lru_cache(maxsize=8)
@@ -133,25 +140,30 @@ def _forwarded(limits: Limits) -> Table:
 def _some(value: Any, param: str, table: Table) -> dict[str, Any]:
     """Return the checked fields of an object that `table` has; other fields are left out."""
     given = any_object(value, param)
-    return read({name: given[name] for name in given if name in table}, table, prefix=param + ".")
+    return read({name: given[name] for name in given if name in table}, table, prefix=f"{param}." if param else "")
 
 
-def _tool(value: Any, param: str, limits: Limits) -> Tool:
-    table: Table = {
-        "name": tool_name,
-        "description": text(0, limits.max_prompt_chars),
-        "parameters": schema_of_arguments,
-    }
-    fields = _some(value, param, table)
-    required(fields, "name", prefix=param + ".")
-    return Tool(**fields)
-
-
-def _one_context(value: Any, param: str, limits: Limits) -> str:
+def _one_tool(limits: Limits) -> Reader:
     some_text = text(0, limits.max_prompt_chars)
-    fields = _some(value, param, {"description": some_text, "value": some_text})
-    named = [required(fields, name, prefix=param + ".") for name in ("description", "value")]
-    return ": ".join(one for one in named if one)
+    table = Fields({"name": tool_name, "description": some_text, "parameters": schema_of_arguments}, "name")
+
+    @described(lambda: {"title": "RunTool", **object_schema(table, is_open=True)})
+    def reader(value: Any, param: str) -> Tool:
+        return Tool(**_some(value, param, table))
+
+    return reader
+
+
+def _one_context(limits: Limits) -> Reader:
+    some_text = text(0, limits.max_prompt_chars)
+    table = Fields({"description": some_text, "value": some_text}, "description", "value")
+
+    @described(lambda: object_schema(table, is_open=True))
+    def reader(value: Any, param: str) -> str:
+        fields = _some(value, param, table)
+        return ": ".join(fields[name] for name in ("description", "value") if fields[name])
+
+    return reader
 
 
 def _context(lines: Sequence[str]) -> tuple[SentMessage, ...]:
@@ -166,8 +178,15 @@ def _context(lines: Sequence[str]) -> tuple[SentMessage, ...]:
 
 def _messages(limits: Limits) -> Reader:
     table = message_table(limits)
-    several = list_of(lambda value, param: _message(value, param, table), high=limits.max_messages)
+    properties = {"role": schema_of(one_of(*_ROLES)), "id": schema_of(text(1, _MAX_ID_CHARS)), "content": {}}
 
+    @described({"title": "RunMessage", "type": "object", "properties": properties, "required": ["role", "id"]})
+    def one(value: Any, param: str) -> SentMessage | None:
+        return _message(value, param, table)
+
+    several = list_of(one, high=limits.max_messages)
+
+    @described(lambda: schema_of(several))
     def reader(value: Any, param: str) -> tuple[SentMessage, ...]:
         sent = tuple(one for one in several(value, param) if one is not None)
         refuse_many_containers([one.message for one in sent], param, limits)
@@ -241,19 +260,21 @@ def _unsupported(param: str, kind: str) -> NoReturn:
 # Answers to interrupts
 
 
+_status = one_of("resolved", "cancelled")
+_RESUME: Table = Fields(
+    {"interruptId": text(1, 1_024), "status": _status, "payload": anything, "metadata": any_object},
+    *("interruptId", "status"),
+)
+
+
+@described(lambda: object_schema(_RESUME, is_open=True))
 def _answer(value: Any, param: str) -> tuple[str, Approved]:
     """Return the interrupted stream's id, and what its user answers to one call."""
-    table: Table = {
-        "interruptId": text(1, 1_024),
-        "status": one_of("resolved", "cancelled"),
-        "payload": lambda value, param: value,
-        "metadata": any_object,
-    }
-    fields = _some(value, param, table)
-    stream_id, _, call_id = required(fields, "interruptId", prefix=param + ".").partition(PIECE)
+    fields = _some(value, param, _RESUME)
+    stream_id, _, call_id = fields["interruptId"].partition(PIECE)
     if not is_stream_id(stream_id) or not call_id:
         wrong_value(param + ".interruptId", "is the id of no interrupt of this server")
-    if required(fields, "status", prefix=param + ".") == "cancelled":
+    if fields["status"] == "cancelled":
         return stream_id, Approved(id=call_id, allow=False)
     allow, message = _payload(fields.get("payload"), param + ".payload")
     return stream_id, Approved(id=call_id, allow=allow, message=message)

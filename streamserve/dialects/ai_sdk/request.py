@@ -19,14 +19,18 @@ from typing import Any
 from streamserve.dialects.ai_sdk.message import result_text
 from streamserve.dialects.asked import ASKED, Asked, asked_of
 from streamserve.dialects.fields import (
+    Fields,
     Reader,
     Table,
     any_object,
     conflict,
+    described,
     list_of,
+    object_schema,
     one_of,
     read,
     required,
+    schema_of,
     text,
     wrong_type,
     wrong_value,
@@ -88,8 +92,8 @@ class _UIMessage:
 
 def parse(body: Mapping[str, Any], limits: Limits) -> ChatRequest:
     """Check every field of a body; raise `BadRequest` naming the first wrong field."""
-    values = read(body, _fields(limits))
-    chat_id: str = required(values, "id")
+    values = read(body, body_fields(limits))
+    chat_id: str = values["id"]
     if "message" in values:
         if "messages" in values:
             raise conflict("Send messages, or message, the last of them alone.", "message")
@@ -130,30 +134,32 @@ def _answered(found: tuple[_UIMessage, ...], *, regenerates: bool) -> tuple[_UIM
 
 
 @lru_cache(maxsize=8)
-def _fields(limits: Limits) -> Table:
+def body_fields(limits: Limits) -> Table:
     """Return the readers of a body: the fields of `POST /streams`, but for those of its prompt."""
     native = {**sampling_fields(limits), **request_fields(limits), **tool_fields(limits), **ASKED}
     one = _ui_message(limits)
-    return {
+    readers = {
         **{name: reader for name, reader in native.items() if name not in _NOT_HERE},
         "tools": _tools(native["tools"]),
         "on_disconnect": one_of(*ON_DISCONNECT),
-        "id": _id_text,
+        "id": text(1, 200),
         "messages": list_of(one, low=1, high=limits.max_messages),
         "message": one,
         "trigger": one_of(*TRIGGERS),
         "messageId": any_text,
     }
-
-
-def _id_text(value: Any, param: str) -> str:
-    return str(text(1, 200)(value, param))
+    return Fields(readers, "id")
 
 
 def _tools(native: Reader) -> Reader:
     """Read tools as a list, as POST /streams has them, or by name: {NAME: {description, inputSchema}}."""
     table: Table = {"description": any_text, "inputSchema": any_object, "parameters": any_object}
 
+    @described(
+        lambda: {
+            "anyOf": [schema_of(native), {"type": "object", "additionalProperties": object_schema(table)}],
+        }
+    )
     def reader(value: Any, param: str) -> Any:
         if not isinstance(value, dict):
             return native(value, param)
@@ -171,7 +177,12 @@ def _tools(native: Reader) -> Reader:
 def _ui_message(limits: Limits) -> Reader:
     words = text(0, limits.max_body_bytes)
     parts = list_of(any_object, high=_MAX_PARTS)
+    fields = {"role": schema_of(one_of(*_ROLES)), "id": {"type": "string", "maxLength": _MAX_ID_CHARS}}
+    part = {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
+    several = {"anyOf": [{**schema_of(parts), "items": part}, {"type": "null"}]}
+    properties = {**fields, "parts": several, "content": {}}
 
+    @described({"title": "UIMessage", "type": "object", "properties": properties, "required": ["role"]})
     def reader(value: Any, param: str) -> _UIMessage:
         given = any_object(value, param)
         role = one_of(*_ROLES)(required(given, "role", prefix=param + "."), param + ".role")

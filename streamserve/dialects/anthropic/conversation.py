@@ -13,12 +13,16 @@ from itertools import groupby
 from typing import Any
 
 from streamserve.dialects.fields import (
+    Fields,
     Reader,
     Table,
     any_object,
+    anything,
+    described,
     list_of,
     one_of,
     required,
+    schema_of,
     shorten,
     text,
     wrong_type,
@@ -40,17 +44,13 @@ _KINDS = {
 _KNOWN = frozenset(kind for kinds in _KINDS.values() for kind in kinds)
 
 
-def _anything(value: Any, param: str) -> Any:
-    return value
-
-
 # The fields of each kind that are read; clients send a reply's other fields back with the history.
 _TABLES: dict[str, Table] = {
     "text": {"text": any_text},
     "thinking": {"thinking": any_text},
     "redacted_thinking": {},
     "tool_use": {"id": _NAME, "name": _NAME, "input": any_object},
-    "tool_result": {"tool_use_id": _NAME, "content": _anything},
+    "tool_result": {"tool_use_id": _NAME, "content": anything},
 }
 _REQUIRED = {
     "text": ("text",),
@@ -81,6 +81,7 @@ def messages(limits: Limits) -> Reader:
     """Return the reader of `messages`: 1 to `max_messages` turns, `max_prompt_chars` characters in all."""
     turns = list_of(_turn, low=1, high=limits.max_messages)
 
+    @described(lambda: schema_of(turns))
     def reader(value: Any, param: str) -> tuple[Message, ...]:
         found = tuple(_as_messages(turns(value, param)))
         refuse_too_long(found, param, limits)
@@ -89,17 +90,46 @@ def messages(limits: Limits) -> Reader:
     return reader
 
 
+_BLOCK = {
+    "title": "MessageBlock",
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": sorted(_KNOWN)},
+        "text": {"type": ["string", "null"]},
+        "thinking": {"type": ["string", "null"]},
+        "id": {"type": ["string", "null"]},
+        "name": {"type": ["string", "null"]},
+        "input": {"type": ["object", "null"]},
+        "tool_use_id": {"type": ["string", "null"]},
+        "content": {},
+    },
+    "required": ["type"],
+}
+_BLOCKS = {"anyOf": [{"type": "string"}, {"type": "array", "items": _BLOCK, "maxItems": _MAX_BLOCKS}]}
+
+
+@described(_BLOCKS)
 def system(value: Any, param: str) -> str:
     """Read the system prompt: a string, or blocks of text."""
     return _joined(_blocks(value, param, SYSTEM))
 
 
+_role = one_of(*_KINDS)
+_TURN: Table = Fields({"role": _role, "content": anything}, "role", "content")
+
+
+@described(
+    {
+        "title": "MessageTurn",
+        "type": "object",
+        "properties": {"role": schema_of(_role), "content": _BLOCKS},
+        "required": ["role", "content"],
+    }
+)
 def _turn(value: Any, param: str) -> _Turn:
-    table: Table = {"role": one_of(*_KINDS), "content": _anything}
-    fields = known_fields(value, table, param)
-    role: str = required(fields, "role", prefix=param + ".")
-    content = required(fields, "content", prefix=param + ".")
-    return _Turn(role=role, blocks=_blocks(content, param + ".content", role), param=param)
+    fields = known_fields(value, _TURN, param)
+    role: str = fields["role"]
+    return _Turn(role=role, blocks=_blocks(fields["content"], param + ".content", role), param=param)
 
 
 def _blocks(value: Any, param: str, role: str) -> tuple[_Block, ...]:

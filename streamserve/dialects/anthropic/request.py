@@ -16,18 +16,23 @@ from typing import Any
 from streamserve.dialects.anthropic import conversation
 from streamserve.dialects.asked import ASKED, Asked, asked_of, take_tier
 from streamserve.dialects.fields import (
+    Fields,
     Reader,
     Table,
     any_list,
     any_object,
     boolean,
     conflict,
+    described,
     integer,
     list_of,
+    nullable,
     object_of,
+    object_schema,
     one_of,
     read,
     required,
+    schema_of,
     shorten,
     text,
 )
@@ -83,7 +88,7 @@ def parse(
     body: Mapping[str, Any], limits: Limits, *, default_model: str, needs_max_tokens: bool = True
 ) -> MessagesRequest:
     """Check every field of a body; raise `BadRequest` naming the first wrong field."""
-    values = read(body, _table(limits))
+    values = read(body, body_fields(limits))
     if needs_max_tokens:
         required(values, "max_tokens")
     _refuse_long_thinking(values, body.get("max_tokens"))
@@ -124,11 +129,17 @@ def parse_count(body: Mapping[str, Any], limits: Limits, *, default_model: str) 
 
 
 @lru_cache(maxsize=8)
-def _table(limits: Limits) -> Table:
+def body_fields(limits: Limits) -> Table:
+    """Return the readers of a body's fields."""
     shared = {**sampling_fields(limits), **request_fields(limits)}
+
+    @described(lambda: _with_nulls(schema_of(shared["metadata"])))
+    def metadata(value: Any, param: str) -> Any:
+        return shared["metadata"](_without_nulls(value), param)
+
     return {
         **{name: shared[name] for name in (*_SHARED_SAMPLING, *_SHARED)},
-        "metadata": lambda value, param: shared["metadata"](_without_nulls(value), param),
+        "metadata": metadata,
         "max_tokens": most_tokens(limits),
         "messages": conversation.messages(limits),
         "system": conversation.system,
@@ -137,7 +148,7 @@ def _table(limits: Limits) -> Table:
         "stream": boolean,
         **ASKED,
         "thinking": _thinking,
-        "tools": several_tools(lambda value, param: _tool(value, param, limits), limits),
+        "tools": several_tools(_one_tool(limits), limits),
         "tool_choice": _tool_choice,
         "output_config": object_of({"effort": one_of(*_LEVELS), "format": _format(limits)}),
         "service_tier": one_of(*_TIERS),
@@ -166,16 +177,23 @@ def _conversation(turns: tuple[Message, ...], system: str, limits: Limits) -> di
     return {"messages": turns, "continue_final_message": is_prefill}
 
 
+_shown = one_of("summarized", "omitted")
+_KINDS: Mapping[str, Table] = {
+    "enabled": Fields(
+        {"type": one_of("enabled"), "budget_tokens": integer(1, _MAX_BUDGET), "display": _shown},
+        *("type", "budget_tokens"),
+    ),
+    "disabled": Fields({"type": one_of("disabled")}, "type"),
+    "adaptive": Fields({"type": one_of("adaptive"), "display": _shown}, "type"),
+}
+
+
+@described(lambda: {"title": "Thinking", "anyOf": [object_schema(table) for table in _KINDS.values()]})
 def _thinking(value: Any, param: str) -> dict[str, Any]:
     """Return `kwargs` for the chat template, and `budget_tokens` and `display` if there are such."""
     thinking = any_object(value, param)
-    kind = required(thinking, "type", prefix=param + ".")
-    one_of("enabled", "disabled", "adaptive")(kind, param + ".type")
-    budget = {"budget_tokens": integer(1, _MAX_BUDGET)} if kind == "enabled" else {}
-    shown = {} if kind == "disabled" else {"display": one_of("summarized", "omitted")}
-    fields = read(thinking, {"type": one_of(kind), **budget, **shown}, prefix=param + ".")
-    if kind == "enabled":
-        required(fields, "budget_tokens", prefix=param + ".")
+    kind = one_of(*_KINDS)(required(thinking, "type", prefix=param + "."), param + ".type")
+    fields = read(thinking, _KINDS[kind], prefix=param + ".")
     return {**fields, "kwargs": {"enabled": _ON, "disabled": _OFF, "adaptive": {}}[kind]}
 
 
@@ -248,27 +266,17 @@ def _has_thinking(turn: Mapping[str, Any]) -> bool:
 
 def _format(limits: Limits) -> Reader:
     """Return the reader of `output_config.format`: a schema that the text matches."""
-    table: Table = {"type": one_of("json_schema"), "schema": any_object}
+    table: Table = Fields({"type": one_of("json_schema"), "schema": any_object}, "type", "schema")
 
+    @described(lambda: object_schema(table))
     def reader(value: Any, param: str) -> Grammar:
         fields = read(any_object(value, param), table, prefix=param + ".")
-        required(fields, "type", prefix=param + ".")
-        return schema_grammar(required(fields, "schema", prefix=param + "."), param + ".schema", limits)
+        return schema_grammar(fields["schema"], param + ".schema", limits)
 
     return reader
 
 
-def _tool(value: Any, param: str, limits: Limits) -> Tool:
-    """Read one tool. Its type is checked first: a tool that the public API itself runs is unsupported."""
-    tool = any_object(value, param)
-    kind = tool.get("type")
-    if kind is not None and text(1, 64)(kind, param + ".type") != "custom":
-        raise BadRequest(
-            f"{param} is of type {shorten(kind)}, which this server does not have. Send a function: name, description "
-            "and input_schema.",
-            code="unsupported_parameter",
-            param=param + ".type",
-        )
+def _one_tool(limits: Limits) -> Reader:
     table: Table = {
         "type": one_of("custom"),
         "name": tool_name,
@@ -282,26 +290,57 @@ def _tool(value: Any, param: str, limits: Limits) -> Tool:
         "allowed_callers": any_list,
         "defer_loading": boolean,
     }
+    fields = Fields(table, "name", "input_schema")
+
+    @described(lambda: {"title": "MessageTool", **object_schema(fields)})
+    def reader(value: Any, param: str) -> Tool:
+        return _tool(value, param, fields)
+
+    return reader
+
+
+def _tool(value: Any, param: str, table: Table) -> Tool:
+    """Read one tool. Its type is checked first: a tool that the public API itself runs is unsupported."""
+    tool = any_object(value, param)
+    kind = tool.get("type")
+    if kind is not None and text(1, 64)(kind, param + ".type") != "custom":
+        raise BadRequest(
+            f"{param} is of type {shorten(kind)}, which this server does not have. Send a function: name, description "
+            "and input_schema.",
+            code="unsupported_parameter",
+            param=param + ".type",
+        )
     fields = read(tool, table, prefix=param + ".")
     return Tool(
-        name=required(fields, "name", prefix=param + "."),
+        name=fields["name"],
         description=fields.get("description", ""),
-        parameters=required(fields, "input_schema", prefix=param + "."),
+        parameters=fields["input_schema"],
         strict=fields.get("strict", False),
     )
 
 
+_PARALLEL: Table = {"disable_parallel_tool_use": boolean}
+_CHOICES: Mapping[str, Table] = {
+    "auto": Fields({"type": one_of("auto"), **_PARALLEL}, "type"),
+    "any": Fields({"type": one_of("any"), **_PARALLEL}, "type"),
+    "none": Fields({"type": one_of("none")}, "type"),
+    "tool": Fields({"type": one_of("tool"), **_PARALLEL, "name": tool_name}, "type", "name"),
+}
+
+
+@described(lambda: {"title": "MessageToolChoice", "anyOf": [object_schema(table) for table in _CHOICES.values()]})
 def _tool_choice(value: Any, param: str) -> tuple[ToolChoice, bool]:
     """Read which tools may or must be called, and whether several may be."""
     choice = any_object(value, param)
-    kind = required(choice, "type", prefix=param + ".")
-    one_of(*_MODES)(kind, param + ".type")
-    own: dict[str, Reader] = {} if kind == "none" else {"disable_parallel_tool_use": boolean}
-    if kind == "tool":
-        own["name"] = tool_name
-    fields = read(choice, {"type": one_of(kind), **own}, prefix=param + ".")
-    names = (required(fields, "name", prefix=param + "."),) if kind == "tool" else ()
+    kind = one_of(*_MODES)(required(choice, "type", prefix=param + "."), param + ".type")
+    fields = read(choice, _CHOICES[kind], prefix=param + ".")
+    names = (fields["name"],) if kind == "tool" else ()
     return ToolChoice(mode=_MODES[kind], names=names), not fields.get("disable_parallel_tool_use", False)
+
+
+def _with_nulls(schema: Mapping[str, Any]) -> dict[str, Any]:
+    own = schema["additionalProperties"]
+    return {**{name: schema[name] for name in ("type",)}, "additionalProperties": nullable(own)}
 
 
 def _without_nulls(value: Any) -> Any:
@@ -311,6 +350,7 @@ def _without_nulls(value: Any) -> Any:
 def _unsupported(way_out: str, *allowed: Any, code: str = "unsupported_parameter") -> Reader:
     """Refuse every value but the `allowed` values, which have no effect."""
 
+    @described({"enum": [*allowed, None], "description": way_out})
     def reader(value: Any, param: str) -> None:
         if value not in allowed:
             raise BadRequest(f"{param} is not supported by this server. {way_out}", code=code, param=param)

@@ -21,7 +21,21 @@ from streamserve.dialects.batches import (
     RowResult,
     Unrun,
 )
-from streamserve.dialects.fields import Reader, integer, one_of, plain_text, read, required, text, wrong_value
+from streamserve.dialects.fields import (
+    Fields,
+    Reader,
+    Table,
+    described,
+    digits,
+    integer,
+    object_schema,
+    one_of,
+    plain_text,
+    read,
+    schema_of,
+    text,
+    wrong_value,
+)
 from streamserve.dialects.generate import metadata
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.limits import Limits
@@ -35,53 +49,63 @@ _ANCHOR = "created_at"
 _MAX_ID_CHARS = 64
 
 
-def parse_upload(fields: Mapping[str, str]) -> int | None:
-    """Check the fields of an upload's form beside `file`; return after how many seconds the file expires, or None."""
-    table: dict[str, Reader] = {
-        "purpose": text(1, 64),
-        "expires_after[anchor]": one_of(_ANCHOR),
-        "expires_after[seconds]": _seconds,
-    }
-    values = read(fields, table)
-    if "purpose" not in values:
-        raise BadRequest(f"purpose is missing. Send purpose={PURPOSE}.", code="missing_field", param="purpose")
-    if values["purpose"] != PURPOSE:
-        message = f"Files are accepted for batches only: send purpose={PURPOSE}."
-        raise BadRequest(message, code="invalid_value", param="purpose")
-    return values.get("expires_after[seconds]")
-
-
-def expires_after(value: Any, param: str) -> int:
-    """Read `{"anchor": "created_at", "seconds": …}`."""
-    table = {"anchor": one_of(_ANCHOR), "seconds": integer(MIN_EXPIRES_SECONDS, MAX_EXPIRES_SECONDS)}
-    if not isinstance(value, Mapping):
-        raise BadRequest(f"{param} must be an object.", code="invalid_type", param=param)
-    values = read(value, table, prefix=f"{param}.")
-    if set(values) != set(table):
-        raise BadRequest(f"{param} needs anchor and seconds.", code="missing_field", param=param)
-    return int(values["seconds"])
-
-
 def _seconds(value: Any, param: str) -> int:
     if not str(value).isascii() or not str(value).isdigit() or len(str(value)) > 9:
         raise BadRequest(f"{param} must be a whole number.", code="invalid_type", param=param)
-    return int(integer(MIN_EXPIRES_SECONDS, MAX_EXPIRES_SECONDS)(int(value), param))
+    return int(_lifetime(int(value), param))
 
 
-def parse_page(query: Mapping[str, str], *, most: int, usual: int) -> Page:
-    """Return the part of a list that a query asks for."""
-    table: dict[str, Reader] = {
-        "limit": text(1, 6),
+_lifetime = integer(MIN_EXPIRES_SECONDS, MAX_EXPIRES_SECONDS)
+
+
+@described({"type": "string", "enum": [PURPOSE]})
+def _purpose(value: Any, param: str) -> str:
+    if text(1, 64)(value, param) != PURPOSE:
+        wrong_value(param, f"must be {PURPOSE}: files are accepted for batches only")
+    return PURPOSE
+
+
+UPLOAD_FIELDS: Table = Fields(
+    {
+        "purpose": _purpose,
+        "expires_after[anchor]": one_of(_ANCHOR),
+        "expires_after[seconds]": described(schema_of(_lifetime))(_seconds),
+    },
+    "purpose",
+)
+
+
+def parse_upload(fields: Mapping[str, str]) -> int | None:
+    """Check the fields of an upload's form beside `file`; return after how many seconds the file expires, or None."""
+    return read(fields, UPLOAD_FIELDS).get("expires_after[seconds]")
+
+
+_EXPIRES: Table = Fields({"anchor": one_of(_ANCHOR), "seconds": _lifetime}, "anchor", "seconds")
+
+
+@described(lambda: object_schema(_EXPIRES))
+def expires_after(value: Any, param: str) -> int:
+    """Read `{"anchor": "created_at", "seconds": …}`."""
+    if not isinstance(value, Mapping):
+        raise BadRequest(f"{param} must be an object.", code="invalid_type", param=param)
+    return int(read(value, _EXPIRES, prefix=f"{param}.")["seconds"])
+
+
+def page_fields(most: int) -> Table:
+    """Return the readers of a list's query."""
+    return {
+        "limit": digits(1, most),
         "after": plain_text(0, _MAX_ID_CHARS),
         "order": one_of("asc", "desc"),
         "purpose": plain_text(0, 64),
     }
-    values = read(query, table)
-    raw = values.get("limit", str(usual))
-    if not (raw.isascii() and raw.isdigit() and 1 <= int(raw) <= most):
-        raise BadRequest(f"limit must be between 1 and {most}.", code="invalid_value", param="limit")
+
+
+def parse_page(query: Mapping[str, str], *, most: int, usual: int) -> Page:
+    """Return the part of a list that a query asks for."""
+    values = read(query, page_fields(most))
     return Page(
-        limit=int(raw),
+        limit=values.get("limit", usual),
         after=values.get("after", ""),
         is_newest_first=values.get("order", "desc") == "desc",
         purpose=values.get("purpose", ""),
@@ -119,20 +143,24 @@ def list_json(items: Sequence[Mapping[str, Any]], *, has_more: bool) -> dict[str
     }
 
 
-def parse(body: Mapping[str, Any], limits: Limits) -> NewBatch:
-    """Return the batch that a body asks for. Whether file and endpoint exist is not known here."""
-    table: dict[str, Reader] = {
+def body_fields(limits: Limits) -> Table:
+    """Return the readers of a new batch's fields."""
+    readers = {
         "input_file_id": plain_text(1, 64),
         "endpoint": text(1, 128),
         "completion_window": one_of(WINDOW),
         "metadata": _stored_metadata(limits),
         "output_expires_after": expires_after,
     }
-    values = read(body, table)
-    required(values, "completion_window")
+    return Fields(readers, "completion_window", "input_file_id", "endpoint")
+
+
+def parse(body: Mapping[str, Any], limits: Limits) -> NewBatch:
+    """Return the batch that a body asks for. Whether file and endpoint exist is not known here."""
+    values = read(body, body_fields(limits))
     return NewBatch(
-        input_file_id=required(values, "input_file_id"),
-        endpoint=required(values, "endpoint"),
+        input_file_id=values["input_file_id"],
+        endpoint=values["endpoint"],
         metadata=values.get("metadata"),
         expires_after=values.get("output_expires_after"),
     )
@@ -142,6 +170,7 @@ def _stored_metadata(limits: Limits) -> Reader:
     """Read metadata that is kept: a database's JSON takes no NUL."""
     sized = metadata(limits)
 
+    @described(schema_of(sized))
     def reader(value: Any, param: str) -> dict[str, str]:
         notes: dict[str, str] = sized(value, param)
         if any("\0" in text for note in notes.items() for text in note):

@@ -19,8 +19,10 @@ from streamserve.dialects.fields import (
     any_object,
     boolean,
     conflict,
+    described,
     integer,
     object_of,
+    schema_of,
     text,
 )
 from streamserve.dialects.generate import alias_fields, request_fields, sampling_fields, scoring_fields
@@ -32,6 +34,7 @@ from streamserve.protocol.limits import Limits
 _WORD = text(0, 512)
 
 
+@described({"anyOf": [schema_of(_WORD), {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1}]})
 def _word_or_number(value: Any, param: str) -> Any:
     return _WORD(value, param) if isinstance(value, str) else integer(-(2**31), 2**31 - 1)(value, param)
 
@@ -140,15 +143,21 @@ def shared_values(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_signed = integer(-(2**63), 2**63 - 1)
+
+
+@described(schema_of(_signed))
 def seed(value: Any, param: str) -> int:
     """Read a seed. Negative seeds are legal in this API."""
-    number: int = integer(-(2**63), 2**63 - 1)(value, param)
+    number: int = _signed(value, param)
     return number & 2**63 - 1
 
 
 def refused(allows: Callable[[Any, str], bool], way_out: str = "") -> Reader:
     """Return the reader of a field that is refused with a value that `allows` does not allow."""
+    rule = f"Other values are not supported by this server. {way_out}".strip()
 
+    @described({**schema_of(allows), "description": rule})
     def reader(value: Any, param: str) -> None:
         if not allows(value, param):
             message = f"{param} is not supported by this server. {way_out or 'Leave it out.'}"
@@ -157,14 +166,22 @@ def refused(allows: Callable[[Any, str], bool], way_out: str = "") -> Reader:
     return reader
 
 
+@described({"type": "array", "maxItems": 0})
 def is_empty_list(value: Any, param: str) -> bool:
     """Return whether a list is empty."""
     return not any_list(value, param)
 
 
+@described({"type": "null"})
+def never(value: Any, param: str) -> bool:
+    """Return that no value is allowed."""
+    return False
+
+
 def only(*values: Any) -> Callable[[Any, str], bool]:
     """Return whether a value is one of `values`, which this server does anyway."""
 
+    @described({"enum": list(dict.fromkeys(values))})
     def allows(value: Any, param: str) -> bool:
         return any(type(value) is type(one) and value == one for one in values)
 

@@ -13,13 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamserve.dialects.encoder import Frame, FrameIds, PieceEncoder
-from streamserve.dialects.fields import (
-    Reader,
-    conflict,
-    integer,
-    read,
-    required,
-)
+from streamserve.dialects.fields import Fields, Reader, conflict, described, integer, read
 from streamserve.dialects.fold import (
     Answer,
     AnswerChoice,
@@ -74,8 +68,8 @@ class CompletionRequest(BodyRequest):
 
 def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> CompletionRequest:
     """Check every field of a body; raise `BadRequest` naming the first wrong field."""
-    values = read(body, _table(limits))
-    given: tuple[Prompt, ...] = required(values, "prompt")
+    values = read(body, body_fields(limits))
+    given: tuple[Prompt, ...] = values["prompt"]
     values.setdefault("max_tokens", DEFAULT_MAX_TOKENS)
     n = values.get("n", 1)
     if values.get("best_of", n) != n:
@@ -101,17 +95,20 @@ def _with_prompt(request: GenerateRequest, prompt: Prompt) -> GenerateRequest:
     return replace(request, prompt=None, prompt_token_ids=prompt)
 
 
-def _table(limits: Limits) -> Mapping[str, Reader]:
-    return {
+def body_fields(limits: Limits) -> Mapping[str, Reader]:
+    """Return the readers of a body's fields."""
+    readers = {
         **{name: reader for name, reader in shared_fields(limits).items() if name not in _OF_CHATS},
         "prompt": prompts(limits),
         "max_tokens": most_tokens(limits, 0),
         "best_of": integer(1, _MAX_BEST_OF),
         **{name: _refused(way_out) for name, way_out in _ELSEWHERE.items()},
     }
+    return Fields(readers, "prompt")
 
 
 def _refused(way_out: str) -> Reader:
+    @described({"anyOf": [{"const": ""}, {"type": "array", "maxItems": 0}], "description": way_out})
     def reader(value: Any, param: str) -> None:
         if value not in ("", []):
             message = f"{param} is not supported by /v1/completions. {way_out}"

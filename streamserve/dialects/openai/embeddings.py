@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from streamserve.dialects.fields import integer, one_of, read, required
+from streamserve.dialects.fields import Fields, Table, integer, one_of, read
 from streamserve.dialects.generate import MODEL, prompts
 from streamserve.dialects.openai.body import IGNORED
 from streamserve.protocol.embeddings import Embedded, EmbedRequest, numbers_of
@@ -33,22 +33,24 @@ class EmbeddingsBody:
 
 def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> EmbeddingsBody:
     """Check every field of a body; raise `BadRequest` naming the first wrong field."""
-    values = read(
-        body,
-        {
-            "model": MODEL,
-            "input": prompts(limits, most=limits.max_embedding_inputs),
-            "dimensions": integer(1, _MOST_DIMENSIONS),
-            "encoding_format": one_of(FLOAT, BASE64),
-            **IGNORED,
-        },
-    )
+    values = read(body, body_fields(limits))
     request = EmbedRequest(
         model=values.get("model", default_model),
-        inputs=required(values, "input"),
+        inputs=values["input"],
         dimensions=values.get("dimensions"),
     )
     return EmbeddingsBody(request=request, encoding_format=values.get("encoding_format", FLOAT))
+
+
+def body_fields(limits: Limits) -> Table:
+    """Return the readers of a body's fields."""
+    own = {
+        "model": MODEL,
+        "input": prompts(limits, most=limits.max_embedding_inputs),
+        "dimensions": integer(1, _MOST_DIMENSIONS),
+        "encoding_format": one_of(FLOAT, BASE64),
+    }
+    return Fields({**own, **IGNORED}, "input")
 
 
 def embeddings_json(embedded: Embedded, *, model: str, encoding_format: str) -> bytes:

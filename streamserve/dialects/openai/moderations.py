@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamserve.dialects.fields import (
+    Fields,
+    Table,
     any_object,
+    described,
     list_of,
-    object_of,
+    object_schema,
     one_of,
     read,
-    required,
+    schema_of,
     wrong_type,
     wrong_value,
 )
@@ -45,30 +48,38 @@ class ModerationsBody:
 
 def parse(body: Mapping[str, Any], limits: Limits) -> ModerationsBody:
     """Check every field of a body; raise `BadRequest` naming the first wrong field."""
-    values = read(body, {"model": MODEL, "input": _input(limits)})
-    return ModerationsBody(texts=required(values, "input"), model=values.get("model", _NAME))
+    values = read(body, body_fields(limits))
+    return ModerationsBody(texts=values["input"], model=values.get("model", _NAME))
+
+
+def body_fields(limits: Limits) -> Table:
+    """Return the readers of a body's fields."""
+    return Fields({"model": MODEL, "input": _input(limits)}, "input")
 
 
 def _input(limits: Limits) -> Any:
     """Read a text, several, or the parts of one message, of which text is taken."""
     text = prompt_text(limits)
+    table = Fields({"type": one_of("text"), "text": text}, "text")
 
+    @described(lambda: object_schema(table))
     def part(value: Any, param: str) -> str:
         kind = any_object(value, param).get("type")
         if kind == "image_url":
             message = f"{param} is an image; texts are moderated here. Leave it out."
             raise BadRequest(message, code="unsupported_content", param=param)
-        return str(
-            required(object_of({"type": one_of("text"), "text": text})(value, param), "text", prefix=f"{param}.")
-        )
+        return str(read(value, table, prefix=f"{param}.")["text"])
 
+    several, parts = (list_of(one, low=1, high=limits.max_embedding_inputs) for one in (text, part))
+
+    @described(lambda: {"anyOf": [schema_of(text), schema_of(several), schema_of(parts)]})
     def reader(value: Any, param: str) -> tuple[str, ...]:
         if isinstance(value, str):
             return (text(value, param),)
         if not isinstance(value, list):
             wrong_type(value, param, "a string, an array of strings, or an array of parts")
         is_message = bool(value) and isinstance(value[0], dict)
-        found = list_of(part if is_message else text, low=1, high=limits.max_embedding_inputs)(value, param)
+        found: tuple[str, ...] = (parts if is_message else several)(value, param)
         if sum(map(len, found)) > limits.max_prompt_chars:
             wrong_value(param, f"has more than {limits.max_prompt_chars:,} characters in all")
         return ("\n".join(found),) if is_message else found

@@ -12,7 +12,7 @@ from typing import Any
 
 from streamserve.dialects.asked import ASKED, Asked, asked_of
 from streamserve.dialects.encoder import Frame
-from streamserve.dialects.fields import conflict, read
+from streamserve.dialects.fields import Table, conflict, read
 from streamserve.dialects.fold import Failed
 from streamserve.dialects.generate import alias_fields, build, request_fields, sampling_fields
 from streamserve.dialects.openai.shapes import error_json
@@ -50,9 +50,14 @@ class PlainRequest(Asked):
     on_disconnect: str = "park"
 
 
+def body_fields(limits: Limits) -> Table:
+    """Return the readers of a body's fields."""
+    return {**sampling_fields(limits), **alias_fields(limits), **request_fields(limits), **ASKED}
+
+
 def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> PlainRequest:
     """Check every field; raise `BadRequest` naming the first wrong field."""
-    values = read(body, {**sampling_fields(limits), **alias_fields(limits), **request_fields(limits), **ASKED})
+    values = read(body, body_fields(limits))
     if values.get("n", 1) > 1:
         raise conflict("This stream shows one choice; use /v1/completions or /streams for n above 1.", "n")
     if "logprobs" in values:

@@ -11,16 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamserve.dialects.asked import take_tier
-from streamserve.dialects.fields import (
-    Table,
-    any_list,
-    boolean,
-    conflict,
-    integer,
-    one_of,
-    read,
-    wrong_type,
-)
+from streamserve.dialects.fields import Table, any_list, boolean, conflict, described, integer, one_of, read, wrong_type
 from streamserve.dialects.generate import (
     build,
     most_tokens,
@@ -32,6 +23,7 @@ from streamserve.dialects.openai.body import (
     TRUE,
     BodyRequest,
     is_empty_list,
+    never,
     only,
     refused,
     shared_fields,
@@ -60,7 +52,7 @@ class ChatRequest(BodyRequest):
 
 def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> ChatRequest:
     """Check every field of a chat completion body; raise `BadRequest` naming the first wrong field."""
-    values = _renamed(read(_without_empty_messages(body), _table(limits)))
+    values = _renamed(read(_without_empty_messages(body), body_fields(limits)))
     shared = shared_values(values)
     if not values.get("add_generation_prompt", True) and not values.get("continue_final_message", False):
         raise BadRequest(
@@ -78,7 +70,7 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Cha
     )
 
 
-def _table(limits: Limits) -> Table:
+def body_fields(limits: Limits) -> Table:
     """Return the readers of a body's fields: the API's fields, and the fields whose meaning is this route's own."""
     return {
         **shared_fields(limits),
@@ -128,18 +120,16 @@ def _rename_logprobs(values: dict[str, Any]) -> None:
         values["logprobs"] = top
 
 
+@described({"anyOf": [{"enum": ["none", "auto"]}]})
 def _is_no_choice(value: Any, param: str) -> bool:
     if not isinstance(value, str | dict):
         wrong_type(value, param, "a string or an object")
     return value in ("none", "auto")
 
 
+@described({"type": "array", "items": {"const": "text"}})
 def _is_text_only(value: Any, param: str) -> bool:
     return all(modality == "text" for modality in any_list(value, param))
-
-
-def _never(value: Any, param: str) -> bool:
-    return False
 
 
 # Each field, which of its values this server accepts, and perhaps what to send instead.
@@ -147,9 +137,9 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "functions": (is_empty_list, "It is the old form of tools; send tools."),
     "function_call": (_is_no_choice, "It is the old form of tool_choice; send tool_choice."),
     "modalities": (_is_text_only,),
-    "audio": (_never,),
-    "moderation": (_never,),
-    "web_search_options": (_never,),
+    "audio": (never,),
+    "moderation": (never,),
+    "web_search_options": (never,),
     # Of other servers.
     "add_special_tokens": (FALSE,),
     "best_of": (only(1), "n asks for several answers."),

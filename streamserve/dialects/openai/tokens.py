@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamserve.dialects import tools
-from streamserve.dialects.fields import boolean, conflict, read, required
+from streamserve.dialects.fields import Fields, Table, boolean, conflict, read
 from streamserve.dialects.generate import MODEL, build, request_fields, token_ids
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest
@@ -38,20 +38,27 @@ class DetokenizeBody:
     token_ids: tuple[int, ...]
 
 
-def parse_tokenize(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> TokenizeBody:
-    """Check every field of a body; raise `BadRequest` naming the first wrong field."""
+def tokenize_fields(limits: Limits) -> Table:
+    """Return the readers of the fields of `/tokenize`."""
     fields = request_fields(limits)
     names = ("model", "messages", "prompt", "chat_template_kwargs", "continue_final_message")
-    values = read(
-        body,
-        {
-            **{name: fields[name] for name in names},
-            "tools": tools.tools(limits),
-            "add_generation_prompt": boolean,
-            "add_special_tokens": boolean,
-            "return_token_strs": boolean,
-        },
-    )
+    return {
+        **{name: fields[name] for name in names},
+        "tools": tools.tools(limits),
+        "add_generation_prompt": boolean,
+        "add_special_tokens": boolean,
+        "return_token_strs": boolean,
+    }
+
+
+def detokenize_fields(limits: Limits) -> Table:
+    """Return the readers of the fields of `/detokenize`."""
+    return Fields({"model": MODEL, "tokens": token_ids(limits.max_prompt_chars)}, "tokens")
+
+
+def parse_tokenize(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> TokenizeBody:
+    """Check every field of a body; raise `BadRequest` naming the first wrong field."""
+    values = read(body, tokenize_fields(limits))
     if "messages" not in values:
         for name in _OF_CHATS:
             if name in values:
@@ -72,8 +79,8 @@ def parse_tokenize(body: Mapping[str, Any], limits: Limits, *, default_model: st
 
 def parse_detokenize(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> DetokenizeBody:
     """Check every field of a body; raise `BadRequest` naming the first wrong field."""
-    values = read(body, {"model": MODEL, "tokens": token_ids(limits.max_prompt_chars)})
-    return DetokenizeBody(model=values.get("model", default_model), token_ids=required(values, "tokens"))
+    values = read(body, detokenize_fields(limits))
+    return DetokenizeBody(model=values.get("model", default_model), token_ids=values["tokens"])
 
 
 def tokenize_json(ids: Sequence[int], texts: Sequence[str] | None, *, max_model_len: int) -> dict[str, Any]:

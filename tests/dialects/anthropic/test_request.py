@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.dialects.anthropic.request import IGNORED, MessagesRequest, _table, field_of, parse, parse_count
+from streamserve.dialects.anthropic.request import IGNORED, MessagesRequest, body_fields, field_of, parse, parse_count
 from streamserve.dialects.pace import PACE
 from streamserve.protocol.errors import BadRequest, StreamserveError
 from streamserve.protocol.json_body import decode_json
@@ -233,7 +233,7 @@ def test_every_field_is_in_the_corpus():
     """The corpus has a body for each field that is not the other dialects' or ignored."""
     params = {(bad.param or "").partition(".")[0].partition("[")[0] for bad in CORPUS}
     others = {"model", "top_p", "top_k", "min_p", "seed", "timeout_seconds", "latency_class", "input"}
-    assert set(_table(LIMITS)) - params <= others | {*IGNORED, *PACE, "on_disconnect"}
+    assert set(body_fields(LIMITS)) - params <= others | {*IGNORED, *PACE, "on_disconnect"}
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)

@@ -234,10 +234,10 @@ def test_every_field_of_the_official_client_has_a_fate():
     """Each parameter of the official client is honoured, ignored or refused."""
     from openai.types.chat import completion_create_params as params
 
-    from streamserve.dialects.openai.request import _table
+    from streamserve.dialects.openai.request import body_fields
 
     names = set(params.CompletionCreateParamsBase.__annotations__) | {"stream"}
-    assert names <= set(_table(Limits()))
+    assert names <= set(body_fields(Limits()))
 
 
 WEATHER: dict[str, Any] = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from streamserve.dialects.fields import list_of, read, required
+from streamserve.dialects.fields import Fields, Table, anything, described, list_of, read, schema_of
 from streamserve.dialects.fold import THINKING, TOOL_USE
 from streamserve.dialects.generate import metadata
 from streamserve.dialects.openai.responses.items import Item, messages_of, read_items
@@ -46,9 +46,19 @@ class KeptMessage(Protocol):
     def stream_id(self) -> str: ...
 
 
+def new_fields(limits: Limits) -> Table:
+    """Return the readers of the fields of a new conversation."""
+    return {"items": _items(limits), "metadata": metadata(limits)}
+
+
+def item_fields(limits: Limits) -> Table:
+    """Return the readers of the fields of items that are added."""
+    return Fields({"items": _items(limits)}, "items")
+
+
 def parse_new(body: Mapping[str, Any], limits: Limits) -> tuple[list[Message], Mapping[str, str]]:
     """Return the messages and the metadata of a new conversation."""
-    values = read(body, {"items": _items(limits), "metadata": metadata(limits)})
+    values = read(body, new_fields(limits))
     return values.get("items", []), values.get("metadata", {})
 
 
@@ -62,7 +72,7 @@ def parse_metadata(body: Mapping[str, Any], limits: Limits) -> Mapping[str, str]
 
 def parse_items(body: Mapping[str, Any], limits: Limits) -> list[Message]:
     """Return the messages that are added."""
-    found: list[Message] = required(read(body, {"items": _items(limits)}), "items")
+    found: list[Message] = read(body, item_fields(limits))["items"]
     if not found:
         raise BadRequest("items must not be empty.", code="invalid_value", param="items")
     return found
@@ -70,8 +80,9 @@ def parse_items(body: Mapping[str, Any], limits: Limits) -> list[Message]:
 
 def _items(limits: Limits) -> Any:
     several = read_items(limits)
-    count = list_of(lambda value, param: value, high=MOST_ITEMS)
+    count = list_of(anything, high=MOST_ITEMS)
 
+    @described(lambda: {**schema_of(several)["anyOf"][1], "minItems": 0, "maxItems": MOST_ITEMS})
     def reader(value: Any, param: str) -> list[Message]:
         if value == []:
             return []

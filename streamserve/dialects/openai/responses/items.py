@@ -19,9 +19,12 @@ from streamserve.dialects.fields import (
     Table,
     any_list,
     any_object,
+    anything,
+    described,
     list_of,
     one_of,
     required,
+    schema_of,
     shorten,
     text,
     wrong_type,
@@ -49,10 +52,34 @@ _LEFT_OUT = ("mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval
 _STATUSES = ("in_progress", "completed", "incomplete")
 
 
+# Which fields an item needs depends on its type; an item of no type is a message.
+_ITEM: Mapping[str, Any] = {
+    "title": "ResponseItem",
+    "type": "object",
+    "properties": {
+        "type": {"type": ["string", "null"]},
+        "id": {"type": ["string", "null"]},
+        "role": {"enum": [*ROLES, None]},
+        "content": {},
+        "summary": {},
+        "call_id": {"type": ["string", "null"]},
+        "name": {"type": ["string", "null"]},
+        "arguments": {"type": ["string", "null"]},
+        "output": {},
+    },
+}
+
+
 def read_items(limits: Limits) -> Reader:
     """Return the reader of `input`: a text, or 1 to `max_messages` items. Its value is a tuple of items."""
-    several = list_of(lambda value, param: _item(value, param, limits), low=1, high=limits.max_messages)
 
+    @described(_ITEM)
+    def one(value: Any, param: str) -> Item:
+        return _item(value, param, limits)
+
+    several = list_of(one, low=1, high=limits.max_messages)
+
+    @described(lambda: {"anyOf": [{"type": "string", "minLength": 1}, schema_of(several)]})
     def reader(value: Any, param: str) -> tuple[Item, ...]:
         if isinstance(value, str):
             if not value:
@@ -108,7 +135,7 @@ def _item(value: Any, param: str, limits: Limits) -> Item:
 
 
 def _message(given: Item, param: str) -> dict[str, Any]:
-    table: Table = {"role": one_of(*ROLES), "content": _anything, "status": _status, "phase": _phase}
+    table: Table = {"role": one_of(*ROLES), "content": anything, "status": _status, "phase": _phase}
     fields = known_fields(given, table, param)
     role = required(fields, "role", prefix=param + ".")
     content = required(fields, "content", prefix=param + ".")
@@ -172,7 +199,7 @@ def _custom_call(given: Item, param: str) -> dict[str, Any]:
 
 
 def _output(given: Item, param: str) -> dict[str, Any]:
-    table: Table = {"call_id": _id, "output": _anything, "status": _status}
+    table: Table = {"call_id": _id, "output": anything, "status": _status}
     fields = known_fields(given, table, param)
     call_id = required(fields, "call_id", prefix=param + ".")
     output = required(fields, "output", prefix=param + ".")
@@ -183,10 +210,6 @@ def _output(given: Item, param: str) -> dict[str, Any]:
 
 def _custom_output(given: Item, param: str) -> dict[str, Any]:
     return {name: one for name, one in _output(given, param).items() if name != "status"}
-
-
-def _anything(value: Any, param: str) -> Any:
-    return value
 
 
 _status = one_of(*_STATUSES)

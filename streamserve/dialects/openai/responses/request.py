@@ -14,18 +14,22 @@ from typing import Any
 
 from streamserve.dialects.asked import ASKED, Asked, asked_of, take_tier
 from streamserve.dialects.fields import (
+    Fields,
     Reader,
     Table,
     any_list,
     any_object,
     boolean,
     conflict,
+    described,
     integer,
     list_of,
     object_of,
+    object_schema,
     one_of,
     read,
     required,
+    schema_of,
     shorten,
     text,
     wrong_type,
@@ -40,7 +44,7 @@ from streamserve.dialects.generate import (
 )
 from streamserve.dialects.grammar_fields import response_format
 from streamserve.dialects.messages import refuse_too_long
-from streamserve.dialects.openai.body import EFFORTS, IGNORED, TIERS, is_empty_list, only, refused, seed
+from streamserve.dialects.openai.body import EFFORTS, IGNORED, TIERS, is_empty_list, never, only, refused, seed
 from streamserve.dialects.openai.responses.items import INPUT, Item, messages_of, read_items, refuse_no_call
 from streamserve.dialects.tools import (
     MODES,
@@ -101,9 +105,9 @@ class ResponseRequest(Asked):
 
 def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> ResponseRequest:
     """Check every field of a body; raise `BadRequest` naming the first wrong field."""
-    values = read(body, _table(limits))
+    values = read(body, body_fields(limits))
     _refuse_together(values)
-    items: tuple[Item, ...] = required(values, "input")
+    items: tuple[Item, ...] = values["input"]
     fields = _sampling(values) | {name: values[name] for name in (*_SHARED_SAMPLING, *_SHARED) if name in values}
     effort = values.get("reasoning", {}).get("effort")
     if effort is not None:
@@ -246,9 +250,10 @@ def _tool_json(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=8)
-def _table(limits: Limits) -> Table:
+def body_fields(limits: Limits) -> Table:
+    """Return the readers of a body's fields."""
     shared = {**sampling_fields(limits), **alias_fields(limits), **request_fields(limits)}
-    return {
+    readers = {
         **{name: shared[name] for name in (*_SHARED_SAMPLING, *_SHARED)},
         **{name: one for name, one in IGNORED.items() if name != "usage"},
         **ASKED,
@@ -268,12 +273,13 @@ def _table(limits: Limits) -> Table:
         "top_logprobs": integer(0, limits.max_logprobs),
         "reasoning": object_of(_REASONING),
         "text": _text(limits),
-        "tools": several_tools(lambda value, param: _tool(value, param, limits), limits),
+        "tools": several_tools(_one_tool(limits), limits),
         "tool_choice": _tool_choice,
         "parallel_tool_calls": boolean,
         "truncation": one_of("auto", "disabled"),
         "service_tier": one_of(*TIERS),
     }
+    return Fields(readers, "input")
 
 
 _REASONING: Table = {
@@ -288,18 +294,22 @@ _REASONING: Table = {
 # Each field, which of its values this server accepts, and perhaps what to send instead.
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "context_management": (is_empty_list, "truncation auto leaves out the oldest items."),
-    "prompt": (lambda value, param: False, "Templates of prompts are not kept here: send instructions and input."),
-    "moderation": (lambda value, param: False,),
-    "access_programs": (lambda value, param: False,),
-    "image": (lambda value, param: False,),
+    "prompt": (never, "Templates of prompts are not kept here: send instructions and input."),
+    "moderation": (never,),
+    "access_programs": (never,),
+    "image": (never,),
     "n": (only(1), "Ask several times."),
 }
 
 
+_HAS_ID: Table = Fields({"id": _TEXT_ID}, "id")
+
+
+@described(lambda: {"anyOf": [schema_of(_TEXT_ID), object_schema(_HAS_ID)]})
 def _conversation(value: Any, param: str) -> str:
     """Read the id of a conversation, or an object that has it."""
     if isinstance(value, dict):
-        value = required(read(value, {"id": _TEXT_ID}, prefix=param + "."), "id", prefix=param + ".")
+        value = read(value, _HAS_ID, prefix=param + ".")["id"]
     return str(_TEXT_ID(value, param))
 
 
@@ -307,6 +317,22 @@ def _text(limits: Limits) -> Reader:
     """Return the reader of `text`; the value of its `format` is a `Grammar`, None for plain text."""
     chat_form = response_format(limits)
 
+    beside = {
+        "name": tool_name,
+        "description": text(0, limits.max_prompt_chars),
+        "schema": any_object,
+        "strict": boolean,
+    }
+
+    @described(
+        lambda: {
+            "title": "TextFormat",
+            "anyOf": [
+                schema_of(chat_form),
+                object_schema(Fields({"type": one_of("json_schema"), **beside}, "type", "schema")),
+            ],
+        }
+    )
     def grammar(value: Any, param: str) -> Any:
         asked = any_object(value, param)
         if asked.get("type") != "json_schema":
@@ -322,26 +348,37 @@ def _text(limits: Limits) -> Reader:
     return object_of({"format": grammar, "verbosity": one_of("low", "medium", "high")})
 
 
-def _tool(value: Any, param: str, limits: Limits) -> Tool:
+def _one_tool(limits: Limits) -> Reader:
+    named: Table = {"name": tool_name, "description": text(0, limits.max_prompt_chars), **_UNUSED}
+    tables = {
+        "function": {"type": one_of("function"), **named, "parameters": schema_of_arguments, "strict": boolean},
+        "custom": {"type": one_of("custom"), **named, "format": _input_format(limits)},
+    }
+    kinds = {kind: Fields(table, "type", "name") for kind, table in tables.items()}
+
+    @described(lambda: {"title": "ResponseTool", "anyOf": [object_schema(table) for table in kinds.values()]})
+    def reader(value: Any, param: str) -> Tool:
+        return _tool(value, param, kinds)
+
+    return reader
+
+
+def _tool(value: Any, param: str, tables: Mapping[str, Table]) -> Tool:
     """Read one tool. Its type is checked first: a tool that the public API itself runs is unsupported."""
     tool = any_object(value, param)
     kind = text(1, 64)(required(tool, "type", prefix=param + "."), param + ".type")
-    if kind not in ("function", "custom"):
+    if kind not in tables:
         message = (
             f"{param} is of type {shorten(kind)}, which this server does not have. Send a function, or a custom tool."
         )
         raise BadRequest(message, code="unsupported_parameter", param=param + ".type")
-    named: Table = {"type": one_of(kind), "name": tool_name, "description": text(0, limits.max_prompt_chars)}
+    fields = read(tool, tables[kind], prefix=param + ".")
     if kind == "custom":
-        fields = read(tool, {**named, **_UNUSED, "format": _input_format(limits)}, prefix=param + ".")
         schema = {"type": "string", **fields.get("format", {})}
         own: dict[str, Any] = {"parameters": _arguments_of(schema), "strict": "pattern" in schema}
     else:
-        table: Table = {**named, **_UNUSED, "parameters": schema_of_arguments, "strict": boolean}
-        fields = read(tool, table, prefix=param + ".")
         own = {name: fields[name] for name in ("parameters", "strict") if name in fields}
-    name = required(fields, "name", prefix=param + ".")
-    return Tool(name=name, description=fields.get("description", ""), **own)
+    return Tool(name=fields["name"], description=fields.get("description", ""), **own)
 
 
 def _arguments_of(text_schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -361,15 +398,17 @@ _UNUSED: Table = {
 
 def _input_format(limits: Limits) -> Reader:
     """Read what the text of a custom tool must be: any text, or a regular expression, as a part of a schema."""
-    table: Table = {
+    readers: Table = {
         "type": one_of("text", "grammar"),
         "syntax": one_of("lark", "regex"),
         "definition": text(1, limits.max_grammar_chars),
     }
+    table = Fields(readers, "type")
 
+    @described(lambda: object_schema(table))
     def reader(value: Any, param: str) -> dict[str, Any]:
         fields = read(any_object(value, param), table, prefix=param + ".")
-        if required(fields, "type", prefix=param + ".") == "text":
+        if fields["type"] == "text":
             return {}
         if required(fields, "syntax", prefix=param + ".") != "regex":
             message = f"{param}.syntax lark is not supported within a call. Send a regular expression, or no format."
@@ -379,10 +418,31 @@ def _input_format(limits: Limits) -> Reader:
     return reader
 
 
+_NAMED: Table = Fields({"type": one_of("function", "custom"), "name": tool_name}, "name")
+
+
+@described(lambda: object_schema(_NAMED))
+def _named_tool(value: Any, param: str) -> str:
+    return str(read(any_object(value, param), _NAMED, prefix=param + ".")["name"])
+
+
+_named_tools = list_of(_named_tool, low=1, high=1024)
+_mode = one_of(*MODES)
+_ALLOWED: Table = Fields(
+    {"type": one_of("allowed_tools"), "mode": one_of("auto", "required"), "tools": _named_tools}, "tools", "mode"
+)
+
+
+@described(
+    lambda: {
+        "title": "ResponseToolChoice",
+        "anyOf": [schema_of(_mode), object_schema(_NAMED), object_schema(_ALLOWED)],
+    }
+)
 def _tool_choice(value: Any, param: str) -> ToolChoice:
     """Read a mode, one tool by its name, or `allowed_tools`: a mode and the tools that it is about."""
     if isinstance(value, str):
-        return ToolChoice(mode=one_of(*MODES)(value, param))
+        return ToolChoice(mode=_mode(value, param))
     if not isinstance(value, dict):
         wrong_type(value, param, f"one of {', '.join(MODES)}, or an object")
     kinds = ("function", "custom", "allowed_tools")
@@ -392,18 +452,8 @@ def _tool_choice(value: Any, param: str) -> ToolChoice:
         raise BadRequest(message, code="unsupported_parameter", param=param + ".type")
     if kind != "allowed_tools":
         return ToolChoice(mode="required", names=(_named_tool(value, param),))
-    table: Table = {"type": one_of(kind), "mode": one_of("auto", "required"), "tools": _named_tools}
-    fields = read(value, table, prefix=param + ".")
-    names = required(fields, "tools", prefix=param + ".")
-    return ToolChoice(mode=required(fields, "mode", prefix=param + "."), names=names)
-
-
-def _named_tool(value: Any, param: str) -> str:
-    table: Table = {"type": one_of("function", "custom"), "name": tool_name}
-    return str(required(read(any_object(value, param), table, prefix=param + "."), "name", prefix=param + "."))
-
-
-_named_tools = list_of(_named_tool, low=1, high=1024)
+    fields = read(value, _ALLOWED, prefix=param + ".")
+    return ToolChoice(mode=fields["mode"], names=fields["tools"])
 
 
 def _with_tools(request: GenerateRequest, values: Mapping[str, Any]) -> GenerateRequest:
