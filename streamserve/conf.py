@@ -221,6 +221,10 @@ class SiteConfig:
     """Model or pipeline → what a million of its tokens cost, for the usage: `PROMPT`, `CACHED` and `COMPLETION`. Rows
     of batches cost half.
     """
+    reader_timings: bool = True
+    """Take what readers measure of their answers (`POST /streams/{id}/timings`), and have the chat page send it: times
+    only, no text (docs/monitoring.md#from-gpu-to-glass).
+    """
     prompt_in_url: bool = False
     """Let `GET /streams/new?prompt=…` and `GET /v1/completions/stream?prompt=…` start answers. Off, because servers and
     proxies write addresses, and so the prompts, into their access logs; resuming there by `Last-Event-ID` works in any
@@ -367,6 +371,7 @@ class _SiteReader(SettingsReader):
             alerts=self._options(Alerts, given, "ALERTS"),
             reserve_tokens=self._reserve_tokens(given),
             prices=self._prices(given.get("PRICES", {})),
+            reader_timings=self.boolean({"READER_TIMINGS": True, **given}, "READER_TIMINGS"),
             prompt_in_url=self.boolean(given, "PROMPT_IN_URL"),
             reasoning_field=self._one_of(given, "REASONING_FIELD", REASONING_FIELDS, in_tests=None, testing=testing),
             cors_origins=self._origins(given.get("CORS_ORIGINS", ())),

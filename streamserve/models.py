@@ -234,6 +234,10 @@ class StreamQuerySet(LeasedQuerySet["Stream"]):
         held = self.leased(stream_id, fence, worker_id).filter(state="running")
         return held.update(producer="", released_at=timezone.now())
 
+    def keep_reader(self, stream_id: str, times: Mapping[str, Any]) -> int:
+        """Write what a reader measured; 0 if there is a report already."""
+        return self.filter(pk=stream_id, reader__isnull=True).update(reader=times)
+
     def finish(self, stream_id: str, **columns: Any) -> int:
         """Write the terminal state and clear the request; 0 if the row is finished already."""
         running = self.filter(pk=stream_id, state="running")
@@ -262,6 +266,10 @@ class Stream(Keyed):
     completion_tokens = models.PositiveIntegerField(_("completion tokens"), default=0, editable=False)
     ttft_seconds = models.FloatField(_("TTFT (s)"), null=True, editable=False)
     phases = models.JSONField(null=True, editable=False, help_text=_("Seconds of each phase of its latency."))
+    latency_class = models.CharField(_("latency class"), max_length=16, null=True, editable=False)
+    reader = models.JSONField(
+        null=True, editable=False, help_text=_("What its reader measured, in seconds from its own sending.")
+    )
     last_seq = models.PositiveIntegerField(default=0, editable=False)
     on_disconnect = models.CharField(
         _("on disconnect"), max_length=10, choices=ON_DISCONNECT, default="park", editable=False

@@ -48,6 +48,33 @@ def test_the_lists_open(admin: Client, alice_key: str) -> None:
     assert "canary" not in page
 
 
+def test_the_times_of_a_reader_stand_beside_the_phases(admin: Client) -> None:
+    """The first token and the answer as its reader saw them, hop by hop, and the tail of the gaps with its budget."""
+    StreamRow.objects.create(
+        id="0" * 32,
+        log_id="a" * 12,
+        owner="user:1",
+        tenant="user:1",
+        model="m",
+        state="finished",
+        latency_class="chat",
+        ttft_seconds=0.25,
+        phases={"queue": 0.05, "prefill": 0.2, "generation": 1.0},
+        reader={
+            "headers": 0.3,
+            "first_delta": 0.5,
+            "first_paint": 0.6,
+            "ended": 2.0,
+            "last_paint": 2.25,
+            "gap_p95": 0.7,
+        },
+    )
+    page = admin.get(f"/admin/streamserve/stream/{'0' * 32}/change/").content.decode()
+    assert "600 ms: server 250 ms, network 250 ms, render 100 ms" in page
+    assert "2.2 s: queue 50 ms, prefill 200 ms, generation 1.0 s, network 750 ms, render 250 ms" in page
+    assert "700 ms of 500 ms" in page
+
+
 def test_rows_cannot_be_made_or_changed(admin: Client, alice_key: str) -> None:
     """Rows record what happened, so the admin cannot add or change them."""
     assert admin.get("/admin/streamserve/stream/add/").status_code == 403

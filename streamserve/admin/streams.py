@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django.contrib import admin
@@ -16,7 +17,9 @@ from django.utils.translation import gettext_lazy as _
 
 from streamserve.admin.records import NOTHING, RecentValues, RecordAdmin, moment, short
 from streamserve.api.logs import get_logger
+from streamserve.conf import get_settings
 from streamserve.models import Job, Message, Stream, Watch
+from streamserve.protocol.glass import ReaderTimes, hops
 from streamserve.web.audit import WATCH_PERMISSION
 from streamserve.web.chat_page import CONTENT_SECURITY_POLICY
 from streamserve.web.words import in_words
@@ -42,6 +45,24 @@ def _record_reading(request: HttpRequest, stream: Stream) -> None:
     log.info("stored_answer_read", stream_id=stream.pk, watcher=row.watcher, username=row.username)
 
 
+def _times(stream: Stream) -> ReaderTimes | None:
+    return None if stream.reader is None else ReaderTimes.of_json(stream.reader)
+
+
+def _sum_in_words(parts: Mapping[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {in_words(seconds)}" for name, seconds in parts.items()) or NOTHING
+
+
+def _hops_in_words(stream: Stream, which: str, painted: str, came: str) -> str:
+    """Return when the reader saw it, and what that is made of where both sides are known."""
+    times = _times(stream)
+    seen: float | None = getattr(times, painted, None) or getattr(times, came, None)
+    if times is None or seen is None:
+        return NOTHING
+    parts = hops(stream.ttft_seconds, stream.phases, times).get(which)
+    return f"{in_words(seen)}: {_sum_in_words(parts)}" if parts else in_words(seen)
+
+
 @admin.register(Stream)
 class StreamAdmin(RecordAdmin):
     """Every answer, newest first. The answer itself is shown to those who may watch, on demand, which is recorded."""
@@ -60,7 +81,22 @@ class StreamAdmin(RecordAdmin):
     change_form_template = "streamserve/admin/stream.html"
     fieldsets = (
         (None, {"fields": ("id", "model", "who", "whose", "result", "belongs_to")}),
-        (_("Figures"), {"fields": ("tokens", "first_token", "took", "phases_in_words", "created", "finished")}),
+        (
+            _("Figures"),
+            {
+                "fields": (
+                    "tokens",
+                    "first_token",
+                    "took",
+                    "phases_in_words",
+                    "first_at_reader",
+                    "whole_at_reader",
+                    "gaps_at_reader",
+                    "created",
+                    "finished",
+                )
+            },
+        ),
         (
             _("Where it runs"),
             {
@@ -138,8 +174,35 @@ class StreamAdmin(RecordAdmin):
     @admin.display(description=_("where the time went"))
     def phases_in_words(self, stream: Stream) -> str:
         """Return its phases, in order."""
-        phases = stream.phases or {}
-        return ", ".join(f"{name.replace('_', ' ')} {in_words(seconds)}" for name, seconds in phases.items()) or "–"
+        return _sum_in_words(stream.phases or {})
+
+    @admin.display(description=_("first token at the reader"))
+    def first_at_reader(self, stream: Stream) -> str:
+        """Return its first paint by its own clock, and the hops that make it."""
+        return _hops_in_words(stream, "first", "first_paint", "first_delta")
+
+    @admin.display(description=_("answer at the reader"))
+    def whole_at_reader(self, stream: Stream) -> str:
+        """Return its last paint by its own clock, and the hops that make it."""
+        return _hops_in_words(stream, "whole", "last_paint", "ended")
+
+    @admin.display(description=_("gaps at the reader (p95)"))
+    def gaps_at_reader(self, stream: Stream) -> str:
+        """Return the tail of its gaps beside the budget of its class, and what else it reported."""
+        times = _times(stream)
+        if times is None or times.gap_p95 is None:
+            return NOTHING
+        of_class = get_settings().classes.get(stream.latency_class or "")
+        budget = of_class and of_class.gap_p95_seconds
+        parts = [f"{in_words(times.gap_p95)} of {in_words(budget)}" if budget else in_words(times.gap_p95)]
+        if times.paint_gap_p95 is not None:
+            parts.append(f"painted {in_words(times.paint_gap_p95)}")
+        parts.append(f"rendering {in_words(times.render)} in all")
+        if times.reconnects:
+            parts.append(f"{times.reconnects} reconnects")
+        if times.hidden:
+            parts.append("in the background meanwhile")
+        return ", ".join(parts)
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None

@@ -23,6 +23,7 @@ from streamserve.dialects.asked import Asked
 from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.protocol.embeddings import Embedded, EmbedRequest
 from streamserve.protocol.errors import Answered, BadRequest, KeyReused, NotFound, no_model, no_stream
+from streamserve.protocol.glass import ReaderTimes
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import (
     BATCH,
@@ -79,15 +80,18 @@ class AnswerConfig:
     """How the routes of a site answer; it does not change while the site lives.
 
     `takes_prompt_in_url`: whether `GET /streams/new?prompt=` starts answers; servers write addresses into their access
-    logs. `reasoning_field`: where chat completions show thinking, one of REASONING_FIELDS. `unseal` opens the system
-    prompt of a chat element's page; None where there are no such pages. `only_class` and `only_on_disconnect`, where
-    set, apply to every answer, whatever its request asks.
+    logs. `takes_timings`: whether readers may report what they measured; `gap_budgets`: latency class → the budget of
+    its gaps, in seconds. `reasoning_field`: where chat completions show thinking, one of REASONING_FIELDS. `unseal`
+    opens the system prompt of a chat element's page; None where there are no such pages. `only_class` and
+    `only_on_disconnect`, where set, apply to every answer, whatever its request asks.
     """
 
     limits: Limits
     default_model: str
     defaults: Defaults = Defaults()
     takes_prompt_in_url: bool = False
+    takes_timings: bool = True
+    gap_budgets: Mapping[str, float] = field(default_factory=dict)
     reasoning_field: str = REASONING_FIELDS[0]
     unseal: Callable[[str], str] | None = None
     only_class: str = ""
@@ -105,6 +109,17 @@ class Found:
 
     stream: Stream | None
     record: Record | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A stream of the caller's as it was found, without a hold on it."""
+
+    id: str
+    model: str
+    latency_class: str  # "" where the row of an earlier release has none
+    ttft: float | None  # the server's time to the first token, where it is known
+    has_times: bool  # its reader has reported
 
 
 NO_EMBEDDERS = "There is no embedding model here: EMBEDDING_MODELS in STREAMSERVE has none that you may use."
@@ -358,6 +373,36 @@ class Answers:
             raise no_stream()
         await self._check_stream(caller, record.model)
         return Found(stream=await self.streams.reach(record.id, record), record=record)
+
+    async def look(self, caller: Caller, stream_id: str) -> Looked:
+        """Return what is known of a stream, and reach for nothing: it is not restored, and stays no longer for this.
+
+        Raises NotFound as `find` does, and for a stream that its only process has dropped.
+        """
+        stream, streams = self.streams.find(stream_id), self.streams
+        record = await streams.store.find(stream_id=stream_id) if stream is None and streams.store.has_records else None
+        if stream is None and record is None:
+            raise no_stream()
+        if stream is not None:
+            tenant, ttft = stream.tenant, stream.transcript.timings.ttft
+            found = Looked(stream.id, stream.model, stream.request.latency_class, ttft, stream.reader_times is not None)
+        else:
+            assert record is not None
+            tenant, has_times = record.admission.tenant, record.reader is not None
+            found = Looked(record.id, record.model, record.latency_class, record.ttft, has_times)
+        if tenant != caller.tenant:
+            raise no_stream()
+        await self._check_stream(caller, found.model)
+        return found
+
+    async def keep_times(self, stream_id: str, times: ReaderTimes) -> bool:
+        """Keep what a stream's reader measured; return False, and keep nothing, if a report came before."""
+        stream, store = self.streams.find(stream_id), self.streams.store
+        if stream is not None:
+            if stream.reader_times is not None:
+                return False
+            stream.reader_times = times  # at once: two reports may come together
+        return await store.keep_reader(stream_id, times) if store.has_records else stream is not None
 
     async def _find_here(self, caller: Caller, stream_id: str, log_id: str) -> Found:
         """Return a stream of this process, which alone knows it."""

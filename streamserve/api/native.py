@@ -28,6 +28,7 @@ from streamserve.api.resume import (
 from streamserve.dialects import approvals, native
 from streamserve.dialects.native import NativeEncoder, NativeRequest
 from streamserve.protocol.errors import Forbidden, NotFinished
+from streamserve.protocol.glass import hops
 from streamserve.protocol.requests import Once
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.store import Record
@@ -203,7 +204,7 @@ def _state_json(found: Found) -> dict[str, Any]:
         out["created"] = int(found.record.created)
         if found.record.text:
             out["text"] = found.record.text
-    return out
+    return out | _reader_json(found)
 
 
 def _live_json(stream: Stream) -> dict[str, Any]:
@@ -223,6 +224,19 @@ def _live_json(stream: Stream) -> dict[str, Any]:
         "resumable": True,
     }
     return out | native.outline_json(stream.outline) if stream.outline else out
+
+
+def _reader_json(found: Found) -> dict[str, dict[str, Any]]:
+    """Return what the reader measured, with the hops between it and the server; {} without a report."""
+    stream, record = found.stream, found.record
+    times = (stream and stream.reader_times) or (record and record.reader)
+    if not times:
+        return {}
+    ttft, phases = (record.ttft, record.phases) if record is not None else (None, None)
+    if stream is not None and stream.terminal is not None:
+        summary = stream.summary()
+        ttft, phases = summary.ttft if ttft is None else ttft, phases or summary.phases
+    return {"reader": {**times.as_json(), **hops(ttft, phases, times)}}
 
 
 def _recorded_json(record: Record) -> dict[str, Any]:

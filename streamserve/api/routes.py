@@ -15,7 +15,20 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any
 
-from streamserve.api import ag_ui, ai_sdk, anthropic, attachments, durable, jobs, mcp, native, ops, pipelines, usage
+from streamserve.api import (
+    ag_ui,
+    ai_sdk,
+    anthropic,
+    attachments,
+    durable,
+    jobs,
+    mcp,
+    native,
+    ops,
+    pipelines,
+    timings,
+    usage,
+)
 from streamserve.api import conversation_routes as talk
 from streamserve.api.batch import batches, files
 from streamserve.api.call import Call, Reply, json_reply
@@ -112,7 +125,15 @@ ASKING: frozenset[Endpoint] = frozenset(
     )
 )
 
-_OF_A_STREAM = ("", "events", "log", "stop", "approvals", "watch")  # what follows a stream's id in its addresses
+_OF_A_STREAM = (
+    "",
+    "events",
+    "log",
+    "stop",
+    "approvals",
+    "timings",
+    "watch",
+)  # what follows a stream's id in its addresses
 
 _ANY = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -121,13 +142,15 @@ _ANY = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 class Access:
     """The kinds of callers that may call a route, and the scope they need.
 
-    `identifies`: a route for anyone, which shows more to callers that may chat.
+    `identifies`: a route for anyone, which shows more to callers that may chat. `takes_beacons`: a page may send it as
+    it closes, by `navigator.sendBeacon`, which has no header for a CSRF token: its origin decides.
     """
 
     callers: tuple[str, ...]
     scope: str = "chat"
     open_in_debug: bool = False
     identifies: bool = False
+    takes_beacons: bool = False
 
     def __post_init__(self) -> None:
         if not self.callers or not set(self.callers) <= set(KINDS):
@@ -246,6 +269,7 @@ def _services_of(endpoint: Endpoint) -> dict[str, bool]:
 
 
 _CHAT = Access(callers=CHAT_CALLERS)
+_PAGE = Access(callers=CHAT_CALLERS, takes_beacons=True)
 _KNOWN = Access(callers=("session", "key"))
 _KEYS = Access(callers=("key",))
 _OPEN = Access(callers=ANYONE)
@@ -320,6 +344,7 @@ ROUTES = (
     _native("stop_stream", f"streams/{_ID}/stop", _CHAT, post=native.stop_stream),
     _native("approve_stream", f"streams/{_ID}/approvals", _CHAT, post=native.approve),
     _native("ack_stream", f"streams/{_ID}/ack", _CHAT, post=native.ack_stream),
+    _native("stream_timings", f"streams/{_ID}/timings", _PAGE, post=timings.report),
     _native("watch_stream", f"streams/{_ID}/watch", _WATCH, native.watch),
     unknown_route("streams/<rest:path>"),
     _native("pipelines", "pipelines", _CHAT, pipelines.pipelines),

@@ -88,6 +88,7 @@ class StreamApp:
     request. `state_dir`: engines are separate processes, shared by all processes with this folder; None: they run in
     this process. `prefix`: a path before all routes, where no mount removes it. `default_model` "": the first.
     `prompt_in_url`: `GET /streams/new?prompt=` starts answers, and access logs have their prompts.
+    `reader_timings`: readers may report what they measured of their answers (docs/monitoring.md).
     `reasoning_field`: where chat completions show thinking, one of REASONING_FIELDS. `defaults`: system prompts and
     latency classes of models and routes. `log` (None: in memory) holds the
     events; no other process reads them, whatever the log.
@@ -107,6 +108,7 @@ class StreamApp:
         limits: Limits | None = None,
         prefix: str = "",
         prompt_in_url: bool = False,
+        reader_timings: bool = True,
         reasoning_field: str = REASONING_FIELDS[0],
         defaults: Defaults | None = None,
     ) -> None:
@@ -128,6 +130,10 @@ class StreamApp:
             default_model=default_model or next(iter(models)),
             defaults=defaults or Defaults(),
             takes_prompt_in_url=prompt_in_url,
+            takes_timings=reader_timings,
+            gap_budgets={
+                name: one.gap_p95_seconds for name, one in self._engine.classes.items() if one.gap_p95_seconds
+            },
             reasoning_field=reasoning_field,
         )
         self._config.defaults.check_models(models)

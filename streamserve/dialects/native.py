@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 from streamserve.dialects.asked import ASKED, Asked, asked_of
 from streamserve.dialects.conversation import Ask, conversation_fields, take_ask
-from streamserve.dialects.fields import Fields, Reader, Table, boolean, conflict, integer, one_of, read, text
+from streamserve.dialects.fields import Fields, Reader, Table, boolean, conflict, integer, number, one_of, read, text
 from streamserve.dialects.fold import TRIMMED, Answer
 from streamserve.dialects.generate import build, request_fields, sampling_fields, scoring_fields
 from streamserve.dialects.named import NamedStream
@@ -25,6 +26,7 @@ from streamserve.dialects.query import query_values
 from streamserve.dialects.tools import tool_fields, with_tools
 from streamserve.protocol.errors import ErrorBody
 from streamserve.protocol.events import Approval, Citation, Done, GoingAway, LoggedEvent, Meta, Status, Token
+from streamserve.protocol.glass import MAX_RECONNECTS, MAX_SECONDS, ReaderTimes, disorder
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import SYSTEM_ROLES, GenerateRequest, Message
@@ -45,6 +47,15 @@ MAX_SEQ = 2**53  # what JavaScript counts exactly
 _MAX_SEALED_CHARS = 100_000
 STOP_FIELDS: Table = {"seen_seq": integer(0, MAX_SEQ)}
 ACK_FIELDS: Table = Fields({"reader": text(1, 32), "seq": integer(0, MAX_SEQ), "away": boolean}, "reader", "seq")
+_SECONDS = number(0.0, MAX_SECONDS)
+TIMES_FIELDS: Table = Fields(
+    {
+        **{one.name: _SECONDS for one in dataclass_fields(ReaderTimes)},
+        "reconnects": integer(0, MAX_RECONNECTS),
+        "hidden": boolean,
+    },
+    "headers",
+)
 
 _OWN_FIELDS: Table = {"format": one_of(*FORMATS), **ASKED}
 
@@ -155,6 +166,16 @@ def parse_ack(body: Mapping[str, Any]) -> Ack:
     """Check an acknowledgement's body."""
     fields = read(body, ACK_FIELDS)
     return Ack(fields["reader"], fields["seq"], fields.get("away", False))
+
+
+def parse_times(body: Mapping[str, Any]) -> ReaderTimes:
+    """Check a reader's report: each number, and the order of its moments."""
+    times = ReaderTimes(**read(body, TIMES_FIELDS))
+    wrong = disorder(times)
+    if wrong is not None:
+        later, earlier = wrong
+        raise conflict(f"'{later}' is less than '{earlier}', which it cannot be.", later)
+    return times
 
 
 def meta_of(stream: NamedStream) -> Meta:

@@ -135,6 +135,7 @@ _ALL = (
         completion_not_found="No chat completion of that id is stored (docs/openai.md#stored-completions).",
         response_not_found="No response of that id is kept (docs/responses.md).",
         item_not_found="The response, or the conversation, has no item with this id.",
+        timings_off="The site takes no readers' times (`READER_TIMINGS`).",
         usage_off="The site keeps no usage (`USAGE`).",
         moderation_off="The site moderates no texts (`MODERATION`).",
         conversations_off="The site keeps no conversations (`CONVERSATIONS`).",

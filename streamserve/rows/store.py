@@ -18,6 +18,7 @@ from streamserve.api.logs import get_logger
 from streamserve.conf import get_settings
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import UnmetNeeds
+from streamserve.protocol.glass import ReaderTimes
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.rates import Rates
 from streamserve.protocol.requests import Admission, Once, decode_request, encode_request, size_of
@@ -139,6 +140,9 @@ class RowStore:
             log.warning("message_not_written", stream_id=summary.id, error=error.message)
             return None
 
+    async def keep_reader(self, stream_id: str, times: ReaderTimes) -> bool:
+        return bool(await orm.write(StreamRow.objects.keep_reader, stream_id, times.as_json()))
+
     async def running(self, group: Group) -> list[tuple[str, str]]:
         return await orm.read(StreamRow.objects.running_of, group.name, group.is_prefix, self.own_id)
 
@@ -200,6 +204,7 @@ def row_of(record: Record) -> StreamRow:
         fence=record.fence,
         producer=record.producer,
         request=None if record.request is None else _column_of(encode_request(record.request, admission)),
+        latency_class=None if record.request is None else record.request.latency_class,
         created_at=datetime.fromtimestamp(record.created, UTC),
         request_key=None if record.once is None else record.once.key,
         request_digest=None if record.once is None else record.once.digest,
@@ -247,6 +252,9 @@ def record_of(row: StreamRow) -> Record:
         cached_tokens=row.cached_tokens,
         completion_tokens=row.completion_tokens,
         phases=row.phases,
+        ttft=row.ttft_seconds,
+        latency_class=row.latency_class or "",
+        reader=None if row.reader is None else ReaderTimes.of_json(row.reader),
         last_seq=row.last_seq,
         text=row.text,
     )

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from streamserve.dialects.fold import TOOL_USE, Answer, AnswerBlock
 from streamserve.protocol.errors import Refused
 from streamserve.protocol.events import Done, LoggedEvent
+from streamserve.protocol.glass import ReaderTimes
 from streamserve.protocol.rates import Rates
 from streamserve.protocol.requests import Admission, GenerateRequest, Message, Once, ThreadKey
 from streamserve.streams.log.base import EventLog
@@ -38,7 +39,7 @@ class Record:
     `request` is None once the stream is finished, or if it cannot be read. `producer` is the process that holds the
     lease, "" if none does; `fence` grows with each claim. `created` is wall time.
     `num_prompt_tokens` of a new stream: 0 where they are not known yet. The fields from `finish_reason` on
-    are written at the end.
+    are written at the end; `reader` is what its reader reported, whenever that came.
     """
 
     admission: Admission
@@ -56,6 +57,9 @@ class Record:
     cached_tokens: int = 0
     completion_tokens: int = 0
     phases: Mapping[str, float] | None = None
+    ttft: float | None = None
+    latency_class: str = ""
+    reader: ReaderTimes | None = None
     last_seq: int = 0
     text: str = ""
     refusal: Refused | None = None  # why this process cannot serve `request`, although a newer release can
@@ -134,6 +138,9 @@ class StreamStore(Protocol):
     async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
         """Write the end of a stream and delete its request. A finished record does not change."""
 
+    async def keep_reader(self, stream_id: str, times: ReaderTimes) -> bool:
+        """Keep what a reader measured, once: False if there is a report already, or no such record."""
+
     async def running(self, group: Group) -> Sequence[tuple[str, str]]:
         """Return (id, producer) of the group's unfinished streams that this process does not produce, oldest first."""
 
@@ -191,6 +198,9 @@ class NullStore:
 
     async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
         pass
+
+    async def keep_reader(self, stream_id: str, times: ReaderTimes) -> bool:
+        return False
 
     async def running(self, group: Group) -> Sequence[tuple[str, str]]:
         return ()

@@ -30,6 +30,7 @@ from streamserve.clients.engine_run import LOADING, NO_READER, EngineRun, Parkin
 from streamserve.protocol.engine import Accepted, Park
 from streamserve.protocol.errors import EngineUnavailable, Refused, StreamserveError
 from streamserve.protocol.events import Approval, Citation, Done, Error, Event, LoggedEvent, Meta, Status, Usage
+from streamserve.protocol.glass import ReaderTimes
 from streamserve.protocol.measures import FIRST_TOKEN, PARKED
 from streamserve.protocol.rates import Rates
 from streamserve.protocol.requests import START, Admission, GenerateRequest, Resume
@@ -106,6 +107,7 @@ class Stream:
             client, request, admission, self.lag, generation, resume=resume, was_admitted=was_admitted
         )
         self.follower = Follower(writer.log, self.log_id, lease, self.transcript, self.readers, self._on_committed)
+        self.reader_times: ReaderTimes | None = None  # what its reader reported
         self.rates: Rates | None = None  # what its start has left of its caller's limits over time
         self.ended = asyncio.Event()  # set once nothing more will be committed here
         self._config, self._writer, self._timers = config, writer, Timers()

@@ -62,7 +62,9 @@ async def admit(access: Access, request: HttpRequest, headers: Mapping[str, str]
         return caller
     # Unsafe methods need the CSRF token; reads, and anonymous requests without any cookie, need the same origin.
     has_no_cookie = caller.kind == "anonymous" and not request.COOKIES
-    if request.method in SAFE_METHODS or has_no_cookie:
+    # A beacon has no header for the token. Every browser that sends one names its origin; else the token is needed.
+    is_beacon = access.takes_beacons and ("origin" in headers or "sec-fetch-site" in headers)
+    if request.method in SAFE_METHODS or has_no_cookie or is_beacon:
         check_same_origin(headers, scheme=request.scheme or "http", host=_host_of(request))
     else:
         check_csrf(request)

@@ -240,6 +240,8 @@ def answer_config(settings: SiteConfig, clients: Mapping[str, EngineClient]) -> 
             route_classes=settings.route_classes,
         ),
         takes_prompt_in_url=settings.prompt_in_url,
+        takes_timings=settings.reader_timings,
+        gap_budgets={name: one.gap_p95_seconds for name, one in settings.classes.items() if one.gap_p95_seconds},
         reasoning_field=settings.reasoning_field,
         unseal=unseal,
     )

@@ -55,6 +55,19 @@ async def test_a_chat_of_the_ai_sdk(ai: StreamApp) -> None:
     assert json.loads((await ask(ai, "POST", "/ai/chat/c1/stop", {})).body) == {"id": "c1", "stopped": False}
 
 
+async def test_a_reader_reports_what_it_measured(ai: StreamApp) -> None:
+    """Once, kept with the stream in memory; another caller finds no such stream."""
+    asked = await ask(ai, "POST", "/streams", GOOD)
+    path = f"/streams/{header(asked, 'x-stream-id')}"
+    times = {"headers": 90.0, "first_delta": 91.0, "ended": 92.0, "hidden": True}
+    assert (await ask(ai, "POST", f"{path}/timings", times, "bob")).start["status"] == 404
+    replies = [json.loads((await ask(ai, "POST", f"{path}/timings", times)).body)["counted"] for _ in range(2)]
+    assert replies == [True, False]
+    shown = json.loads((await ask(ai, "GET", path)).body)["reader"]
+    assert shown.items() >= times.items()
+    assert sum(shown["whole"].values()) == pytest.approx(92.0, abs=0.01)
+
+
 async def test_an_agent_in_a_thread(ai: StreamApp) -> None:
     """A run of AG-UI, shown again by its id, for its caller alone; without a database a thread is kept in memory."""
     body = {"threadId": "t1", "runId": "r1", "messages": [{"id": "m1", "role": "user", "content": "still there?"}]}

@@ -35,6 +35,35 @@ async def test_a_session_needs_the_csrf_token_to_post(engine: None, alice: Any) 
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
+        ({}, 403),  # neither a token nor an origin
+        ({"origin": "http://testserver"}, 200),
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "none"}, 200),  # no page at all has made it
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://evil.example", "sec-fetch-site": "same-origin"}, 403),
+    ],
+)
+async def test_a_beacon_with_cookies_comes_from_our_own_pages(
+    engine: None, alice: Any, headers: dict[str, str], status: int
+) -> None:
+    """`sendBeacon` has no header for the CSRF token: the origin that the browser names decides, for timings alone."""
+    started = await (await make_caller(alice)).post("/streams", PROMPT)
+    await body_of(started)
+    client = AsyncClient(enforce_csrf_checks=True)
+    await client.aforce_login(alice)
+    path = f"/streams/{started['X-Stream-Id']}"
+    for what, expected in (("timings", status), ("stop", 403)):
+        sent = await client.post(
+            f"{path}/{what}", {"headers": 0.1} if what == "timings" else {}, "application/json", headers=headers
+        )
+        assert sent.status_code == expected, what
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
         ({}, 200),
         ({"sec-fetch-site": "same-origin"}, 200),
         ({"sec-fetch-site": "none"}, 200),

@@ -48,6 +48,7 @@ GET    stream_log                    404   200 404  404   404 |     200   404   
 POST   stop_stream                   404   200 404  404   404 |     200   404     401 403    404    404
 POST   approve_stream                404   400 404  404   404 |     400   404     401 403    404    404
 POST   ack_stream                    200   200 200  200   200 |     200   200     401 403    200    200
+POST   stream_timings                404   200 404  404   404 |     200   404     401 403    404    404
 GET    watch_stream                  401   404 404  404   404 |     403   403     401 403    403    404
 GET    pipelines                     200   200 200  200   200 |     200   200     401 403    200    200
 GET    pipeline                      200   200 200  200   200 |     200   200     401 403    404    404
@@ -149,6 +150,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "streams"): {"model": MODEL, "prompt": "hi", **SHORT},
     ("POST", "approve_stream"): {"approvals": [{"id": "call_1", "allow": True}]},  # that stream asks nothing: 400
     ("POST", "ack_stream"): {"reader": "r" * 8, "seq": 1},
+    ("POST", "stream_timings"): {"headers": 0.1, "first_delta": 0.2},
     ("POST", "pipeline"): {"messages": MESSAGES},
     ("POST", "jobs"): {"pipeline": PIPELINE, "messages": MESSAGES},
     ("POST", "conversations"): {"model": MODEL},
@@ -197,10 +199,10 @@ QUERIES = {
 # What the path needs of alice's, by the route's name; each is made once, but for the DELETEs, anew for each cell.
 OBJECTS = {
     **dict.fromkeys(
-        ("stream", "stream_events", "stream_log", "stop_stream", "ack_stream", "watch_stream", "chat_stream_events"),
+        ("stream", "stream_events", "stream_log", "stop_stream", "ack_stream", "stream_timings", "watch_stream"),
         "stream",
     ),
-    "approve_stream": "stream",
+    **dict.fromkeys(("approve_stream", "chat_stream_events"), "stream"),
     **dict.fromkeys(("job", "job_events", "cancel_job"), "job"),
     **dict.fromkeys(("chat_completion", "chat_completion_messages"), "stored chat"),
     **dict.fromkeys(("response_conversation", "conversation_items", "conversation_item"), "response conversation"),
