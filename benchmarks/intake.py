@@ -1,10 +1,11 @@
 """Time from a POST to its response head and first event, and requests a second: two trees and Django, in turns.
 
-    python -m benchmarks.intake [--tree DIR] [--connections 1 4 15 64] [--rounds 5] [--seconds 2] [--quick]
+    python -m benchmarks.intake [--tree DIR] [--connections 1 4 15 64] [--rounds 5] [--seconds 2] [--limits] [--quick]
 
 Each contender is the demo site on a folder of its own: one daphne worker under FlowServer, SQLite, the file log, the
 echo engine in its process. A request asks for one token on a connection of its own, with an API key. `--tree` adds the
-site of another checkout, run by its own `.venv` if it has one. "StreamingHttpResponse" is a view of this checkout's
+site of another checkout, run by its own `.venv` if it has one. `--limits` adds this checkout with three windows of
+RATES, which have room for every request. "StreamingHttpResponse" is a view of this checkout's
 site that sends the same two events without a key, a quota, a row or a log. Contenders take turns, and the one that
 begins changes from round to round. Printed are medians of all requests, and their ratios to this checkout's; CPU is
 that of the worker's process, all threads, divided by the requests.
@@ -59,6 +60,12 @@ ROOT_URLCONF = "intake_urls"
 STREAMSERVE["LIMITS"] = {"MAX_STREAMS_PER_PRINCIPAL": 10_000}
 LOGGING["loggers"] = {}
 """
+LIMITS = """
+STREAMSERVE["RATES"] = {
+    "owner": {"REQUESTS_PER_MINUTE": 10**6, "TOKENS_PER_MINUTE": 10**9},
+    "site": {"TOKENS_PER_MINUTE": 10**9},
+}
+"""
 BODY = json.dumps({"messages": [{"role": "user", "content": "Hi there"}], "max_tokens": 1}).encode()
 _END_SECONDS = 10.0
 
@@ -79,12 +86,12 @@ class Contender:
 
 
 @contextlib.contextmanager
-def serving(tree: Path, folder: Path) -> Iterator[tuple[Site, int, int]]:
+def serving(tree: Path, folder: Path, settings: str = SETTINGS) -> Iterator[tuple[Site, int, int]]:
     """Serve the demo site of `tree` with an engine process while the block runs. Yield the site, its port and pid."""
     folder.mkdir()
     site = Site(folder, tree, step_seconds=0.0)
-    with (folder / "paths_settings.py").open("a") as settings:
-        settings.write(SETTINGS)
+    with (folder / "paths_settings.py").open("a") as file:
+        file.write(settings)
     (folder / "intake_urls.py").write_text(PLAIN)
     site.prepare()
     python = tree / ".venv/bin/python"
@@ -188,6 +195,7 @@ def main() -> None:
     options.add_argument("--connections", type=int, nargs="+", default=[1, 4, 15, 64])
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
+    options.add_argument("--limits", action="store_true", help="also measure this checkout with limits over time")
     options.add_argument("--quick", action="store_true", help="one short round, as a smoke test")
     chosen = options.parse_args()
     if chosen.quick:
@@ -201,6 +209,9 @@ def main() -> None:
             tree = chosen.tree.resolve()
             other, other_port, other_pid = stack.enter_context(serving(tree, Path(name) / "other"))
             contenders.append(Contender(tree.name, "/streams", other_port, other.key, other_pid))
+        if chosen.limits:
+            limited, its_port, its_pid = stack.enter_context(serving(ROOT, Path(name) / "limited", SETTINGS + LIMITS))
+            contenders.append(Contender("with limits", "/streams", its_port, limited.key, its_pid))
         contenders.append(Contender(DJANGO, "/plain", port, site.key, pid))
         measure(contenders, chosen)
         report(contenders, chosen.connections)

@@ -26,7 +26,7 @@ from streamserve.protocol.requests import LATENCY_CLASSES
 from streamserve.rows.conversations import Attachment, Conversation, Message, Share, Thread
 from streamserve.rows.leases import LeasedQuerySet
 from streamserve.rows.queries import Keyed
-from streamserve.rows.rate_windows import RateHold, RateWindow
+from streamserve.rows.rate_windows import RateWindow
 from streamserve.rows.usage_days import UsageDay
 from streamserve.rows.work import Batch, BatchRow, Job, JobStep, StoredFile, WebhookDelivery, Worker
 
@@ -42,7 +42,6 @@ __all__ = [
     "JobStep",
     "Live",
     "Message",
-    "RateHold",
     "RateWindow",
     "Share",
     "StoredCompletion",
@@ -283,6 +282,9 @@ class Stream(Keyed):
     )
     request = models.JSONField(null=True, editable=False, help_text=_("What was asked; forgotten at the end."))
     text = models.TextField(blank=True, editable=False, help_text=_("The answer, only if STORE is on."))
+    held = models.TextField(
+        null=True, editable=False, help_text=_("The tokens that it held of limits over time while it ran.")
+    )
     created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
     finished_at = models.DateTimeField(_("finished"), null=True, editable=False)
 

@@ -1,9 +1,8 @@
-"""`RateWindow` and `RateHold`: what is counted against limits over time, and what unfinished answers hold. rates.py."""
+"""`RateWindow`: what is counted against limits over time. rates.py. What an answer holds is in its stream's row."""
 
 from __future__ import annotations
 
 from django.db import models
-from django.utils import timezone
 
 
 class RateWindow(models.Model):
@@ -13,7 +12,7 @@ class RateWindow(models.Model):
     what = models.CharField(max_length=10, editable=False)
     seconds = models.PositiveIntegerField(editable=False)
     used = models.BigIntegerField(default=0, editable=False)
-    started_at = models.DateTimeField(default=timezone.now, db_index=True, editable=False)
+    ends_at_ms = models.BigIntegerField(db_index=True, editable=False)  # Unix time
 
     class Meta:
         default_permissions = ()
@@ -21,17 +20,3 @@ class RateWindow(models.Model):
 
     def __str__(self) -> str:
         return f"{self.subject} {self.what} {self.seconds}"
-
-
-class RateHold(models.Model):
-    """The tokens that an unfinished answer holds. `windows` is JSON: [[window, its start, weight, tokens], …]."""
-
-    stream_id = models.CharField(primary_key=True, max_length=32, editable=False)
-    windows = models.TextField(editable=False)
-    created_at = models.DateTimeField(default=timezone.now, editable=False)
-
-    class Meta:
-        default_permissions = ()
-
-    def __str__(self) -> str:
-        return self.stream_id

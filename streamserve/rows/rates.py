@@ -1,10 +1,12 @@
 """Limits over time, in the site's database: right over all its processes. protocol/rates.py has the scopes.
 
-    start of an answer ──► `reserve`: room in every window, or RateLimited; it holds its tokens      (the row's insert)
-    end of an answer   ──► `settle`: what it has used stays counted, what it held beyond is given back  (the row's end)
+    start of an answer ──► `reserve`: count it in every window, or RateLimited           (before the row's insert)
+    its row            ──► `held`: the tokens that it holds, and of which windows
+    end of an answer   ──► `settle`: what it has used stays counted, the rest is given back  (after the row's update)
 
 Both are in the transaction of the stream's row: what has no row holds nothing, and an answer whose process was killed
-is settled by whoever writes its end. Without RATES nothing is asked. Blocks.
+is settled by whoever writes its end. A start is one statement for all windows, as every answer makes it; PostgreSQL
+locks its rows in the order of its values. Without RATES nothing is asked. Blocks.
 """
 
 from __future__ import annotations
@@ -14,19 +16,14 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from functools import partial
+from functools import cache, partial
 
-from django.db import transaction
-from django.db.models import F
-from django.db.models.functions import Greatest
-from django.utils import timezone
+from django.db import connections, router, transaction
 
 from streamserve.api.answers import TEAM
 from streamserve.conf import get_settings
 from streamserve.dialects.batches import RowAnswer
-from streamserve.models import RateHold, RateWindow
-from streamserve.models import Stream as StreamRow
+from streamserve.models import RateWindow
 from streamserve.protocol.embeddings import EmbedRequest
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.rates import (
@@ -53,6 +50,8 @@ from streamserve.streams.store import ANONYMOUS, groups_of
 
 CHARS_A_TOKEN = 4  # of a text that no engine has counted yet
 _MAX_FULL = 10_000  # subjects that a process knows to be out of requests
+_UPSERT = ("sqlite", "postgresql")  # that have ON CONFLICT
+_Key = tuple[str, str, int]  # of a window: whose, what is counted, its seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +67,25 @@ class _Asked:
     weight: float = 1.0
 
     @property
-    def key(self) -> tuple[str, str, int]:
+    def key(self) -> _Key:
         """Return what names the window."""
         return self.subject, self.what, self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """A window with a request counted in it."""
+
+    used: int
+    ends_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What is left of the tightest windows, and what the stream's row keeps of its reservation: None for no tokens."""
+
+    left: Rates
+    held: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,29 +109,25 @@ def refuse_early(admission: Admission) -> None:
             raise _limited(scope, REQUESTS, MINUTE, rate.requests_per_minute, Rates(requests=left), until - now)
 
 
-def reserve(admission: Admission, needs: Needs, *, is_work: bool = False) -> Rates | None:
-    """Count a request in every window of its caller's, and hold its tokens; return what is left. In a transaction.
+def reserve(admission: Admission, needs: Needs, *, is_work: bool = False) -> Reserved | None:
+    """Count a request and its tokens in every window of its caller's. In a transaction. None without limits.
 
-    None without limits; without a stream nothing is held, and what it counts stays. Raises RateLimited, BadRequest for
-    a prompt that no window has room for: then the transaction must be undone.
+    Raises RateLimited, BadRequest for a prompt that no window has room for: then the transaction must be undone.
     """
     asked = _asked(admission, needs, is_work=is_work)
     if not asked:
         return None
-    now = timezone.now()
-    windows = _locked(asked, now)
-    for one in asked:
-        window = windows[one.key]
-        if window.used + one.amount > one.limit:
-            _refuse(one, asked, windows, now)
-        window.used += one.amount
-    _write(windows.values())
-    held = [one for one in asked if one.what == TOKENS]
-    if held and admission.stream_id:
-        rows = [(windows[one.key], one) for one in held]
-        kept = [[row.pk, row.started_at.timestamp(), one.weight, one.amount] for row, one in rows]
-        RateHold.objects.create(stream_id=admission.stream_id, windows=json.dumps(kept))
-    return _rates(asked, windows, now)
+    now_ms = _now_ms()
+    windows = _counted(asked, now_ms)
+    full = [one for one in asked if windows[one.key].used > one.limit]
+    if full:
+        _refuse(full, asked, windows, now_ms)
+    held = [
+        (one.subject, one.seconds, windows[one.key].ends_at_ms, one.weight, one.amount)
+        for one in asked
+        if one.what == TOKENS
+    ]
+    return Reserved(_rates(asked, windows, now_ms), json.dumps(held) if held else None)
 
 
 async def enter(request: EmbedRequest, admission: Admission) -> None:
@@ -135,14 +146,22 @@ def _atomically(write: Callable[[], object]) -> None:
 
 
 def settle(stream_id: str, num_tokens: int) -> None:
-    """Count what an answer has used instead of what it holds, in the transaction that writes its end. Idempotent."""
-    hold = RateHold.objects.filter(pk=stream_id).first()
-    if hold is None:
-        return
-    for pk, started_at, weight, amount in sorted(json.loads(hold.windows)):
-        window = RateWindow.objects.filter(pk=pk, started_at__lt=_after(started_at))
-        window.update(used=Greatest(F("used") + math.ceil(num_tokens * weight) - amount, 0))
-    hold.delete()
+    """Count what an answer has used instead of what it holds, in the transaction that writes its end, which is once."""
+    connection = connections[router.db_for_write(RateWindow)]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT held FROM streamserve_stream WHERE id = %s", [stream_id])
+        row = cursor.fetchone()
+        held = json.loads(row[0]) if row is not None and row[0] else []
+        more = [(math.ceil(num_tokens * weight) - amount, *window) for *window, weight, amount in held]
+        if more:
+            cursor.executemany(_SETTLE, [(one[0], *one) for one in more])
+
+
+# A window that has begun anew since is another. Locks are taken in the order in which `reserve` takes them.
+_SETTLE = (
+    "UPDATE streamserve_ratewindow SET used = CASE WHEN used + %s < 0 THEN 0 ELSE used + %s END "
+    f"WHERE subject = %s AND what = '{TOKENS}' AND seconds = %s AND ends_at_ms = %s"
+)
 
 
 def settling(stream_id: str, num_tokens: int) -> Callable[[], None] | None:
@@ -154,10 +173,7 @@ def count(admission: Admission, num_tokens: int, *, is_work: bool = False) -> No
     """Count tokens that were used without a reservation, in a transaction: of a title, or of a batch's rows."""
     asked = [one for one in _asked(admission, Needs(answer=num_tokens), is_work=is_work) if one.what == TOKENS]
     if asked:
-        windows = _locked(asked, timezone.now())
-        for one in asked:
-            windows[one.key].used += one.amount
-        _write(windows.values())
+        _counted(asked, _now_ms())
 
 
 def counting_rows(answers: Iterable[RowAnswer], admission: Admission) -> Callable[[], None] | None:
@@ -170,19 +186,17 @@ def counting_rows(answers: Iterable[RowAnswer], admission: Admission) -> Callabl
 
 def seconds_until_room(admission: Admission) -> float:
     """Return how long the work of an owner has to wait until its windows have any room; 0: it has."""
-    now, longest = timezone.now(), 0.0
+    now_ms, longest = _now_ms(), 0.0
     for one in _asked(admission, Needs(answer=1), is_work=True):
         window = RateWindow.objects.filter(subject=one.subject, what=one.what, seconds=one.seconds).first()
         if window is not None and window.used + one.amount > one.limit:
-            longest = max(longest, _seconds_left(window, now))
+            longest = max(longest, (window.ends_at_ms - now_ms) / 1000)
     return longest
 
 
-def drop_old(now: datetime) -> None:
-    """Delete windows that are over, and holds of streams whose rows are gone."""
-    RateWindow.objects.filter(started_at__lt=now - timedelta(seconds=2 * DAY)).delete()
-    old = RateHold.objects.filter(created_at__lt=now - timedelta(seconds=DAY))
-    old.exclude(stream_id__in=StreamRow.objects.filter(state="running").values("pk")).delete()
+def drop_old() -> None:
+    """Delete the windows that were over a day ago."""
+    RateWindow.objects.filter(ends_at_ms__lt=_now_ms() - DAY * 1000).delete()
 
 
 # Windows
@@ -224,63 +238,81 @@ def _asked(admission: Admission, needs: Needs, *, is_work: bool) -> list[_Asked]
     return sorted(out, key=lambda one: one.key)  # locks are taken in one order
 
 
-def _locked(asked: Sequence[_Asked], now: datetime) -> dict[tuple[str, str, int], RateWindow]:
-    """Return the windows, locked until the transaction ends; a window that is over begins anew."""
-    new = [RateWindow(subject=one.subject, what=one.what, seconds=one.seconds, started_at=now) for one in asked]
-    found = _find(asked)
-    if len(found) < len(asked):
-        RateWindow.objects.bulk_create(
-            [one for one in new if (one.subject, one.what, one.seconds) not in found], ignore_conflicts=True
+def _counted(asked: Sequence[_Asked], now_ms: int) -> dict[_Key, _Window]:
+    """Count in the windows, and return them; they are locked until the transaction ends. One that is over begins anew.
+
+    A window may be past its limit then.
+    """
+    connection = connections[router.db_for_write(RateWindow)]
+    if connection.vendor not in _UPSERT or not connection.features.can_return_columns_from_insert:
+        return _counted_by_orm(asked, now_ms)
+    values: list[str | int] = []
+    for one in asked:
+        values += (*one.key, one.amount, now_ms + one.seconds * 1000)
+    with connection.cursor() as cursor:
+        cursor.execute(_statement(len(asked)), values)
+        return {(subject, what, seconds): _Window(*row) for subject, what, seconds, *row in cursor.fetchall()}
+
+
+@cache
+def _statement(num: int) -> str:
+    """Return the statement for so many windows. `excluded` is the row that it would insert: it began now."""
+    is_over = "w.ends_at_ms <= excluded.ends_at_ms - excluded.seconds * 1000"
+    return (
+        "INSERT INTO streamserve_ratewindow AS w (subject, what, seconds, used, ends_at_ms) "
+        f"VALUES {', '.join(['(%s, %s, %s, %s, %s)'] * num)} ON CONFLICT (subject, what, seconds) DO UPDATE SET "
+        f"used = CASE WHEN {is_over} THEN excluded.used ELSE w.used + excluded.used END, "
+        f"ends_at_ms = CASE WHEN {is_over} THEN excluded.ends_at_ms ELSE w.ends_at_ms END "
+        "RETURNING subject, what, seconds, used, ends_at_ms"
+    )
+
+
+def _counted_by_orm(asked: Sequence[_Asked], now_ms: int) -> dict[_Key, _Window]:
+    """Do the same window by window, for other databases."""
+    out = {}
+    for one in asked:
+        ends_at_ms = now_ms + one.seconds * 1000
+        row, is_new = RateWindow.objects.select_for_update().get_or_create(
+            subject=one.subject,
+            what=one.what,
+            seconds=one.seconds,
+            defaults={"used": one.amount, "ends_at_ms": ends_at_ms},
         )
-        found = _find(asked)
-    for window in found.values():
-        if _seconds_left(window, now) <= 0:
-            window.used, window.started_at = 0, now
-    return found
+        if not is_new:
+            if row.ends_at_ms <= now_ms:
+                row.used, row.ends_at_ms = 0, ends_at_ms
+            row.used += one.amount
+            row.save(update_fields=["used", "ends_at_ms"])
+        out[one.key] = _Window(row.used, row.ends_at_ms)
+    return out
 
 
-def _find(asked: Sequence[_Asked]) -> dict[tuple[str, str, int], RateWindow]:
-    rows = RateWindow.objects.select_for_update().filter(subject__in={one.subject for one in asked}).order_by("pk")
-    found = {(row.subject, row.what, row.seconds): row for row in rows}
-    return {one.key: found[one.key] for one in asked if one.key in found}
-
-
-def _write(windows: Iterable[RateWindow]) -> None:
-    RateWindow.objects.bulk_update(windows, ["used", "started_at"])
-
-
-def _refuse(
-    one: _Asked, asked: Sequence[_Asked], windows: dict[tuple[str, str, int], RateWindow], now: datetime
-) -> None:
-    """Raise RateLimited for the window that has no room."""
-    full = [other for other in asked if windows[other.key].used + other.amount > other.limit and other.key >= one.key]
-    seconds = max(_seconds_left(windows[other.key], now) for other in full)
+def _refuse(full: Sequence[_Asked], asked: Sequence[_Asked], windows: dict[_Key, _Window], now_ms: int) -> None:
+    """Raise RateLimited for the first of the windows that have no room. Retry when the last of them is over."""
+    one = full[0]
+    left = (windows[one.key].ends_at_ms - now_ms) / 1000
     if one.what == REQUESTS and len(_full) < _MAX_FULL:
-        _full[one.subject] = time.monotonic() + _seconds_left(windows[one.key], now)
-    raise _limited(one.scope, one.what, one.seconds, one.limit, _rates(asked, windows, now), seconds)
+        _full[one.subject] = time.monotonic() + left
+    seconds = max((windows[each.key].ends_at_ms - now_ms) / 1000 for each in full)
+    before = {each.key: _Window(windows[each.key].used - each.amount, windows[each.key].ends_at_ms) for each in asked}
+    raise _limited(one.scope, one.what, one.seconds, one.limit, _rates(asked, before, now_ms), seconds)
 
 
 def _limited(scope: str, what: str, seconds: int, limit: int, rates: Rates, wait: float) -> RateLimited:
     return RateLimited(refusal(scope, what, seconds, limit), retry_after=max(1, math.ceil(wait)), rates=rates)
 
 
-def _seconds_left(window: RateWindow, now: datetime) -> float:
-    return window.seconds - (now - window.started_at).total_seconds()
-
-
-def _rates(asked: Sequence[_Asked], windows: dict[tuple[str, str, int], RateWindow], now: datetime) -> Rates:
+def _rates(asked: Sequence[_Asked], windows: dict[_Key, _Window], now_ms: int) -> Rates:
     """Return the windows with the smallest share left."""
     best: dict[str, Left] = {}
     for one in asked:
         window = windows[one.key]
-        left = Left(
-            limit=one.limit, remaining=max(0, one.limit - window.used), seconds=max(0.0, _seconds_left(window, now))
-        )
+        seconds = (window.ends_at_ms - now_ms) / 1000
+        left = Left(limit=one.limit, remaining=max(0, one.limit - window.used), seconds=seconds)
         if one.what not in best or left.remaining / left.limit < best[one.what].remaining / best[one.what].limit:
             best[one.what] = left
     return Rates(requests=best.get(REQUESTS), tokens=best.get(TOKENS))
 
 
-def _after(timestamp: float) -> datetime:
-    """Return a moment just after a window's start: a window that has begun anew since is another."""
-    return datetime.fromtimestamp(timestamp, tz=timezone.get_current_timezone()) + timedelta(milliseconds=1)
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

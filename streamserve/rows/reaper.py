@@ -78,7 +78,7 @@ class RowAges:
 
     def drop_old(self, settings: StreamConfig, now: datetime) -> tuple[int, ...]:
         """Delete them; return how many of each. Threads whose stream can no longer be replayed go, too."""
-        rates.drop_old(now)
+        rates.drop_old()
         delete_in_parts(
             Thread.objects.unused_since(datetime.fromtimestamp(purge_before(settings, now.timestamp()), UTC))
         )

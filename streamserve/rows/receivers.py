@@ -48,19 +48,22 @@ async def written(
     write: Callable[[], T],
     tell: Callable[[], None],
     *,
+    first: Callable[[], object] | None = None,
     also: Callable[[], object] | None = None,
     alone: Callable[[Callable[[], T]], Awaitable[T]] = orm.write,
 ) -> T:
     """Return `write()`, a guarded change; where it has changed something, `also` and `tell` follow in its transaction.
 
-    `tell` calls the receivers. Without them, and without `also`, the change is made `alone`.
+    `first` comes before it there. `tell` calls the receivers. With none of them the change is made `alone`.
     """
     has_receivers = signal.has_listeners(sender)
-    if also is None and not has_receivers:
+    if first is None and also is None and not has_receivers:
         return await alone(write)
 
     def all_of_it() -> T:
         with transaction.atomic(using=router.db_for_write(StreamRow), savepoint=False):
+            if first is not None:
+                first()
             value = write()
             if value and also is not None:
                 also()
@@ -145,14 +148,16 @@ def _user_key(text: str) -> Any:
 # Answers
 
 
-async def insert_stream(row: StreamRow, *, also: Callable[[], object] | None = None) -> None:
-    """Insert the row of a new stream, and do `also` in its transaction."""
+async def insert_stream(
+    row: StreamRow, *, first: Callable[[], object] | None = None, also: Callable[[], object] | None = None
+) -> None:
+    """Insert the row of a new stream; do `first` and `also` before and after it, in its transaction."""
 
     def insert() -> bool:
         row.save(force_insert=True)
         return True
 
-    await written(answer_started, StreamRow, insert, lambda: tell_started(row), also=also)
+    await written(answer_started, StreamRow, insert, lambda: tell_started(row), first=first, also=also)
 
 
 def tell_started(row: StreamRow) -> None:

@@ -65,9 +65,17 @@ class RowStore:
         rates.refuse_early(admission)
 
     async def insert(self, record: Record) -> Rates | None:
-        left: list[Rates] = []
+        row, left = row_of(record), list[Rates]()
+
+        def reserve() -> None:
+            reserved = rates.reserve(record.admission, needs_of(record))
+            if reserved is not None:
+                row.held = reserved.held
+                left.append(reserved.left)
+
+        first = reserve if get_settings().rates else None
         try:
-            await insert_stream(row_of(record), also=_with_record(record, self._max_conversations, left))
+            await insert_stream(row, first=first, also=_with_record(record, self._max_conversations))
         except IntegrityError as error:
             if record.once is not None and await self.find(request_key=record.once.key) is not None:
                 raise KeyTaken from error
@@ -157,20 +165,14 @@ def _forget_key(stream_id: str) -> None:
         withdraw(stream_id)
 
 
-def _with_record(record: Record, max_conversations: int, left: list[Rates]) -> Callable[[], None] | None:
-    """Return what a stream's start writes beside its row: its thread, its turn in a conversation, its place in limits.
-
-    None for none. What is left of the limits is added to `left`.
-    """
+def _with_record(record: Record, max_conversations: int) -> Callable[[], None] | None:
+    """Return what a stream's start writes beside its row: its thread, its turn in a conversation; None for none."""
     admission = record.admission
-    turn, thread, is_limited = admission.turn, admission.thread, bool(get_settings().rates)
-    if turn is None and thread is None and not is_limited:
+    turn, thread = admission.turn, admission.thread
+    if turn is None and thread is None:
         return None
 
     def write() -> None:
-        if is_limited:
-            found = rates.reserve(admission, needs_of(record))
-            left.extend([] if found is None else [found])
         if thread is not None:
             note_thread(thread, admission)
         if turn is not None:

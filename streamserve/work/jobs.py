@@ -172,10 +172,10 @@ class Jobs:
         with transaction.atomic(using=Job.objects.db):
             hold_limit(Job.objects.all(), ANONYMOUS.name if caller.owner in ANONYMOUS else caller.place_of)
             self._check_room(caller)
+            reserved = rates.reserve(caller, needs, is_work=True)
+            row.held = None if reserved is None else reserved.held
             row.save(force_insert=True)
             job.save(force_insert=True)
-            if self._settings.rates:
-                rates.reserve(replace(caller, stream_id=row.pk), needs, is_work=True)
         return True
 
     def _check_room(self, caller: Admission) -> None:

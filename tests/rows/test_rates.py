@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.db.models import F
 from django.test import override_settings
 from django.utils import timezone
 
 from streamserve.conf import get_problems
-from streamserve.models import RateHold, RateWindow
+from streamserve.models import RateWindow
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.embeddings import EmbedRequest
 from streamserve.protocol.errors import BadRequest
@@ -41,6 +41,13 @@ def nothing_known() -> Iterator[None]:
     rates._full.clear()
 
 
+@pytest.fixture(autouse=True, params=["one statement", "by the ORM"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows are counted as this database can, and as any other does."""
+    if request.param == "by the ORM":
+        monkeypatch.setattr(rates, "_UPSERT", ())
+
+
 def limited(**scopes: dict[str, float]) -> Any:
     return override_settings(STREAMSERVE={**SITE, "RATES": scopes})
 
@@ -60,12 +67,12 @@ async def ended(worker: Worker, stream_id: str) -> StreamRow:
 
 
 async def test_without_limits_nothing_is_counted(one: Worker) -> None:
-    """No window, no hold, nothing left to tell."""
+    """No window, nothing held, nothing left to tell."""
     stream = await one.start(asked())
     assert stream.rates is None
-    await ended(one, stream.id)
+    row = await ended(one, stream.id)
     assert not await RateWindow.objects.aexists()
-    assert not await RateHold.objects.aexists()
+    assert row.held is None
 
 
 async def test_an_answer_holds_its_tokens_and_gives_back_what_it_did_not_use(one: Worker, gate: Gate) -> None:
@@ -84,7 +91,6 @@ async def test_an_answer_holds_its_tokens_and_gives_back_what_it_did_not_use(one
         gate.open()
         row = await ended(one, stream.id)
         assert await used("owner:user:1") == row.prompt_tokens + row.completion_tokens == prompt + NUM_TOKENS
-        assert not await RateHold.objects.aexists()
 
 
 async def test_fifty_callers_at_the_bound_over_two_processes(one: Worker, two: Worker) -> None:
@@ -103,6 +109,29 @@ async def test_fifty_callers_at_the_bound_over_two_processes(one: Worker, two: W
         assert all(1 <= each.retry_after <= 60 and each.rates.requests is not None for each in refused)
         for stream in begun:
             await ended(one if one.streams.find(stream.id) else two, stream.id)
+
+
+async def test_starts_and_ends_at_the_same_moment_wait_for_each_other() -> None:
+    """Windows are locked in one order: no transaction is undone as a deadlock, and no count is lost."""
+    everywhere = {"TOKENS_PER_MINUTE": 10**6, "TOKENS_PER_DAY": 10**6}
+
+    def answer(number: int) -> None:
+        owner = f"user:{number % 3}"
+        row = StreamRow(id=f"{number:032x}", log_id=f"{number:012d}", owner=owner, tenant=owner, model="echo")
+        with transaction.atomic():
+            reserved = rates.reserve(Admission(owner=owner, tenant=owner), rates.Needs(prompt=5, answer=20))
+            assert reserved is not None
+            row.held = reserved.held
+            row.save(force_insert=True)
+        with transaction.atomic():
+            StreamRow.objects.finish(row.pk)
+            rates.settle(row.pk, 7)
+
+    with limited(owner=everywhere, tenant=everywhere, site=everywhere):
+        await asyncio.gather(*(orm.bulk(answer, number) for number in range(120)))
+        found = {row.subject: row.used async for row in RateWindow.objects.all()}
+    each = {f"{scope}:user:{number}": 40 * 7 for scope in ("owner", "tenant") for number in range(3)}
+    assert found == {**each, "site:": 120 * 7}
 
 
 async def test_a_refused_request_counts_nowhere(one: Worker) -> None:
@@ -133,17 +162,13 @@ async def test_a_window_that_is_over_begins_anew(one: Worker, gate: Gate) -> Non
     """With the next request; what an answer of the old window gives back does not touch the new."""
     with limited(owner=per_minute(tokens=10_000)):
         gate.allow(1)
-        stream = await one.start(asked())
-        hold = await RateHold.objects.aget()
+        old = await one.start(asked())
+        await RateWindow.objects.aupdate(ends_at_ms=F("ends_at_ms") - 61_000, used=9_999)
+        new = await one.start(asked())
         gate.open()
-        await ended(one, stream.id)
-        await hold.asave(force_insert=True)
-        await RateWindow.objects.aupdate(started_at=F("started_at") - timedelta(seconds=61), used=9_999)
-        await ended(one, (await one.start(asked())).id)
-        counted = await used("owner:user:1")
-        assert counted < 9_999
-        await orm.call(rates.settle, hold.pk, 0)
-        assert await used("owner:user:1") == counted
+        await ended(one, old.id)
+        row = await ended(one, new.id)
+        assert await used("owner:user:1") == row.prompt_tokens + row.completion_tokens
 
 
 async def test_a_request_that_is_sent_again_reserves_nothing(one: Worker) -> None:
@@ -182,7 +207,6 @@ async def test_a_lost_answer_gives_back_all(one: Worker, two: Worker, gate: Gate
         await two.reaper.round()
         await in_row(stream.id, error_code="producer_lost")
         assert await used("owner:user:1") == 0
-        assert not await RateHold.objects.aexists()
         gate.open()
 
 
@@ -246,7 +270,7 @@ async def test_embeddings_count_and_hold_nothing() -> None:
     request = EmbedRequest(model="search", inputs=("x" * 40, (1, 2, 3)))
     with limited(owner=per_minute(requests=1, tokens=100), work=per_minute(tokens=100)):
         await rates.enter(request, MINE)
-        assert (await used("owner:user:1"), await RateHold.objects.aexists()) == (13, False)
+        assert await used("owner:user:1") == 13
         with pytest.raises(RateLimited):
             await rates.enter(request, MINE)
         await rates.enter(replace(request, is_batch=True), MINE)
@@ -254,14 +278,14 @@ async def test_embeddings_count_and_hold_nothing() -> None:
 
 
 async def test_what_is_over_is_dropped() -> None:
-    """Windows of two days ago, and holds without a running stream."""
+    """Windows that were over a day ago."""
     with limited(owner=per_minute(tokens=1_000)):
-        await orm.call(rates.reserve, replace(MINE, stream_id="5" * 32), rates.Needs(prompt=1))
-    await RateWindow.objects.aupdate(started_at=timezone.now() - timedelta(days=3))
-    await RateHold.objects.aupdate(created_at=timezone.now() - timedelta(days=3))
-    await orm.call(rates.drop_old, timezone.now())
+        await orm.call(rates.count, MINE, 1)
+    await orm.call(rates.drop_old)
+    assert await RateWindow.objects.aexists()
+    await RateWindow.objects.aupdate(ends_at_ms=F("ends_at_ms") - 86_460_001)
+    await orm.call(rates.drop_old)
     assert not await RateWindow.objects.aexists()
-    assert not await RateHold.objects.aexists()
 
 
 def test_headers_say_what_is_left() -> None:
