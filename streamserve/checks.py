@@ -60,6 +60,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
         *_check_tenant(conf),
         *_check_moderation(conf),
         *_check_mcp(conf),
+        *_check_tracing(conf),
     ]
 
 
@@ -389,6 +390,16 @@ def _check_mcp(conf: SiteConfig) -> Iterator[CheckMessage]:
                 hint="Give its whole path, or install it for the user that runs the web processes.",
                 id="streamserve.E015",
             )
+
+
+def _check_tracing(conf: SiteConfig) -> Iterator[CheckMessage]:
+    """E018: the package opentelemetry-api, which TRACING needs, is missing."""
+    if conf.tracing and find_spec("opentelemetry") is None:
+        yield Error(
+            "TRACING needs the package opentelemetry-api, which is not installed.",
+            hint='pip install "streamserve[otel]"',
+            id="streamserve.E018",
+        )
 
 
 def _not_a_function(path: str) -> str:

@@ -207,6 +207,10 @@ class SiteConfig:
     """Files that questions bring (docs/conversations.md#attachments)."""
     share_links: bool = False
     """Let owners make links by which anyone reads a branch of a conversation (docs/conversations.md#share-links)."""
+    tracing: bool | None = None
+    """Whether answers are recorded as spans of OpenTelemetry (docs/tracing.md). `None`: where the site has set a tracer
+    provider. `True`: the same, and a system check names the package where it is missing. `False`: none.
+    """
     usage: bool = True
     """Keep what each owner uses of each model a day (docs/usage.md): one more row a day, and no text."""
     rates: Mapping[str, Rate] = field(default_factory=dict)
@@ -367,6 +371,7 @@ class _SiteReader(SettingsReader):
             attachments=self._options(AttachmentConfig, given, "ATTACHMENTS"),
             share_links=self.boolean(given, "SHARE_LINKS"),
             usage=self._usage(given),
+            tracing=None if given.get("TRACING") is None else self.boolean(given, "TRACING"),
             rates=self._rates(given.get("RATES", {})),
             alerts=self._options(Alerts, given, "ALERTS"),
             reserve_tokens=self._reserve_tokens(given),

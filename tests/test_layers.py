@@ -16,6 +16,7 @@ ROOT = PACKAGE.parent
 # From the lowest up. A layer may import itself and those before it.
 LAYERS = (
     "protocol",
+    "tracing",
     "dialects",
     "native",
     "engine",
@@ -47,10 +48,11 @@ LIBRARIES = {
     "sentence_transformers": "engine/model",
     "safetensors": "engine/model",
     "llguidance": "engine/grammar",
+    "opentelemetry": "tracing",
 }
 # These reach an engine through `clients` only, and share values with it through `protocol`; its config is a value too.
 ABOVE_CLIENTS = {"streams", "api", "asgi", "work", "web"}
-NO_ASYNCIO = {"protocol", "dialects", "native", "engine"}
+NO_ASYNCIO = {"protocol", "tracing", "dialects", "native", "engine"}
 
 
 def python_files() -> Iterator[Path]:

@@ -36,10 +36,12 @@ from streamserve.protocol.requests import (
     Turn,
     with_system,
 )
+from streamserve.protocol.trace import Trace
 from streamserve.streams.quota import Places
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Record
 from streamserve.streams.stream import Stream
+from streamserve.tracing.spans import incoming
 
 TEAM = "team:"  # begins what a team's callers are counted as
 
@@ -284,6 +286,7 @@ class Answers:
         turn: Turn | None = None,
         thread: ThreadKey | None = None,
         shortens: bool = False,
+        trace: Trace | None = None,
     ) -> Stream:
         """Start an answer for `caller`, within its limits; its times count from `received_at`.
 
@@ -292,7 +295,7 @@ class Answers:
         that `continues` an interrupted run starts its one continuation. `places`: of several answers that begin
         together. `turn` is added to its conversation with the start, and `thread` has this as its last stream from then
         on. The oldest turns of a conversation, and of a request that `shortens`, are left out where it is too long.
-        Raises StreamserveError.
+        `trace`: what it belongs to; None: OpenTelemetry's current span, if there is one. Raises StreamserveError.
         """
         client = await self.client(caller, request.model)
         if request.continues:
@@ -305,6 +308,7 @@ class Answers:
             begins_unloaded=begins_unloaded,
             turn=turn,
             thread=thread,
+            trace=trace or incoming({}),
         )
         client.start()
         start = self.streams.start if once is None else self._start_once
@@ -350,6 +354,7 @@ class Answers:
             turn=turn,
             thread=thread,
             shortens=shortens,
+            trace=call.trace,
         )
         stream = await call.wait(starting)
         call.started.append(stream)

@@ -17,8 +17,10 @@ from streamserve.protocol.errors import BadRequest, UnsupportedMedia
 from streamserve.protocol.json_body import check_encoding, check_size, decode_json
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.measures import Arrival, network_seconds
+from streamserve.protocol.trace import Trace
 from streamserve.streams.reader.channel import nothing
 from streamserve.streams.stream import Stream
+from streamserve.tracing.spans import incoming
 
 T = TypeVar("T")
 
@@ -113,6 +115,11 @@ class Call:
         values = decode_json(bytes(body), limits)
         self.named.extend(name for key in ("model", "pipeline") if isinstance(name := values.get(key), str))
         return values
+
+    @property
+    def trace(self) -> Trace | None:
+        """The distributed trace that it belongs to; None for none."""
+        return incoming(self.headers)
 
     @property
     def model(self) -> str:

@@ -22,6 +22,7 @@ from streamserve.dialects.fields import Fields, Table, digits, one_of, plain_tex
 from streamserve.dialects.pace import PACE
 from streamserve.protocol.errors import BadRequest, NotFound
 from streamserve.protocol.requests import GenerateRequest, Once
+from streamserve.protocol.trace import Trace
 
 STATUSES = ("queued", "running", "done", "failed", "cancelled")
 MAX_PAGE = 100
@@ -84,9 +85,18 @@ class Jobs(Protocol):
     """The jobs of a site. Every call may raise a database error."""
 
     async def enqueue(
-        self, caller: Caller, request: GenerateRequest, *, webhook: str = "", once: Once | None = None
+        self,
+        caller: Caller,
+        request: GenerateRequest,
+        *,
+        webhook: str = "",
+        once: Once | None = None,
+        trace: Trace | None = None,
     ) -> JobView:
-        """Queue a run of a pipeline; with `once`, return the job that its key has queued before."""
+        """Queue a run of a pipeline; with `once`, return the job that its key has queued before.
+
+        `trace`: what it belongs to, whenever it runs.
+        """
 
     async def find(self, caller: Caller, job_id: str) -> JobView:
         """Return a job of the caller's tenant. Raises NotFound."""
@@ -109,7 +119,7 @@ async def enqueue(call: Call, jobs: Jobs, answers: Answers) -> Reply:
     if not isinstance(webhook, str):
         raise BadRequest("'webhook' is the name of one of the site's webhooks.", param="webhook")
     request = await job_request(body, call.caller, answers, once)
-    queued = await jobs.enqueue(call.caller, request, webhook=webhook, once=once)
+    queued = await jobs.enqueue(call.caller, request, webhook=webhook, once=once, trace=call.trace)
     return json_reply(queued.as_json(), status=202, headers={"X-Stream-Id": queued.stream_id})
 
 

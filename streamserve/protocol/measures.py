@@ -47,7 +47,8 @@ OF_READERS = (READER_TTFT, FIRST_PAINT, NETWORK, RENDER, READER_ITL_P95)
 
 # Phases of an answer (protocol/metrics.py has the others): what the stream itself can tell apart.
 LOADING, FIRST_TOKEN, PARKED, OTHER = "loading", "first_token", "parked", "other"
-_GENERATION = "generation"
+GENERATION = "generation"
+_MAX_CHANGES = 64  # of phases that are kept one by one, for a trace
 # A client's clock that differs by more than this is not believed.
 _MAX_NETWORK_SECONDS = 60.0
 _SENT = re.compile(r"(?:t=)?([0-9]{9,17}(?:\.[0-9]{1,9})?)")
@@ -89,7 +90,7 @@ def parts_of(breakdown: Mapping[str, float]) -> dict[str, float]:
     parts = {name: breakdown[name] for name in ("queue", "prefill") if name in breakdown}
     if "decode" in breakdown:
         first = min(breakdown.get("first_decode", 0.0), breakdown["decode"])
-        parts |= {"first_decode": first, _GENERATION: breakdown["decode"] - first}
+        parts |= {"first_decode": first, GENERATION: breakdown["decode"] - first}
     return parts
 
 
@@ -156,7 +157,8 @@ class Timings:
     """The times of one answer: arrival, acceptance, first byte and first token, and the gaps after it in buckets.
 
     `started_at` is the request's arrival at the server. What another process saw is None. From acceptance on the answer
-    is in one phase at each moment, so that the phases add up. All times are `time.monotonic()` seconds.
+    is in one phase at each moment, so that the phases add up. All times are `time.monotonic()` seconds. `changes` are
+    the first phases that it was in, with when each began, and why it was parked.
     """
 
     started_at: float
@@ -167,6 +169,7 @@ class Timings:
     last_at: float | None = None
     ended_at: float | None = None
     gaps: Buckets = field(default_factory=Buckets)  # between the tokens of one choice
+    changes: list[tuple[str, float, str]] = field(default_factory=list)
     _phase: str = ""  # "" before acceptance
     _phase_at: float = 0.0
     _phases: dict[str, float] = field(default_factory=dict)
@@ -176,10 +179,10 @@ class Timings:
 
     def note(self, now: float, choice: int = 0, num_tokens: int = 1) -> None:
         """Count a token event committed now: its tokens share the gap before them, as in the engine's own figures."""
-        if self._phase is not _GENERATION:
+        if self._phase is not GENERATION:
             if self.first_at is None:
                 self.first_at = now
-            self.enter(_GENERATION, now)
+            self.enter(GENERATION, now)
         before = self._last_ats.get(choice)
         if before is not None:
             self.gaps.observe((now - before) / max(1, num_tokens), num_tokens)
@@ -196,11 +199,13 @@ class Timings:
         self._last_ats.clear()
         self._knows_all = False
 
-    def enter(self, phase: str, now: float) -> None:
+    def enter(self, phase: str, now: float, reason: str = "") -> None:
         """Begin a phase, which ends the phase before it."""
         if self._phase:
             self._phases[self._phase] = self._phases.get(self._phase, 0.0) + now - self._phase_at
         self._phase, self._phase_at = phase, now
+        if len(self.changes) < _MAX_CHANGES:
+            self.changes.append((phase, now, reason))
 
     def accept(self, now: float) -> None:
         """Note that the engine has accepted the request."""

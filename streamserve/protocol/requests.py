@@ -25,6 +25,7 @@ import msgspec
 from streamserve.protocol.engine import Accepted
 from streamserve.protocol.errors import BadRequest, UnmetNeeds
 from streamserve.protocol.events import BlockText, Status
+from streamserve.protocol.trace import Trace, parse
 
 PARTS = "parts"
 # The types of a message's parts: of text, with the field that has it; and of what only models elsewhere take.
@@ -389,7 +390,8 @@ class Admission:
     Times are of `time.monotonic()`, which is one clock for all processes of a machine. Times of the answer count from
     `received_at` (None: from its start). `arrived_at`: its place in the engine's queue, which begins when its caller
     had a place for it and its model was there; None: when the engine accepts it. `waited_seconds`: of the patience of
-    its class, what it spent before that. `stream_id` is given at its start.
+    its class, what it spent before that. `stream_id` is given at its start. `trace`: the span that what is done for it
+    is below; before its start the request's, None for none.
     """
 
     owner: str
@@ -406,6 +408,7 @@ class Admission:
     received_at: float | None = None
     arrived_at: float | None = None
     waited_seconds: float = 0.0
+    trace: Trace | None = None
 
     @property
     def place_of(self) -> str:
@@ -539,6 +542,7 @@ class _Kept:
     request: GenerateRequest
     salt: str
     arrived_at: float | None
+    trace: str = ""
 
 
 def encode_request(request: GenerateRequest, admission: Admission) -> dict[str, Any]:
@@ -556,7 +560,8 @@ def encode_request(request: GenerateRequest, admission: Admission) -> dict[str, 
         asked["needs"] = sorted({*request.needs, PARTS})
     asked["sampling"] = {name: one for name, one in asked["sampling"].items() if one != _PLAIN_SAMPLING[name]}
     asked = {name: one for name, one in asked.items() if one != _PLAIN[name]}
-    return {"request": asked, "salt": admission.salt, "arrived_at": admission.arrived_at}
+    kept = {"request": asked, "salt": admission.salt, "arrived_at": admission.arrived_at}
+    return kept if admission.trace is None else {**kept, "trace": admission.trace.header}
 
 
 def decode_request(value: object, admission: Admission) -> tuple[GenerateRequest, Admission]:
@@ -568,7 +573,8 @@ def decode_request(value: object, admission: Admission) -> tuple[GenerateRequest
     check_needs(tuple(_unknown_fields(value)))
     kept = msgspec.convert(value, _Kept)  # its ValidationError is a ValueError
     check_needs(kept.request.needs)
-    return kept.request, replace(admission, salt=kept.salt, arrived_at=kept.arrived_at)
+    trace = parse(kept.trace) if kept.trace else None
+    return kept.request, replace(admission, salt=kept.salt, arrived_at=kept.arrived_at, trace=trace)
 
 
 def _unknown_fields(value: object) -> Iterator[str]:

@@ -274,4 +274,5 @@ def line_of(summary: StreamSummary) -> dict[str, Any]:
         "age_seconds": round(summary.age_seconds, 3),
         "phases_ms": {name: round(seconds * 1000, 2) for name, seconds in summary.phases.items()},
         "num_parks": summary.num_parks,
+        **({"trace_id": summary.trace_id} if summary.trace_id else {}),
     }

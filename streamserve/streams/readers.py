@@ -13,6 +13,7 @@ from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
 from streamserve.protocol.events import Status
 from streamserve.protocol.measures import ReaderCounts
 from streamserve.streams.transcript import Transcript
+from streamserve.tracing.spans import Span
 
 # An acknowledgement beside the connection that comes sooner after the last is refused.
 _MIN_ACK_SECONDS = 0.05
@@ -36,6 +37,7 @@ class Attachment:
     is_away: bool = False
     acked_at: float = -math.inf
     is_dismissed: bool = False
+    span: Span | None = None  # of what it is delivered
 
     def advance(self) -> None:
         """Take what is committed, or notice the end. Must not raise."""

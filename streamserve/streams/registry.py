@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Mapping
 from contextvars import Context
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -41,6 +42,8 @@ from streamserve.streams.store import Group, NullStore, Record, StreamStore, ans
 from streamserve.streams.stream import Stream
 from streamserve.streams.transcript import StreamSummary
 from streamserve.streams.writer import LogWriter
+from streamserve.tracing.answers import begin_answer, operation_of
+from streamserve.tracing.spans import Span, error_type
 
 logger = logging.getLogger("streamserve.streams")
 
@@ -57,6 +60,7 @@ class Streams:
     """The registry. `limits` bounds the concurrent streams of an owner; None is no bound. `interrupts`: of `log`.
 
     `patience`: how many seconds a request of each latency class may wait for its place; a class without any does not.
+    `traces`: whether spans are recorded where the site has set up OpenTelemetry.
     """
 
     def __init__(
@@ -69,8 +73,9 @@ class Streams:
         limits: Limits | None = None,
         patience: Mapping[str, float] = MappingProxyType({}),
         interrupts: InterruptLog | None = None,
+        traces: bool = True,
     ) -> None:
-        self.clients = clients
+        self.clients, self._traces = clients, traces
         self.log = log
         self.settings = settings or StreamConfig()
         self.store = store or NullStore()
@@ -99,6 +104,30 @@ class Streams:
         BadRequest, Refused. Then no stream runs.
         """
         asked_at = time.monotonic()
+        span = None
+        if not self._traces:
+            admission = self._as_traced(admission)
+        else:
+            operation = self._operation_of(request)
+            span = begin_answer(request, operation, admission.trace, admission.received_at or asked_at)
+        if span is None:
+            return await self._start(request, admission, places, asked_at)
+        try:
+            return await self._start(request, replace(admission, trace=span.trace), places, asked_at, span)
+        except BaseException as error:
+            if not span.is_taken:
+                span.end(time.monotonic(), error=error_type(error))
+            raise
+
+    async def _start(
+        self,
+        request: GenerateRequest,
+        admission: Admission,
+        places: Places | None,
+        asked_at: float,
+        span: Span | None = None,
+    ) -> Stream:
+        """Do what `start` does. The stream takes `span` when it has begun."""
         self.writer.refuse_if_down()
         self.store.refuse_early(admission)
         client = self.clients.get(request.model)
@@ -122,7 +151,7 @@ class Streams:
                 raise
             stream.transcript.timings.started_at = admission.received_at or asked_at
             begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._add(stream, self._begin(stream, begun, has_begun))
+            self._add(stream, self._begin(stream, begun, has_begun, span))
         try:
             await begun
         except asyncio.CancelledError:
@@ -158,7 +187,7 @@ class Streams:
         record = record or await self.store.find(stream_id=stream_id)
         if record is None:
             return None
-        stream = await restore(record, self.store, self.clients.get(record.model), self.writer, self.settings)
+        stream = await self._restored(record)
         concurrent = self._streams.get(stream_id)
         if concurrent is not None and not concurrent.has_left:
             return concurrent
@@ -168,7 +197,7 @@ class Streams:
 
     async def adopt(self, record: Record) -> None:
         """Take in a job's stream, whose first event is in the log, where no other process could restore it."""
-        stream = await restore(record, self.store, self.clients.get(record.model), self.writer, self.settings)
+        stream = await self._restored(record)
         if stream is not None:
             stream.hold()
             self._add(stream)
@@ -232,6 +261,21 @@ class Streams:
         await self._quota.aclose()
         await self.writer.aclose()
 
+    async def _restored(self, record: Record) -> Stream | None:
+        record = replace(record, admission=self._as_traced(record.admission))
+        return await restore(record, self.store, self.clients.get(record.model), self.writer, self.settings)
+
+    def _as_traced(self, admission: Admission) -> Admission:
+        """Return an admission whose trace says whether spans are recorded here."""
+        trace = admission.trace
+        if trace is None or trace.is_recorded == self._traces:
+            return admission
+        return replace(admission, trace=replace(trace, is_recorded=self._traces))
+
+    def _operation_of(self, request: GenerateRequest) -> str:
+        client = self.clients.get(request.model)
+        return client.operation if isinstance(client, PipelineClient) else operation_of(request)
+
     async def _accepted(self, client: EngineClient, request: GenerateRequest, admission: Admission) -> Stream:
         """Return the accepted stream. While the engine loads or is replaced, wait and restart the arrival time.
 
@@ -289,6 +333,8 @@ class Streams:
         """Register the stream and start its task: the `beginning` of a new one first. `is_recorded`: its end is."""
         self._streams[stream.id] = self._by_log[stream.log_id] = stream
         stream.readers.counts = self.measures.of(stream.model).readers
+        if self._traces:
+            stream.new_span = partial(begin_answer, stream.request, self._operation_of(stream.request))
         for group in groups_of(stream.admission.place_of):
             self.unfinished.setdefault(group, {})[stream.id] = stream
         live = self._live(stream, beginning, is_recorded)
@@ -297,10 +343,12 @@ class Streams:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _begin(self, stream: Stream, begun: asyncio.Future[None], has_begun: asyncio.Event) -> bool:
+    async def _begin(
+        self, stream: Stream, begun: asyncio.Future[None], has_begun: asyncio.Event, span: Span | None
+    ) -> bool:
         """Insert the record, commit `meta` and set `begun`. Return False on failure; `begun` has the exception.
 
-        `has_begun`: for a run that waits for it.
+        `has_begun`: for a run that waits for it. `span`: of the stream, unless its start was given up meanwhile.
         """
         failure: Exception | None = None
         is_inserted = False
@@ -316,6 +364,8 @@ class Streams:
                 begun.set_exception(EngineUnavailable("The server is shutting down."))
             raise
         if failure is None:
+            if span is not None and not span.is_over:
+                stream.span, span.is_taken = span, True
             has_begun.set()
             if not begun.done():
                 begun.set_result(None)

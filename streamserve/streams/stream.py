@@ -21,7 +21,7 @@ import asyncio
 import copy
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -34,6 +34,7 @@ from streamserve.protocol.glass import ReaderTimes
 from streamserve.protocol.measures import FIRST_TOKEN, PARKED
 from streamserve.protocol.rates import Rates
 from streamserve.protocol.requests import START, Admission, GenerateRequest, Resume
+from streamserve.protocol.trace import Trace
 from streamserve.streams.config import JOB, StreamConfig
 from streamserve.streams.follower import Follower
 from streamserve.streams.lease.lease import Lease, LeaseResult
@@ -45,6 +46,8 @@ from streamserve.streams.recent import Recent
 from streamserve.streams.timers import Timers
 from streamserve.streams.transcript import StreamSummary, Transcript
 from streamserve.streams.writer import LogWriter
+from streamserve.tracing.answers import add_phases, used
+from streamserve.tracing.spans import Span, child, incoming
 
 __all__ = ["ON_DISCONNECT", "Stream", "StreamConfig", "StreamSummary"]
 
@@ -109,6 +112,9 @@ class Stream:
         self.follower = Follower(writer.log, self.log_id, lease, self.transcript, self.readers, self._on_committed)
         self.reader_times: ReaderTimes | None = None  # what its reader reported
         self.rates: Rates | None = None  # what its start has left of its caller's limits over time
+        self.span: Span | None = None  # of what this process makes of it, where spans are recorded
+        self.new_span: Callable[[Trace | None, float], Span | None] | None = None
+        self._parent = admission.trace
         self.ended = asyncio.Event()  # set once nothing more will be committed here
         self._config, self._writer, self._timers = config, writer, Timers()
         self._attempt: asyncio.Future[Error | None] | None = None  # of the job of this stream, while it runs here
@@ -254,6 +260,7 @@ class Stream:
             usage=usage,
             counted_as=self.admission.counted_as,
             on_disconnect=self.on_disconnect,
+            trace_id="" if self.admission.trace is None else self.admission.trace.trace_id,
         )
 
     # What readers and operators ask for
@@ -310,8 +317,10 @@ class Stream:
 
     def attach(self, reader: Attachment) -> None:
         """Count `reader` in. An owner's reader has a parked stream continued."""
+        is_return = bool(self.readers.last_transport) or reader.received_seq > 0
         self.readers.add(reader)
         if not reader.is_watcher:
+            reader.span = self._span_of(reader, is_return=is_return)
             if reader.is_paced and self.transcript.timings.first_byte_at is None:
                 self.transcript.timings.first_byte_at = time.monotonic()
             self._timers.disarm("first_reader", "resume_window")
@@ -330,6 +339,8 @@ class Stream:
     def detach(self, reader: Attachment) -> None:
         """Count `reader` out, once. Losing the last owner's reader takes effect before this returns."""
         if self.readers.discard(reader):
+            if reader.span is not None:
+                reader.span.end(time.monotonic(), {"streamserve.deliver.to_seq": reader.received_seq})
             if not reader.is_watcher:
                 self.release()
                 self._note_position()
@@ -396,6 +407,7 @@ class Stream:
 
     def _stand_down(self) -> None:
         self._cancel()
+        self._end_span()
         self.outbox.drop_own()
         self._timers.disarm_all()
         self._park(NO_READER)
@@ -658,6 +670,7 @@ class Stream:
     async def _readmit(self) -> None:
         """Ask the engine to continue after the tokens in the log. A refusal keeps the stream: it asks again."""
         self.follower.note_all()
+        self._begin_span()
         now, since = time.monotonic(), self.engine.parking.unloaded_at
         if since is not None:
             self.transcript.timings.loading_seconds = now - since
@@ -699,7 +712,7 @@ class Stream:
         park = self.engine.drain()
         self._note_cached()
         self._change(Cause.PARKED)
-        self.transcript.timings.enter(PARKED, time.monotonic())
+        self.transcript.timings.enter(PARKED, time.monotonic(), park.reason)
         try:
             self._show(self.engine.lose(park))
         except EngineUnavailable as error:
@@ -740,12 +753,57 @@ class Stream:
             if self.life is Life.LEAVING:
                 self._change(Cause.CLOSED)
             self.transcript.timings.ended_at = time.monotonic()
+            self._end_span()
             self.ended.set()
             self.end_attempt()
             for reader in self.readers.attached:
                 reader.advance()
             if self.readers.last_transport:  # else the first reader, which is on its way, takes them
                 self.recent.clear()
+
+    # Its spans
+
+    def _begin_span(self) -> None:
+        """Begin the span of an answer that this process continues, or of a job's attempt."""
+        if self.span is not None or self.new_span is None:
+            return
+        self.span = self.new_span(self._parent, time.monotonic())
+        if self.span is not None:
+            self.engine.admission = replace(self.engine.admission, trace=self.span.trace)
+
+    def _end_span(self) -> None:
+        """End the span of what this process has made of the answer, with a child for each phase of it."""
+        span, self.span = self.span, None
+        if span is None:
+            return
+        summary, timings = self.summary(), self.transcript.timings
+        ended_at = timings.started_at + summary.latency
+        add_phases(span, timings, ended_at, summary.phases)
+        end = self.terminal
+        values = {
+            **used(summary.usage, summary.finish_reason),
+            "gen_ai.response.id": self.id,
+            "streamserve.stream_id": self.id,
+            "gen_ai.response.time_to_first_chunk": end.breakdown.get("ttft") if isinstance(end, Done) else None,
+            "streamserve.num_parks": summary.num_parks,
+            "streamserve.network_in_seconds": summary.phases.get("network_in"),
+            "streamserve.has_ended": end is not None,
+        }
+        span.end(ended_at, values, error=summary.error_code or "")
+
+    def _span_of(self, reader: Attachment, *, is_return: bool) -> Span | None:
+        """Begin the span of a reader, linked to the request that it comes with."""
+        trace = self.admission.trace
+        if trace is None or not trace.is_recorded:
+            return None
+        came_with = incoming({})
+        values = {
+            "streamserve.transport": reader.transport,
+            "streamserve.deliver.from_seq": reader.received_seq,
+            "streamserve.deliver.is_return": is_return,
+        }
+        links = () if came_with is None else (came_with,)
+        return child(trace, "deliver", at=time.monotonic(), attributes=values, links=links)
 
     # What the parts have in common
 
@@ -770,6 +828,7 @@ class Stream:
         """Another process writes from now on, or none: keep nothing that only the producer needs."""
         self._cancel()
         self._timers.disarm_all()
+        self._end_span()
         self.end_attempt()
         self._lose_log(cause)
 
@@ -784,7 +843,7 @@ class Stream:
         if self.life is Life.RUNNING:
             self._change(Cause.PARKED)
         self.engine.park(park)
-        self.transcript.timings.enter(PARKED, time.monotonic())
+        self.transcript.timings.enter(PARKED, time.monotonic(), park.reason)
 
     def _show(self, statuses: list[Status]) -> None:
         if statuses and self.life is Life.PARKED:

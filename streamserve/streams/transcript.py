@@ -75,6 +75,7 @@ class StreamSummary:
     usage: Usage = field(default_factory=Usage)
     counted_as: str = ""
     on_disconnect: str = ""
+    trace_id: str = ""
 
 
 _OF_A_CHOICE = (Token, BlockStart, BlockStop, ChoiceDone)

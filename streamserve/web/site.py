@@ -132,10 +132,12 @@ class DjangoSite:
             limits=settings.limits,
             patience={name: one.queue_seconds for name, one in settings.classes.items()},
             interrupts=interrupts,
+            traces=settings.tracing is not False,
         )
         self._closing.push_async_callback(self.streams.aclose)
         # Of answers within runs (web/calls/transport.py): in the run's place, without rows.
-        self.inner_streams = Streams(self.clients, MemoryLog(), settings.streams)
+        traces = settings.tracing is not False
+        self.inner_streams = Streams(self.clients, MemoryLog(), settings.streams, traces=traces)
         self._closing.push_async_callback(self.inner_streams.aclose)
         self.responses = rows or LocalResponses(self.streams)
         self.conversations = ConversationRows(settings.limits) if settings.conversations else None

@@ -27,6 +27,7 @@ from streamserve.protocol.errors import DatabaseUnavailable, Refused, Streamserv
 from streamserve.protocol.ids import request_id_of
 from streamserve.rows.receivers import note_refusal
 from streamserve.streams.reader.delivery import Delivery, JoinedDelivery
+from streamserve.tracing.spans import incoming
 from streamserve.web.access import admit, cors_headers
 from streamserve.web.auth import give_cookie
 from streamserve.web.front import LATE_BODY
@@ -80,7 +81,9 @@ def view_of(route: Route) -> View:
             raise
         except Exception as error:
             # The edge of a request: the cause goes to the log, the client gets the id of its log line.
-            log.exception("request_failed", request_id=request_id, path=request.path)
+            trace = incoming(headers)
+            trace_id = {} if trace is None else {"trace_id": trace.trace_id}
+            log.exception("request_failed", request_id=request_id, path=request.path, **trace_id)
             is_away = isinstance(error, OperationalError | InterfaceError)
             failed = _database_away(request_id) if is_away else failure(request_id)
             reply = route.error_reply(failed, request_id, headers)

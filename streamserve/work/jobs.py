@@ -30,6 +30,7 @@ from streamserve.protocol.errors import BadRequest, Overloaded, QuotaExceeded
 from streamserve.protocol.events import Done, Meta
 from streamserve.protocol.ids import is_stream_id
 from streamserve.protocol.requests import Admission, GenerateRequest, Once, check_needs, check_sampling
+from streamserve.protocol.trace import Trace
 from streamserve.rows import orm, rates
 from streamserve.rows.queries import hold_limit, made_once, part_of, sent_before
 from streamserve.rows.receivers import end_job, tell_started, written
@@ -51,7 +52,13 @@ class Jobs:
         self._settings, self._wake = settings, wake
 
     async def enqueue(
-        self, caller: Caller, request: GenerateRequest, *, webhook: str = "", once: Once | None = None
+        self,
+        caller: Caller,
+        request: GenerateRequest,
+        *,
+        webhook: str = "",
+        once: Once | None = None,
+        trace: Trace | None = None,
     ) -> JobView:
         """Queue a run of a pipeline; with `once`, return the job that its key has queued before.
 
@@ -66,6 +73,7 @@ class Jobs:
                 stream_id=secrets.token_hex(16),
                 arrived_at=time.monotonic(),
                 once=continuation_of(request.continues, once) if request.continues else None,
+                trace=trace,
             )
             record = self._record(admission, request)
             job = _row_of(record, webhook, once)

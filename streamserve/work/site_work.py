@@ -109,4 +109,4 @@ def _streams_of_rows(settings: SiteConfig, answers: Answers) -> Streams:
     A row that a kill has cut short is run again from its beginning, so no part of it is kept.
     """
     config = replace(settings.streams, retention_seconds=_KEEP_ROW_SECONDS, max_finished=_MAX_FINISHED_ROWS)
-    return Streams(answers.clients, MemoryLog(), config)
+    return Streams(answers.clients, MemoryLog(), config, traces=settings.tracing is not False)

@@ -26,6 +26,7 @@ from streamserve.protocol.errors import EngineUnavailable, error_for
 from streamserve.protocol.events import TEXT, BlockStart, BlockStop, Done, Error, Event, Status, Token
 from streamserve.protocol.measures import FIRST_TOKEN, parts_of
 from streamserve.protocol.requests import Admission, GenerateRequest, Resume
+from streamserve.tracing.answers import describe_inner, inner_answer
 
 # How long a run waits for an engine that refuses a new answer because it loads, is replaced, or is full.
 ENGINE_SECONDS = 60.0
@@ -59,9 +60,21 @@ class Answering:
         self._has_turn = False
         self._window_seconds = window_seconds
         self._num_cached_tokens: int | None = None  # of the run that gave the first token, once it is parked
+        self._asked_at: float | None = None  # when its engine was last asked
 
     async def run(self) -> tuple[str, Done]:
         """Return text and end of the answer. Raises StreamserveError, and Stopped by a filter."""
+        with inner_answer(self._engine.request, self._engine.admission.trace) as span:
+            if span is None:
+                return await self._run()
+            self._engine.admission = replace(self._engine.admission, trace=span.trace)
+            text, done = await self._run()
+            if self._asked_at is not None:  # else an earlier attempt has made it
+                parks = self._engine.parking.num_parks
+                describe_inner(span, done, None if parks else self._asked_at, num_parks=parks)
+            return text, done
+
+    async def _run(self) -> tuple[str, Done]:
         span, parts, began = self._phases.begin(FIRST_TOKEN), None, time.monotonic()
         try:
             if self._journal is not None:
@@ -141,6 +154,7 @@ class Answering:
         """Ask the engine to begin, or to continue; wait while it refuses. Raises a refusal that is final."""
         engine = self._engine
         while True:
+            self._asked_at = time.monotonic()
             shown = (tuple(self._choice.token_ids),) if self._choice.token_ids else ()
             resume = Resume(output_token_ids=shown, first_token_at=self._first_token_at)
             given = await engine.ask(resume, self._patience_seconds())

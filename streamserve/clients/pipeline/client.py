@@ -54,6 +54,8 @@ from streamserve.protocol.requests import (
     refuse_parts,
 )
 from streamserve.protocol.spelling import Spell, Spelled
+from streamserve.tracing.answers import AGENT, WORKFLOW
+from streamserve.tracing.spans import entered
 
 Function = Callable[[Run], Awaitable[Any]]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -318,6 +320,11 @@ class PipelineClient:
         return self._model
 
     @property
+    def operation(self) -> str:
+        """What its runs are, in a trace."""
+        return AGENT if self._pipeline.is_agent else WORKFLOW
+
+    @property
     def default_class(self) -> str:
         """The class of requests that name none; "" where it has no class of its own."""
         return self._pipeline.latency_class
@@ -381,7 +388,8 @@ class PipelineClient:
     async def _whole(self, run: Run, speech: Speech) -> bool:
         """Call the author's function; return whether it has come to its end, and not to a call that asks first."""
         try:
-            result = await self._pipeline.function(run)
+            with entered(run.trace):
+                result = await self._pipeline.function(run)
         except asyncio.CancelledError:
             if run.asked and speech.source.generation.is_open:
                 return False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from streamserve.clients.mcp.servers import McpServers, McpUnavailable, ServerTool
 from streamserve.clients.pipeline.schemas import checker_of
@@ -20,6 +20,7 @@ class McpTool(FunctionTool):
     """A tool of a server. `check` raises ValueError for arguments that do not fit its schema."""
 
     check: Callable[[Mapping[str, Any]], None]
+    kind: ClassVar[str] = "extension"
 
     def arguments(self, text: str) -> dict[str, Any]:
         """Return the arguments of a call. Raises WrongCall."""

@@ -45,6 +45,8 @@ from streamserve.protocol.identity import Identity
 from streamserve.protocol.json_patch import json_text, json_value
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import Admission, Approved, GenerateRequest, Message
+from streamserve.tracing.answers import TOOL, of_tool
+from streamserve.tracing.spans import here, within
 
 logger = logging.getLogger("streamserve.pipelines")
 
@@ -111,7 +113,7 @@ class Run:
         self.stream_id, self.tenant, self.model = admission.stream_id, admission.tenant, model
         self.caller = Identity.of(admission.owner, admission.tenant)
         self.deadline = None if request.timeout_seconds is None else time.monotonic() + request.timeout_seconds
-        self._request, self._admission = request, admission
+        self._request, self._admission, self.trace = request, admission, admission.trace
         self._speech, self._clients = speech, clients
         self._limits, self._call, self._journal = limits, call, journal
         self._user_of, self._window_seconds, self._mcp = user_of, window_seconds, mcp
@@ -168,7 +170,7 @@ class Run:
         """
         self._num_steps += 1
         status = Status(status="step", step=self._num_steps, of=of, message=name)
-        with self.phases.during(phase):
+        with self.phases.during(phase), within(self.trace, f"step {name}", attributes={"streamserve.phase": phase}):
             await self._speech.show(status)
             if self._journal is None:
                 return await self._do(function, *args, **options)
@@ -217,6 +219,7 @@ class Run:
             salt=own.salt,
             on_disconnect=on_disconnect,
             received_at=time.monotonic(),
+            trace=here(self.trace),
         )
 
     def as_inner(self, request: GenerateRequest) -> GenerateRequest:
@@ -486,13 +489,14 @@ class Run:
             arguments = tools[call.name].arguments(call.arguments)
         except WrongCall as wrong:
             return f"Error: {wrong}"
-        function = tools[call.name].function
-        if self._journal is None:
-            return result_text(await self._do(function, **arguments))
+        tool = tools[call.name]
 
         async def result() -> str:
-            return result_text(await self._do(function, **arguments))
+            with within(self.trace, f"{TOOL} {call.name}", attributes=of_tool(call.name, call.id, tool.kind)):
+                return result_text(await self._do(tool.function, **arguments))
 
+        if self._journal is None:
+            return await result()
         return str(await self._kept(self._journal, f"tool {call.name}", result))
 
     async def _kept(self, journal: Journal, name: str, function: Callable[[], Awaitable[Any]]) -> Any:

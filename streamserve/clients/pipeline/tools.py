@@ -17,7 +17,7 @@ import json
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from streamserve.protocol.json_body import loads_written
 from streamserve.protocol.requests import Tool
@@ -50,6 +50,7 @@ class FunctionTool:
     tool: Tool
     function: Callable[..., Any]
     confirm: Confirm = False
+    kind: ClassVar[str] = "function"  # in a trace
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Call the function, as its module does that has decorated it."""

@@ -78,6 +78,7 @@ class RemoteClient:
             tenant=admission.share_of,
             continues=not resume.replay and can_continue(request, _TEXT_SO_FAR, dialect),
             reader_tokens=resume.reader_tokens,
+            trace=admission.trace,
         )
         if body.get("max_tokens", 1) < 1:  # all of it was shown before the connection was lost
             usage = Usage(completion_tokens=source.answer.num_tokens)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from streamserve.clients.remote.errors import (
@@ -39,8 +40,8 @@ _END_SECONDS = 1.0
 class Exchange:
     """See above. Made when the request has its place: the time until the first token begins then."""
 
-    def __init__(self, server: RemoteServer) -> None:
-        self._server, self._config = server, server.config
+    def __init__(self, server: RemoteServer, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._server, self._config, self._headers = server, server.config, headers
         self._deadline = asyncio.get_running_loop().time() + server.config.first_token_seconds
         self._has_begun = False
         self._response: httpx.Response | None = None
@@ -107,7 +108,8 @@ class Exchange:
                 if name.startswith("connection.connect"):
                     fresh.append(name)
 
-            request = http.build_request("POST", self._config.url + route, json=body, extensions={"trace": note})
+            url, extensions = self._config.url + route, {"trace": note}
+            request = http.build_request("POST", url, json=body, headers=self._headers, extensions=extensions)
             counts.requests += 1
             try:
                 return await http.send(request, stream=True)

@@ -27,6 +27,8 @@ from streamserve.protocol.engine import Accepted, Park
 from streamserve.protocol.errors import EngineUnavailable, Overloaded, Refused, StreamserveError
 from streamserve.protocol.events import Done, Error, Event, Status, Token
 from streamserve.protocol.sse import SSEDecoder, SSEError
+from streamserve.protocol.trace import Trace
+from streamserve.tracing.answers import Elsewhere, asked_elsewhere
 
 logger = logging.getLogger("streamserve.remote")
 
@@ -47,6 +49,7 @@ class HTTPSource(Source):
         tenant: str,
         continues: bool,
         reader_tokens: tuple[int, ...] | None,
+        trace: Trace | None = None,
     ) -> None:
         super().__init__(accepted, max_queued=MAX_QUEUED)
         self.answer = answer
@@ -57,6 +60,7 @@ class HTTPSource(Source):
         self._was_queued = False
         self._reader_tokens = reader_tokens
         self._has_moved = asyncio.Event()  # the reader
+        self._trace = trace
 
     def start(self, route: str, body: dict[str, Any]) -> asyncio.Task[None]:
         """Begin to send the request, and return the task that does; the client awaits it in the end."""
@@ -151,13 +155,20 @@ class HTTPSource(Source):
     async def _exchange(self, route: str, body: dict[str, Any]) -> None:
         """Send the request and put its events. Raises StreamserveError, UpstreamLost, UpstreamBroken, UpstreamError."""
         self._times.scheduled_at = self._server.clock()
-        exchange = Exchange(self._server)
+        config, kind = self._server.config, self._server.kind
+        with asked_elsewhere(self._trace, model=config.model, url=config.url, provider=kind) as asked:
+            await self._exchange_within(route, body, asked)
+
+    async def _exchange_within(self, route: str, body: dict[str, Any], asked: Elsewhere | None) -> None:
+        exchange = Exchange(self._server, {} if asked is None else asked.headers)
         try:
             await exchange.open(route, body)
             if not self._opened.done():
                 self._opened.set_result(None)
             if await self._read(exchange):
                 self._finish()
+                if asked is not None:
+                    asked.end(self.answer.total(), self.answer.finish_reason)
                 await exchange.finish()
         finally:
             await exchange.aclose()

@@ -40,6 +40,7 @@ from streamserve.rows.receivers import telling_refusals
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect, follow
 from streamserve.streams.stream import Stream
+from streamserve.tracing.spans import incoming
 from streamserve.web.access import CHAT, check_access
 from streamserve.web.auth import authenticate, give_cookie, keep_visitor
 from streamserve.web.calls import background
@@ -114,6 +115,8 @@ class LazyAnswer:
         if continues and (question or system or set(fields) - {"model"}):
             message = "A run that was interrupted goes on with its own question: give continues and approvals alone."
             raise BadRequest(message, code="conflicting_fields", param="continues")
+        # Of this thread and context: a call from synchronous code runs elsewhere.
+        self.trace = incoming({} if request is None else {name.lower(): one for name, one in request.headers.items()})
         self._continues, self._approvals = continues, approvals
         self.bodies = [fields] if continues else list(_bodies(question, system, fields))
         self._stream: Stream | None = None
@@ -220,7 +223,7 @@ class LazyAnswer:
             conversations = get_site().conversations
             turn = None if conversations is None else await conversations.continuation(self._continues)
             request = await self.continued(caller)
-            self._stream = await answers.start(caller, request, on_disconnect, turn=turn)
+            self._stream = await answers.start(caller, request, on_disconnect, turn=turn, trace=self.trace)
             return self._stream
         model = await answers.default_model(caller)
         for body in self.bodies:
@@ -228,7 +231,7 @@ class LazyAnswer:
             self._pace = asked.pace
             asked, turn = await with_history(asked, caller, answers, get_site().conversations)
             try:
-                self._stream = await answers.start(caller, asked.generate, on_disconnect, turn=turn)
+                self._stream = await answers.start(caller, asked.generate, on_disconnect, turn=turn, trace=self.trace)
                 return self._stream
             except NoChatTemplate:
                 if body is self.bodies[-1]:
@@ -421,4 +424,5 @@ class _Job:
         site = get_site()
         once = once_for(caller, self._key, "jobs", self._body) if self._key else None
         request = await job_request(self._body, caller, site.answers, once)
-        return await site.work.jobs.enqueue(caller, request, webhook=self._webhook, once=once)
+        jobs, trace = site.work.jobs, self.answer.trace
+        return await jobs.enqueue(caller, request, webhook=self._webhook, once=once, trace=trace)

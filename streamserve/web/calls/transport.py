@@ -182,7 +182,8 @@ class _RunAnswers(Answers):
 
     async def admission(self, caller: Caller, **decided: Any) -> Admission:
         """Return the run's own."""
-        return self._run.inner_admission(on_disconnect=decided.get("on_disconnect", "abort"))
+        own = self._run.inner_admission(on_disconnect=decided.get("on_disconnect", "abort"))
+        return replace(own, trace=decided.get("trace") or own.trace)
 
     async def start(
         self, caller: Caller, request: GenerateRequest, on_disconnect: str = "abort", **more: Any
