@@ -471,11 +471,15 @@ class _SiteReader(SettingsReader):
         self.one_of(model.dtype, DTYPES, f'{where}["DTYPE"]')
         self.one_of(model.device, DEVICES, f'{where}["DEVICE"]')
         self.one_of(model.quantize, QUANTIZE, f'{where}["QUANTIZE"]')
-        if model.quantize and (model.device == "cuda" or not model.native or model.packed is False):
-            self.wrong(
-                f'{where}["QUANTIZE"] is {model.quantize!r}, which native kernels compute on a CPU.',
-                "Take it out, or DEVICE, NATIVE or PACKED.",
-            )
+        self.one_of(model.draft_quantize, QUANTIZE, f'{where}["DRAFT_QUANTIZE"]')
+        for key, kind in (("QUANTIZE", model.quantize), ("DRAFT_QUANTIZE", model.draft_quantize)):
+            if kind and (model.device == "cuda" or not model.native or model.packed is False):
+                self.wrong(
+                    f'{where}["{key}"] is {kind!r}, which native kernels compute on a CPU.',
+                    "Take it out, or DEVICE, NATIVE or PACKED.",
+                )
+        if model.draft and model.path == ECHO_PATH:
+            self.wrong(f'{where}["DRAFT"] is {model.draft!r}, which the echo engine does not use.', "Take it out.")
         if model.format is not None and "." not in str(model.format):
             self.one_of(model.format, FORMAT_NAMES, f'{where}["FORMAT"]')
         engine, _ = self._engine(own_engine, f'{where}["ENGINE"]', classes, shared)

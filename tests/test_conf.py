@@ -95,6 +95,8 @@ def test_an_unknown_key_names_the_nearest(raw: Any, nearest: str) -> None:
         {**ECHO, "ECHO_STEP_SECONDS": "slow"},
         {"MODELS": {"a": {"PATH": "echo", "DTYPE": "float8"}}},
         {"MODELS": {"a": {"PATH": "echo", "DEVICE": "tpu"}}},
+        {"MODELS": {"a": {"PATH": "echo", "DRAFT": "org/small"}}},
+        {"MODELS": {"a": {"PATH": "org/large", "DRAFT": "org/small", "DRAFT_QUANTIZE": "int3"}}},
         {"MODELS": {"a": {}}},
         {"MODELS": {"a": "echo"}},
         {"MODELS": {"a": {"PATH": "echo", "ENGINE": {"MEMORY_SHARE": 40}}}},

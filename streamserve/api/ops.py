@@ -158,11 +158,14 @@ def _engine_samples(clients: Mapping[str, EngineClient]) -> Iterator[Sample]:
             yield Sample(name=name, value=value, labels=labels)
         for latency_class in stats.classes:
             of_class = {**labels, "latency_class": latency_class}
-            num_proposed, num_accepted = (
-                of.get(latency_class, 0) for of in (stats.proposed_tokens, stats.accepted_tokens)
-            )
-            yield Sample(name="spec_decode_num_draft_tokens", value=num_proposed, labels=of_class)
-            yield Sample(name="spec_decode_num_accepted_tokens", value=num_accepted, labels=of_class)
+            for name, of_all, of_drafts in (
+                ("spec_decode_num_draft_tokens", stats.proposed_tokens, stats.drafted_tokens),
+                ("spec_decode_num_accepted_tokens", stats.accepted_tokens, stats.accepted_drafts),
+            ):
+                num_drafts = of_drafts.get(latency_class, 0)
+                num_found = of_all.get(latency_class, 0) - num_drafts
+                for source, value in (("lookup", num_found), ("draft", num_drafts)):
+                    yield Sample(name=name, value=value, labels={**of_class, "source": source})
         for name, value in stats.upstream.items():
             yield Sample(name=f"upstream_{name}", value=value, labels=labels)
         state = client.describe().state

@@ -162,15 +162,18 @@ def _load_hf(model: ModelConfig, config: EngineConfig, compiles: bool, progress:
     from streamserve.engine.model.load.source import ModelLoadError, resolve, sampling_defaults
     from streamserve.engine.model.load.start import load_runner
     from streamserve.engine.text.formats.markup import choose_format
-    from streamserve.engine.text.hf_tokenizer import HFTokenizer
+    from streamserve.engine.text.hf_tokenizer import HFTokenizer, require_same_tokens
 
     try:
         progress("files", 0.0)
         folder = str(resolve(model.path, progress=progress))
+        draft = str(resolve(model.draft, progress=progress)) if model.draft else ""
         with _loading_alone(progress):
             read_config(Path(folder))  # refuses what is no model, before its tokenizer is missed
             tokenizer = HFTokenizer(folder, model.chat_template)
-            model = replace(model, path=folder, native=model.native and (compiles or _is_compiled(model)))
+            if draft:
+                require_same_tokens(tokenizer, model.path, draft)
+            model = replace(model, path=folder, draft=draft, native=model.native and (compiles or _is_compiled(model)))
             runner: Any = load_runner(model, config, progress)
             format_ = choose_format(tokenizer, model.format)
     except ModelLoadError as error:  # its message is written for operators
@@ -185,7 +188,9 @@ def _load_hf(model: ModelConfig, config: EngineConfig, compiles: bool, progress:
         revision=runner.revision,
         sampling_defaults=sampling_defaults(Path(folder)),
     )
-    return LoadedEngine(runner=cast(Runner, runner), tokenizer=tokenizer, facts=facts, format=format_)
+    return LoadedEngine(
+        runner=cast(Runner, runner), tokenizer=tokenizer, facts=facts, format=format_, draft=runner.draft
+    )
 
 
 def _load_embedder(config: EmbedderConfig, progress: Progress) -> Embedder:

@@ -63,6 +63,11 @@ class StepBudget:
         self._num_pairs = 0
         self._prefills: dict[int, int] = {}  # tokens, by sequence
 
+    @property
+    def has_prefill(self) -> bool:
+        """Whether it holds a part of a prompt."""
+        return bool(self._prefills)
+
     def num_prefill_tokens(self, start: int) -> int:
         """Return how much of a prompt from position `start` may still join: 0 once the step is full.
 
@@ -84,21 +89,8 @@ class StepBudget:
 
         [ computed )[ in flight )[ start .... end )[ proposed )
         """
-        start = sequence.num_launched_tokens
-        end = start + num_tokens
-        samples = sequence.sample_specs(num_rows) if num_tokens == sequence.num_unplanned_tokens else ()
-        proposed = sequence.proposed_ids[: len(samples) - 1] if len(samples) > 1 else ()
-        known = (PENDING,) if end > len(sequence.token_ids) else tuple(sequence.token_ids[start:end])
-        end += len(proposed)
-        self.chunks[sequence.seq_id] = Chunk(
-            seq_id=sequence.seq_id,
-            start=start,
-            token_ids=known + proposed,
-            block_table=tuple(sequence.block_table[: -(-end // self._block_size)]),
-            samples=samples,
-            scores=sequence.score_spec(start, end),
-        )
-        self._count(end - start, num_pairs(start, end - start))
+        chunk = self.chunks[sequence.seq_id] = chunk_of(sequence, num_tokens, num_rows, self._block_size)
+        self._count(len(chunk.token_ids), num_pairs(chunk.start, len(chunk.token_ids)))
         if is_prefill:
             self._prefills[sequence.seq_id] = num_tokens
 
@@ -120,3 +112,21 @@ class StepBudget:
         self.num_tokens -= num_tokens
         self._num_spent += num_tokens
         self._num_pairs += pairs
+
+
+def chunk_of(sequence: Sequence, num_tokens: int, num_rows: int, block_size: int) -> Chunk:
+    """Return the chunk of the next `num_tokens` of a sequence, with up to `num_rows` rows. See `StepBudget.add`."""
+    start = sequence.num_launched_tokens
+    end = start + num_tokens
+    samples = sequence.sample_specs(num_rows) if num_tokens == sequence.num_unplanned_tokens else ()
+    proposed = sequence.proposed_ids[: len(samples) - 1] if len(samples) > 1 else ()
+    known = (PENDING,) if end > len(sequence.token_ids) else tuple(sequence.token_ids[start:end])
+    end += len(proposed)
+    return Chunk(
+        seq_id=sequence.seq_id,
+        start=start,
+        token_ids=known + proposed,
+        block_table=tuple(sequence.block_table[: -(-end // block_size)]),
+        samples=samples,
+        scores=sequence.score_spec(start, end),
+    )

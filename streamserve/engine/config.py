@@ -213,6 +213,13 @@ class ModelConfig:
     `~/.cache/streamserve/packs` as they are computed with, about as large as they are in memory: the next load takes
     seconds. Files of earlier versions of the model are removed. `False`: each load packs anew.
     """
+    draft: str = ""
+    """A smaller model with the same tokens (docs/engines.md#a-draft-model), in any form of `PATH`: it proposes what
+    this model then checks, several tokens a step. Its weights and its share of each KV block come out of the same
+    memory. A model with other tokens is refused. `""`: none.
+    """
+    draft_quantize: str = ""
+    """`QUANTIZE` of the draft model."""
     parity_probe: bool = True
     """Compare the engine with plain attention at load, and refuse a model that differs."""
     chat_template: str = ""

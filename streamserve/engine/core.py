@@ -17,15 +17,25 @@ from collections.abc import Callable
 from functools import partial
 
 from streamserve.engine.config import EngineConfig
+from streamserve.engine.drafter import Drafter
 from streamserve.engine.in_flight import InFlight, Launched, RunnerFailed, halves, still_ready
 from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.output import OutputProcessor, SequenceUpdate
-from streamserve.engine.plan import Chunk, OnStep, Runner, StepOutOfMemory, StepPlan, StepResult
+from streamserve.engine.plan import (
+    Chunk,
+    DraftModel,
+    OnStep,
+    Runner,
+    StepOutOfMemory,
+    StepPlan,
+    StepResult,
+)
 from streamserve.engine.policy.backlog import Backlog, Patience, Ticket
+from streamserve.engine.policy.drafting import Drafting
 from streamserve.engine.policy.leads import is_held
 from streamserve.engine.policy.usage import Usage
-from streamserve.engine.scheduler import Scheduler
+from streamserve.engine.scheduler import Schedule, Scheduler
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.engine import CoreStats
 
@@ -34,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 class EngineCore:
     """One model's engine. `on_plan` and `on_step` are `InFlight`'s; `on_evict` is `BlockPool`'s (tests).
+
+    `draft` proposes tokens before a step, in engines that take one step at a time.
 
     With overlap a step is launched before the previous step is collected, so that the device never waits for the core.
     A sequence may then turn out to be over with a token in flight: that token is dropped, and never cached.
@@ -49,6 +61,7 @@ class EngineCore:
         revision: str = "",
         on_evict: Callable[[int], None] | None = None,
         on_step: OnStep | None = None,
+        draft: DraftModel | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -71,6 +84,11 @@ class EngineCore:
             on_step=on_step,
         )
         self._most_in_flight = 1 if _overlaps(config, runner) else 0
+        self._drafter: Drafter | None = None
+        if draft is not None and not self._most_in_flight and self.scheduler.speculation is not None:
+            _check_same_blocks(runner, draft.runner)
+            self._drafter = Drafter(draft.runner, runner.vocab_size, clock)
+            self.scheduler.drafting = Drafting(weight=draft.weight, max_len=draft.max_len)
         # Bounded by the accepted requests, which the client bounds: each adds at most an add, an abort, a stop, and its
         # reader's positions during one step.
         self._inbox: deque[Callable[[], None]] = deque()
@@ -191,18 +209,33 @@ class EngineCore:
         schedule = self.scheduler.schedule(now)
         for sequence, park in schedule.parked:
             self._output.emit(sequence, now, park=park)
-        self._check_plan(schedule.chunks)
+        chunks = self._with_drafts(schedule)
+        self._check_plan(chunks)
         # After `schedule`: a sequence that can start now is not refused, however long the step before took.
         expired = self.scheduler.queue.expired(now)
         self._usage.num_expired += len(expired)
         for sequence in expired:
             self._output.emit(sequence, now, error="queue_timeout")
-        self._output.note_starts(schedule.chunks, now)
+        self._output.note_starts(chunks, now)
         self._output.note_places(now)
         self._usage.look(self.scheduler.running, now)
-        if not (schedule.chunks or schedule.parked or expired or self._in_flight):
+        if not (chunks or schedule.parked or expired or self._in_flight):
             self._rest(now)
-        return schedule.chunks
+        return chunks
+
+    def _with_drafts(self, schedule: Schedule) -> tuple[Chunk, ...]:
+        """Return the step's chunks, with what the draft model proposes."""
+        drafting = self.scheduler.drafting
+        if not schedule.drafts or self._drafter is None or drafting is None:
+            return schedule.chunks
+        try:
+            drafted = self._in_flight.draft(self._drafter, schedule.drafts, self._sequences, drafting.note_pass)
+        except StepOutOfMemory:
+            self._num_out_of_memory += 1
+            drafting.rest()
+            logger.warning("memory ran out in a pass of the draft model, which proposes nothing for a while")
+            return schedule.chunks
+        return self.scheduler.with_drafts(schedule, drafted)
 
     def _rest(self, now: float) -> None:
         """Nothing advances: all that run are held, or the first of the queue can never be served and fails."""
@@ -288,8 +321,10 @@ class EngineCore:
         self._drain()  # sequences aborted meanwhile get no update
         if all(chunk.scores is None for chunk in step.plan.chunks):  # the model of step times is of plain steps
             self.scheduler.step_time.note(step.plan, seconds)
-            if self.scheduler.speculation is not None:
-                self.scheduler.speculation.note_step(step.plan, result, seconds)
+            drafting, speculation = self.scheduler.drafting, self.scheduler.speculation
+            has_drafted = drafting is not None and drafting.note_step(step.plan, result, seconds)
+            if speculation is not None and not has_drafted:
+                speculation.note_step(step.plan, result, seconds)
         self._usage.note_step(step, seconds)
         self._output.process_step(step, result, self._clock())
 
@@ -383,6 +418,8 @@ class EngineCore:
             busy_seconds=usage.busy_seconds,
             proposed_tokens={} if speculation is None else dict(speculation.num_proposed),
             accepted_tokens={} if speculation is None else dict(speculation.num_accepted),
+            drafted_tokens={} if speculation is None else dict(speculation.num_drafted),
+            accepted_drafts={} if speculation is None else dict(speculation.num_drafted_accepted),
         )
 
 
@@ -390,3 +427,11 @@ def _overlaps(config: EngineConfig, runner: Runner) -> bool:
     if config.overlap and not runner.can_overlap:
         raise ValueError("overlap=True, and this runner takes one step at a time. Leave overlap out.")
     return runner.can_overlap if config.overlap is None else config.overlap
+
+
+def _check_same_blocks(runner: Runner, draft: Runner) -> None:
+    if (draft.num_blocks, draft.block_size) != (runner.num_blocks, runner.block_size):
+        raise ValueError(
+            f"the draft model has {draft.num_blocks} blocks of {draft.block_size} tokens, and the model"
+            f" {runner.num_blocks} of {runner.block_size}"
+        )

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from streamserve.engine.plan import Chunk, Flight, OnStep, Runner, StepOutOfMemory, StepPlan, StepResult
+from streamserve.engine.drafter import Drafter, OnPass
+from streamserve.engine.plan import Chunk, Draft, Flight, OnStep, Runner, StepOutOfMemory, StepPlan, StepResult
 from streamserve.engine.sequence import Sequence, State
 
 # The limit before any step time is known: compiling kernels and touching memory for the first time takes long.
@@ -107,6 +108,16 @@ class InFlight:
         for part in parts:
             part.sequence.launch(len(part.chunk.token_ids), num_rows=len(part.chunk.samples))
         self._steps.append(Launched(plan, parts, handle, at))
+
+    def draft(
+        self, drafter: Drafter, drafts: tuple[Draft, ...], sequences: Mapping[int, Sequence], on_pass: OnPass
+    ) -> dict[int, tuple[int, ...]]:
+        """Return what a draft model proposes; its passes are watched as steps are. It may raise `StepOutOfMemory`."""
+
+        def guard(plan: StepPlan) -> AbstractContextManager[None]:
+            return self._guarding(plan, [sequences[chunk.seq_id] for chunk in plan.chunks])
+
+        return drafter.draft(drafts, guard, on_pass)
 
     def pop(self) -> Launched:
         """Remove and return the oldest step; `collect` it next."""

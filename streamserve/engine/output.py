@@ -17,6 +17,7 @@ from streamserve.engine.in_flight import Launched, Part
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.plan import Chunk, RawLogprobs, Sampled, StepResult
 from streamserve.engine.policy.backlog import Rank
+from streamserve.engine.policy.speculation import DRAFTED
 from streamserve.engine.policy.waiting import rank_of
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence, SequenceRequest, State
@@ -294,6 +295,9 @@ class OutputProcessor:
         num_accepted = sum(
             1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(token_ids, proposed, strict=False))
         )
+        if sequence.proposer.kind == DRAFTED and sequence.num_drafted_tokens == chunk.start + 1:
+            # The draft model has computed its proposals but the last, in these blocks. Those accepted are known now.
+            sequence.num_drafted_tokens += min(num_accepted, len(proposed) - 1)
         speculation.note(sequence.proposer, sequence.request.latency_class, len(proposed), num_accepted)
 
     def _remove(self, sequence: Sequence) -> None:

@@ -141,6 +141,25 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """What a draft model is asked about one sequence, before a step that holds the sequence.
+
+    tokens:  [ 0 ........ start )[ start ........ known )( proposed )
+               in its blocks       computed now           up to `num_wanted`; 0: none, it only catches up
+
+    Its KV memory has blocks of the same numbers as the model's, and `block_table` covers what is proposed. A proposal
+    is drawn as the model's own next token will be: by `sampling`, its seed and the position.
+    """
+
+    seq_id: int
+    start: int
+    token_ids: tuple[int, ...]
+    block_table: tuple[int, ...]
+    sampling: SamplingParams
+    num_wanted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """One forward pass: chunks of different sequences, decodes (one token) first. Never empty."""
 
@@ -224,6 +243,19 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Free the model and its memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftModel:
+    """A small model with a model's tokens, which proposes what may follow (see `Draft`).
+
+    Its runner has as many blocks as the model's, of the same size. `weight`: its weights as a share of the model's;
+    `max_len`: its context.
+    """
+
+    runner: Runner
+    weight: float
+    max_len: int
 
 
 class Progress(Protocol):

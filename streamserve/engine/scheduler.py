@@ -35,19 +35,20 @@ from __future__ import annotations
 import math
 import sys
 from bisect import insort
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
 
-from streamserve.engine.budget import StepBudget, TokenBudget
+from streamserve.engine.budget import StepBudget, TokenBudget, chunk_of
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.kv.pool import BlockPool
-from streamserve.engine.plan import Chunk
+from streamserve.engine.plan import Chunk, Draft
 from streamserve.engine.policy import leads
 from streamserve.engine.policy.backlog import Rank
+from streamserve.engine.policy.drafting import Drafting, most_missing, num_left
 from streamserve.engine.policy.reserve import MemoryReserve
-from streamserve.engine.policy.speculation import MOST_PROPOSED, Speculation
+from streamserve.engine.policy.speculation import DRAFTED, MOST_PROPOSED, Proposer, Speculation
 from streamserve.engine.policy.waiting import WaitingQueue, order_key, rank_of
 from streamserve.engine.sequence import Sequence, State
 from streamserve.engine.shared_prefill import SharedPrefixes
@@ -63,11 +64,12 @@ class Schedule:
     """The next step's chunks, decodes first, and the sequences parked to make room: finished, without blocks.
 
     No chunks: there are no tokens to compute, or all are in flight, or (when nothing runs) the first in the queue can
-    never fit.
+    never fit. `drafts`: what a draft model is asked about sequences in it; `with_drafts` takes the answer.
     """
 
     chunks: tuple[Chunk, ...]
     parked: tuple[tuple[Sequence, Park], ...] = ()
+    drafts: tuple[Draft, ...] = ()
 
 
 @dataclass(slots=True)
@@ -86,7 +88,8 @@ class Wanted:
 class Scheduler:
     """Waiting and running sequences, both in order of `order_key`.
 
-    `waiting` is the `queue`'s own list. The core feeds each step's cost to `step_time` and to the queue's `shares`.
+    `waiting` is the `queue`'s own list. The core feeds each step's cost to `step_time` and to the queue's `shares`, and
+    sets `drafting` where there is a draft model.
     `forced_preempt` (tests) returns running sequences to preempt before a step.
     """
 
@@ -103,6 +106,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.step_time = StepTime()
         self.speculation = Speculation() if config.speculation == "lookup" else None
+        self.drafting: Drafting | None = None
         self.forced_preempt: Callable[[tuple[Sequence, ...]], Iterable[Sequence]] | None = None
         self._config = config
         self._max_admitted = math.inf if config.max_admitted is None else config.max_admitted
@@ -172,8 +176,8 @@ class Scheduler:
         self.queue.note(now)
         self._reserve.note_step()
         self._budget.recover()
-        chunks = sorted(step.chunks.values(), key=lambda chunk: len(chunk.token_ids) > 1)  # decodes first
-        return Schedule(chunks=tuple(chunks), parked=tuple(self._parked))
+        drafts = self._drafts(step)
+        return Schedule(chunks=_decodes_first(step.chunks.values()), parked=tuple(self._parked), drafts=drafts)
 
     def _let_go(self, step: StepBudget, now: float) -> list[int]:
         """Take out those that may not stay, and return the ranks that this step computes, in order.
@@ -247,35 +251,126 @@ class Scheduler:
             step.add(sequence, 1, num_rows=1 + self._num_proposed(sequence, step, num_rows))
 
     def _num_proposed(self, sequence: Sequence, step: StepBudget, num_rows: int) -> int:
-        """Return how many tokens to propose after the next token of a decode: they cost other sequences nothing.
+        """Return how many tokens to propose after the next token of a decode; `num_rows`: decodes in the step.
 
-        They get no block of their own, no token that a seat may need, and none beyond the lead or the answer's end. A
-        runner counts tokens for penalties one by one. `num_rows`: decodes in the step.
+        A runner counts tokens for penalties one by one.
         """
         if sequence.num_pending or sequence.has_penalties or not (sequence.proposed_ids or self.speculation):
             return 0
-        config, num_known = self._config, len(sequence.token_ids)
-        most = min(
-            len(sequence.block_table) * self._pool.block_size - sequence.num_launched_tokens - 1,
-            step.num_tokens - config.max_num_seqs,
-            sequence.num_remaining_tokens - 1,
-            (config.max_model_len or sys.maxsize) - num_known - 1,
-            leads.lead_left(sequence, config) - 1,
-            MOST_PROPOSED,
-        )
+        most = self._most_proposed(sequence, step.num_tokens - self._config.max_num_seqs)
         if most > 0 and self.speculation and not sequence.proposed_ids:
-            request = sequence.request
-            if sequence.proposer is None:
-                num_prompt_tokens = len(request.prompt_token_ids)
-                sequence.proposer = self.speculation.proposer_for(num_prompt_tokens, request.prediction_token_ids)
             sequence.proposed_ids = self.speculation.propose(
-                sequence.proposer,
+                self._proposer_of(sequence, self.speculation),
                 sequence.token_ids,
-                int(most),
+                most,
                 num_rows=num_rows,
                 share=self.step_time.share_of(num_rows),
             )
-        return int(max(0, min(len(sequence.proposed_ids), most)))
+        return max(0, min(len(sequence.proposed_ids), most))
+
+    def _most_proposed(self, sequence: Sequence, num_tokens: int) -> int:
+        """Return how many of `num_tokens` may be proposed after the next token: they cost other sequences nothing.
+
+        They get no block of their own, no token that a seat may need, and none beyond the lead or the answer's end.
+        """
+        config = self._config
+        most = min(
+            len(sequence.block_table) * self._pool.block_size - sequence.num_launched_tokens - 1,
+            num_tokens,
+            sequence.num_remaining_tokens - 1,
+            (config.max_model_len or sys.maxsize) - len(sequence.token_ids) - 1,
+            leads.lead_left(sequence, config) - 1,
+            MOST_PROPOSED,
+        )
+        return int(max(0, most))
+
+    def _proposer_of(self, sequence: Sequence, speculation: Speculation) -> Proposer:
+        if sequence.proposer is None:
+            request = sequence.request
+            sequence.proposer = speculation.proposer_for(len(request.prompt_token_ids), request.prediction_token_ids)
+        return sequence.proposer
+
+    def _drafts(self, step: StepBudget) -> tuple[Draft, ...]:
+        """Return what to ask a draft model about the decodes of a step that holds no prompt, which would wait for it.
+
+        What it must compute to know a sequence takes several steps where that is more than one may hold.
+        """
+        drafting, num_rows = self.drafting, len(step.chunks)
+        if drafting is None or self.speculation is None or not step.chunks or step.has_prefill:
+            return ()
+        drafts: list[Draft] = []
+        num_tokens, num_missing = step.num_tokens, -1
+        for sequence in self.running:
+            chunk = step.chunks.get(sequence.seq_id)
+            if chunk is None or not chunk.samples or sequence.num_pending or sequence.has_penalties:
+                continue
+            if sequence.is_suspect:
+                return ()
+            if num_missing < 0:
+                num_missing = self._most_missing(drafting, num_rows, sequence.num_drafted_tokens)
+            draft = self._draft_of(sequence, drafting, self.speculation, num_tokens, num_missing, num_rows)
+            if draft is not None:
+                drafts.append(draft)
+                num_tokens -= max(0, draft.num_wanted - len(chunk.proposed_ids))
+                num_missing -= len(draft.token_ids)
+        wanted = tuple(drafts)
+        return wanted if wanted and drafting.begin(wanted, num_rows) else ()
+
+    def _most_missing(self, drafting: Drafting, num_rows: int, start: int) -> int:
+        """Return how many tokens a draft model may compute before a step: readers wait no longer than for a prompt."""
+        config, size = self._config, self._pool.block_size
+        seconds = config.itl_target_seconds - (self.step_time.seconds_for(num_rows, 1) or 0.0)
+        return max(size, 2 * num_rows, most_missing(drafting, seconds, start=start, unfitted=config.prefill_chunk))
+
+    def _draft_of(
+        self,
+        sequence: Sequence,
+        drafting: Drafting,
+        speculation: Speculation,
+        num_tokens: int,
+        num_missing: int,
+        num_rows: int,
+    ) -> Draft | None:
+        """Return what to ask about a sequence; None: nothing, as it does not pay, or has to wait."""
+        proposer, num_known = self._proposer_of(sequence, speculation), len(sequence.token_ids)
+        most = min(self._most_proposed(sequence, num_tokens), drafting.max_len - num_known)
+        if most <= 0 or num_missing <= 0:
+            return None
+        depth = drafting.depth(
+            proposer,
+            most,
+            num_missing=num_known - sequence.num_drafted_tokens,
+            num_left=num_left(sequence.num_output_tokens, sequence.num_remaining_tokens),
+            num_rows=num_rows,
+            step_time=self.step_time,
+        )
+        if not depth:
+            return None
+        start = sequence.num_drafted_tokens
+        end = min(num_known, start + num_missing)
+        return Draft(
+            seq_id=sequence.seq_id,
+            start=start,
+            token_ids=tuple(sequence.token_ids[start:end]),
+            block_table=tuple(sequence.block_table),
+            sampling=replace(sequence.request.sampling, logprobs=None),
+            num_wanted=depth if end == num_known else 0,
+        )
+
+    def with_drafts(self, schedule: Schedule, drafted: Mapping[int, tuple[int, ...]]) -> tuple[Chunk, ...]:
+        """Return the step's chunks with what a draft model has `drafted`, which has computed `schedule.drafts`."""
+        chunks = {chunk.seq_id: chunk for chunk in schedule.chunks}
+        running = {sequence.seq_id: sequence for sequence in self.running}
+        for draft in schedule.drafts:
+            sequence, proposed = running[draft.seq_id], drafted[draft.seq_id]
+            assert sequence.proposer is not None
+            sequence.num_drafted_tokens = draft.start + len(draft.token_ids)
+            if proposed:
+                sequence.proposed_ids, sequence.proposer.kind = proposed, DRAFTED
+                chunks[draft.seq_id] = chunk_of(sequence, 1, 1 + len(proposed), self._pool.block_size)
+            elif draft.num_wanted:  # it has failed
+                sequence.proposer.acceptance.refuse(DRAFTED)
+        return _decodes_first(chunks.values())
 
     def _can_decode(self, sequence: Sequence) -> bool:
         """Whether it still runs, lacks one token, and the token before that is none that may be its last."""
@@ -428,3 +523,7 @@ class Scheduler:
         self._pool.release(sequence)
         sequence.num_preemptions += 1
         self.queue.put(sequence)
+
+
+def _decodes_first(chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
+    return tuple(sorted(chunks, key=lambda chunk: len(chunk.token_ids) > 1))

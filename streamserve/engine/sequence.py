@@ -119,6 +119,8 @@ class Sequence:
     `ticket`, its `order_key` and `expires_at` (the first step must come before) are the scheduler's, set when it is
     added, as is `reader`, which begins with this admission's first token.
 
+    `num_drafted_tokens`: so many of the known tokens the draft model has computed, in the same blocks of its memory.
+
     A running sequence that a step leaves out is paused: it keeps its blocks, and continues where it is.
 
     With penalties a running sequence has a penalty slot in the runner, as it has blocks. `is_counted`:
@@ -136,6 +138,7 @@ class Sequence:
     token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_launched_tokens: int = 0  # computed or in flight: the next chunk starts here
+    num_drafted_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     num_cached_tokens: int = 0
@@ -271,7 +274,7 @@ class Sequence:
         """Drop the block table, the penalty slot and what is computed; returns the blocks, which are not freed yet."""
         blocks, self.block_table = self.block_table, []
         self.num_once_computed = max(self.num_once_computed, self.num_computed_tokens)
-        self.num_computed_tokens = self.num_launched_tokens = 0
+        self.num_computed_tokens = self.num_launched_tokens = self.num_drafted_tokens = 0
         self.num_pending, self.is_counted = 0, False
         self.penalty_slot = None
         return blocks

@@ -137,7 +137,7 @@ class CoreStats:
     batches, and have no readers. `expired` counts requests that waited too long for their first step. Of all
     `computed_tokens`, `recomputed_tokens` had been computed before a preemption or a park. The engine worked for
     `busy_seconds` so far. By latency class: `proposed_tokens` came after another token of a step, of which
-    `accepted_tokens` were accepted.
+    `accepted_tokens` were accepted; of these `drafted_tokens` and `accepted_drafts` are a draft model's.
     """
 
     running: int = 0
@@ -173,6 +173,8 @@ class CoreStats:
     busy_seconds: float = 0.0
     proposed_tokens: dict[str, int] = field(default_factory=dict)
     accepted_tokens: dict[str, int] = field(default_factory=dict)
+    drafted_tokens: dict[str, int] = field(default_factory=dict)
+    accepted_drafts: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,15 +119,15 @@ METRICS: Mapping[str, Metric] = {
             "spec_decode_num_draft_tokens",
             "counter",
             "tokens",
-            "Tokens that steps have proposed after another token, by latency_class.",
-            ("model_name", "latency_class"),
+            "Tokens that steps have proposed after another token, by latency_class and source: lookup or draft.",
+            ("model_name", "latency_class", "source"),
         ),
         _metric(
             "spec_decode_num_accepted_tokens",
             "counter",
             "tokens",
             "Of these, those that were accepted: their answers got them in one step.",
-            ("model_name", "latency_class"),
+            ("model_name", "latency_class", "source"),
         ),
         _metric(
             "spec_decode_acceptance_rate", "gauge", "ratio", "The share of all proposed tokens that were accepted."

@@ -164,3 +164,15 @@ def test_embedding_models_are_listed(tmp_path: Path) -> None:
         ("search", "embeddings", "not running"),
         ("words", "without weights", "not running"),
     ]
+
+
+def test_a_draft_model_is_named_with_its_memory(tmp_path: Path) -> None:
+    """Beside the model that it drafts for; a model that is not here is named so."""
+    models = {
+        "desk": {"PATH": str(HELPDESK), "DRAFT": str(HELPDESK)},
+        "other": {"PATH": str(HELPDESK), "DRAFT": "some-org/never-downloaded"},
+    }
+    with override_settings(STREAMSERVE={"MODELS": models, "STATE_DIR": str(tmp_path / "state")}):
+        found = rows()
+    assert f"draft model {HELPDESK}: supported, 100% more KV memory in the model's dtype" in found["desk"]["traits"]
+    assert any("never-downloaded: not here" in trait for trait in found["other"]["traits"])

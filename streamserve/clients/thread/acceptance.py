@@ -16,7 +16,7 @@ from streamserve.engine.capacity import max_servable_tokens
 from streamserve.engine.config import EngineConfig, LatencyClass
 from streamserve.engine.grammar.compiler import GrammarCompiler
 from streamserve.engine.grammar.matcher import Matcher
-from streamserve.engine.plan import Runner
+from streamserve.engine.plan import DraftModel, Runner
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.engine.text.choice import Choice
 from streamserve.engine.text.formats.base import AnswerSource, OutputFormat, Parser
@@ -58,13 +58,15 @@ class EngineFacts:
 class LoadedEngine:
     """The result of `load`. `max_tokens`: the largest prompt + max_tokens that can ever run.
 
-    `format` finds the thoughts and tool calls in the model's output; without a format the output is text.
+    `format` finds the thoughts and tool calls in the model's output; without a format the output is text. `draft` is
+    closed by the runner.
     """
 
     runner: Runner
     tokenizer: Tokenizer
     facts: EngineFacts
     format: OutputFormat | None = None
+    draft: DraftModel | None = None
     max_tokens: int = field(init=False)
     public_prefixes: PublicPrefixes = field(init=False)
     grammars: GrammarCompiler = field(init=False)

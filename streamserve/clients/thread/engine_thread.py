@@ -168,6 +168,7 @@ class EngineThread:
             on_plan=self._on_plan,
             on_step=self._on_step,
             revision=engine.facts.revision,
+            draft=engine.draft,
         )
         self.engine = engine
         self._describe(

@@ -330,11 +330,16 @@ class BlockPool:
 
     def _check_sequence(self, sequence: Sequence) -> None:
         table, computed, num_known = sequence.block_table, sequence.num_computed_tokens, len(sequence.token_ids)
-        if sequence.state is not State.RUNNING and (table or computed):
+        drafted = sequence.num_drafted_tokens
+        if sequence.state is not State.RUNNING and (table or computed or drafted):
             raise IntegrityError(f"sequence {sequence.seq_id} is {sequence.state.value} and holds {len(table)} blocks")
         if len(table) * self.block_size < computed or computed > num_known:
             raise IntegrityError(
                 f"sequence {sequence.seq_id}: {computed} of {num_known} tokens computed, {len(table)} blocks"
+            )
+        if drafted > min(num_known, len(table) * self.block_size):
+            raise IntegrityError(
+                f"sequence {sequence.seq_id}: {drafted} of {num_known} tokens drafted, {len(table)} blocks"
             )
         self._check_shared(sequence)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
@@ -24,7 +24,9 @@ from streamserve.engine.model.sampler import Draws, SamplingMetadata, raw_logpro
 from streamserve.engine.model.token_rules import PenaltyCounts, RuleTensors
 from streamserve.engine.plan import (
     Chunk,
+    DraftModel,
     Progress,
+    Runner,
     Sampled,
     SampleSpec,
     StepOutOfMemory,
@@ -136,6 +138,7 @@ class ModelRunner:
         self.linears = loaded.linears
         self.can_overlap = loaded.device.type == "cuda" if can_overlap is None else can_overlap
         self.kv = self.new_kv(num_blocks)
+        self.draft: DraftModel | None = None
         self._last: LaunchedStep | None = None  # the next plan may take its tokens from the device
         self._counts: PenaltyCounts | None = None  # from the first penalty on
         self._rules = RuleTensors(loaded.device)
@@ -154,6 +157,13 @@ class ModelRunner:
             dtype=self.loaded.dtype,
             device=self.loaded.device,
         )
+
+    def take_draft(self, runner: ModelRunner) -> None:
+        """Let another model propose from now on, with as many blocks; it is closed with this one."""
+        runner.num_blocks = self.num_blocks
+        runner.kv = runner.new_kv(self.num_blocks)
+        weight = runner.loaded.weight_bytes / self.loaded.weight_bytes
+        self.draft = DraftModel(runner=cast(Runner, runner), weight=weight, max_len=runner.max_model_len)
 
     @property
     def has_gpu_kernels(self) -> bool:
@@ -248,7 +258,9 @@ class ModelRunner:
         return hidden, model.logits(hidden, on_device(rows, torch.int64, self.loaded.device))
 
     def close(self) -> None:
-        """Free the model and the KV memory; the runner is unusable afterwards."""
+        """Free the model, its draft model and the KV memory; the runner is unusable afterwards."""
+        if self.draft is not None:
+            self.draft.runner.close()
         del self.loaded, self.kv, self._last, self._counts, self._rules
 
 

@@ -12,6 +12,8 @@ begins with the rates of the engine's last ones. What does not pay is proposed a
 That is a model of the cost; whether it pays is measured. Steps of about n decodes give tokens at one speed with
 proposals and at another without, and the slower way is taken in one step of `_LOOK_EVERY` only.
 
+What a draft model proposes where that finds nothing is `drafting`'s.
+
 No answer changes by it: see `Chunk.kept`. Pure; engine thread only. (Idea: adaptive draft length as in SpecDec++, arXiv
 2405.19715; TurboSpec, arXiv 2406.14066, for the load.)
 """
@@ -29,17 +31,19 @@ from streamserve.engine.policy.lookup import PromptLookup
 
 MOST_PROPOSED = 15
 _LENGTHS = (4, 7, 12)  # tokens alike, from which on a match is of another kind
-_FIRST_RATES = (0.4, 0.6, 0.75, 0.85)  # by kind, until they are known
+DRAFTED = len(_LENGTHS) + 1  # the kind of what a draft model proposes
+_FIRST_RATES = (0.4, 0.6, 0.75, 0.85, 0.7)  # by kind, until they are known
 _LEAST_RATE, _BEST_RATE = 0.02, 0.98
 _OWN_WEIGHT, _COMMON_WEIGHT = 0.15, 0.02  # of the newest token, in the rates of its sequence and of all
 _DRIFT = 0.02  # back to the first rates, at each token after which nothing is proposed
+_DRAFT_DRIFT = 0.005  # the same of a draft model, which has something to propose after every token
 _UNFITTED_ROWS = 16  # rows that fill a step until the time of steps is known
 _SPEED_WEIGHT = 0.1  # of the newest step
 _LOOK_EVERY = 48  # steps
 
 
 class AcceptanceRates:
-    """The share of proposed tokens that were accepted, by kind of match."""
+    """The share of proposed tokens that were accepted, by kind of match, and of a draft model's."""
 
     __slots__ = ("_by_kind",)
 
@@ -61,18 +65,27 @@ class AcceptanceRates:
             rate -= weight * rate
         self._by_kind[kind] = min(_BEST_RATE, max(_LEAST_RATE, rate))
 
+    def refuse(self, kind: int) -> None:
+        """Count a token that was not accepted."""
+        self.learn(kind, 0, was_refused=True, weight=_OWN_WEIGHT)
+
     def drift(self, kind: int) -> None:
         """Forget a little."""
-        self._by_kind[kind] += _DRIFT * (_FIRST_RATES[kind] - self._by_kind[kind])
+        drift = _DRAFT_DRIFT if kind == DRAFTED else _DRIFT
+        self._by_kind[kind] += drift * (_FIRST_RATES[kind] - self._by_kind[kind])
 
 
 @dataclass(slots=True)
 class Proposer:
-    """What proposes tokens of one sequence, and how many were proposed and accepted."""
+    """What proposes tokens of one sequence, and how many were proposed and accepted.
+
+    `speed`: how many tokens a plain step's time should give with what was found last; 1: nothing was.
+    """
 
     lookup: PromptLookup
     acceptance: AcceptanceRates
     kind: int = 0  # of the match that the last proposed tokens came from
+    speed: float = 1.0
     num_proposed: int = 0
     num_accepted: int = 0
 
@@ -112,6 +125,8 @@ class Speculation:
     speeds: dict[int, Speed] = field(default_factory=dict)  # by the number of bits of the number of decodes
     num_proposed: Counter[str] = field(default_factory=Counter)
     num_accepted: Counter[str] = field(default_factory=Counter)
+    num_drafted: Counter[str] = field(default_factory=Counter)  # of both, those of a draft model
+    num_drafted_accepted: Counter[str] = field(default_factory=Counter)
 
     def proposer_for(self, num_prompt_tokens: int, prediction: Sequence[int]) -> Proposer:
         """Return what a sequence begins with."""
@@ -124,6 +139,7 @@ class Speculation:
 
         `share` of the step's time is for its `num_rows` decodes; None: not known yet.
         """
+        proposer.speed = 1.0
         if not self._speed_of(num_rows).may_propose():
             return ()
         share = min(1.0, num_rows / _UNFITTED_ROWS) if share is None else share
@@ -134,7 +150,9 @@ class Speculation:
         num_worth = _num_worth(proposer.acceptance[proposer.kind], share)
         if not num_worth:
             proposer.acceptance.drift(proposer.kind)
-        return found.token_ids[:num_worth]
+        proposed = found.token_ids[:num_worth]
+        proposer.speed = speed_of(proposer.acceptance[proposer.kind], len(proposed), share)
+        return proposed
 
     def note_step(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Learn from a step that held nothing but decodes."""
@@ -155,6 +173,14 @@ class Speculation:
         proposer.num_accepted += num_accepted
         self.num_proposed[latency_class] += num_proposed
         self.num_accepted[latency_class] += num_accepted
+        if proposer.kind == DRAFTED:
+            self.num_drafted[latency_class] += num_proposed
+            self.num_drafted_accepted[latency_class] += num_accepted
+
+
+def speed_of(rate: float, depth: int, cost: float) -> float:
+    """Return how many tokens a plain step's time gives with `depth` proposals, each of which adds `cost` of it."""
+    return sum(rate**index for index in range(depth + 1)) / (1 + cost * depth)
 
 
 def _num_worth(rate: float, share: float) -> int:

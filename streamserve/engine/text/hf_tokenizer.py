@@ -91,6 +91,10 @@ class HFTokenizer:
         if not self.is_byte_exact:
             logger.warning("tokenizer %s is not a map from ids to bytes; its text is decoded by windows", path)
 
+    def ids(self) -> dict[str, int]:
+        """Return the id of each token, by the tokenizer's own spelling."""
+        return self._rust.get_vocab(with_added_tokens=True)
+
     def encode(self, request: GenerateRequest) -> Prompt:
         """Render and tokenise. A template's text holds its special tokens; a bare prompt gets the model's own."""
         if request.prompt_token_ids is not None:
@@ -167,6 +171,20 @@ class HFTokenizer:
         if self.strips_leading_space:
             ours = ours.removeprefix(" ")
         return bool(ours == self.decode(ids))
+
+
+def require_same_tokens(tokenizer: HFTokenizer, path: str, draft: str) -> None:
+    """Raise `ModelLoadError` unless a draft model has the tokens of the model at `path`, each with its id."""
+    own, other = tokenizer.ids(), HFTokenizer(draft).ids()
+    differing = sorted(token for token in own.keys() | other.keys() if own.get(token) != other.get(token))
+    if not differing:
+        return
+    token = differing[0]
+    ids = " and ".join("none" if token_id is None else str(token_id) for token_id in (own.get(token), other.get(token)))
+    raise ModelLoadError(
+        f"{draft} cannot be the draft model of {path}: {len(differing):,} of their {len(own):,} and {len(other):,} "
+        f"tokens differ (the ids of {token!r} are {ids}). Name a smaller model of the same family in DRAFT, or none."
+    )
 
 
 def _open(path: str) -> Any:

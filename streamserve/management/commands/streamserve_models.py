@@ -97,7 +97,8 @@ async def _row(settings: SiteConfig, name: str) -> Row:
     state = await _state(settings, name)
     if served.model.path == ECHO_PATH:
         return Row(name=name, path=ECHO_PATH, model_type="", support="without weights", state=state)
-    return _local(name, served.model.path, state=state, chat_template=served.model.chat_template)
+    local = served.model
+    return _local(name, local.path, state=state, chat_template=local.chat_template, draft=local.draft)
 
 
 def _embedding(name: str, path: str, *, state: str) -> Row:
@@ -106,7 +107,7 @@ def _embedding(name: str, path: str, *, state: str) -> Row:
     return Row(name=name, path=path, model_type="", support=support, state=state)
 
 
-def _local(name: str, path: str, *, state: str, chat_template: str = "") -> Row:
+def _local(name: str, path: str, *, state: str, chat_template: str = "", draft: str = "") -> Row:
     """Return the row of a model that an engine of ours runs, or would run."""
     try:
         from streamserve.engine.model.load.loader import support_of
@@ -123,10 +124,27 @@ def _local(name: str, path: str, *, state: str, chat_template: str = "") -> Row:
         model_type=found.model_type,
         support=found.verdict,
         state=state,
-        traits=found.traits,
+        traits=(*found.traits, *_draft_traits(path, draft)) if is_here and draft else found.traits,
         reason=found.reason,
         template=template_notes(str(folder), chat_template) if is_here else (),
     )
+
+
+def _draft_traits(path: str, draft: str) -> tuple[str, ...]:
+    """Return whether a draft model is supported, and what it adds to each block of the model's KV memory."""
+    from streamserve.engine.capacity import UnknownShape, numbers_per_token
+    from streamserve.engine.model.load.loader import IS_PROVEN, IS_TRIED, support_of
+    from streamserve.engine.model.load.source import find, read_config
+
+    found = support_of(draft)
+    if found.verdict not in (IS_PROVEN, IS_TRIED):
+        return (f"draft model {draft}: {found.verdict} ({found.reason})",)
+    folders = [folder for folder in map(find, (path, draft)) if folder is not None]
+    try:
+        own, other = (numbers_per_token(read_config(folder)) for folder in folders)
+    except UnknownShape:
+        return (f"draft model {draft}: {found.verdict}",)
+    return (f"draft model {draft}: {found.verdict}, {other / own:.0%} more KV memory in the model's dtype",)
 
 
 async def _state(settings: SiteConfig, alias: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from streamserve.engine.model.load.errors import ModelLoadError
 from streamserve.engine.text.tokenizer import make_detokenizer
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, NoChatTemplate, PromptTooLong
 from streamserve.protocol.requests import GenerateRequest, Message
@@ -19,7 +20,7 @@ pytest.importorskip("transformers", reason="needs the engine extra: pip install 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from streamserve.engine.text.hf_tokenizer import NUM_ENCODERS, HFTokenizer
+from streamserve.engine.text.hf_tokenizer import NUM_ENCODERS, HFTokenizer, require_same_tokens
 
 CORPUS = ["hello world, how are you?", "naïve café 静かな河 🙂🦊", "two  spaces\n\nand\ttabs {x: 1}"] * 20
 TEXTS = ["hello world", " hello", "naïve 静かな河 👩‍🚀", "a  b\n\n c", "क्षत्रिय 🦊🙂"]
@@ -297,3 +298,15 @@ def test_a_name_for_the_only_template_is_a_load_error(chat: HFTokenizer, tmp_pat
     chat._hf.save_pretrained(tmp_path)
     with pytest.raises(EngineUnavailable, match=r"without a name\. Take CHAT_TEMPLATE out"):
         HFTokenizer(str(tmp_path), "rag")
+
+
+def test_a_draft_model_needs_the_same_tokens(tmp_path: Path) -> None:
+    """Each with the same id; the refusal names both models, and a token that differs."""
+    own = save(tmp_path / "own", byte_level())
+    require_same_tokens(own, "large", str(tmp_path / "own"))
+    other = byte_level()
+    other.add_tokens([AddedToken("<more>", special=False)])
+    save(tmp_path / "small", other)
+    with pytest.raises(ModelLoadError, match="small cannot be the draft model of large: 1 of") as refused:
+        require_same_tokens(own, "large", str(tmp_path / "small"))
+    assert "the ids of '<more>' are none and" in str(refused.value)

@@ -10,7 +10,7 @@ from streamserve.engine.config import CLASSES, EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.echo import EchoRunner
 from streamserve.engine.output import SequenceUpdate
-from streamserve.engine.plan import OnStep, RawLogprobs, Runner, StepPlan
+from streamserve.engine.plan import DraftModel, OnStep, RawLogprobs, Runner, StepPlan
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.engine import Park
 from streamserve.protocol.requests import NO_CALLER, Admission, Resume, SamplingParams
@@ -83,6 +83,7 @@ class Drive:
         revision: str = "",
         overlap: bool = False,
         on_step: OnStep | None = None,
+        draft: Runner | DraftModel | None = None,
         **config: Any,
     ) -> None:
         echo = EchoRunner(num_blocks=num_blocks, block_size=block_size, can_overlap=overlap)
@@ -97,6 +98,9 @@ class Drive:
             revision=revision,
             on_evict=None if runner else echo.poison,
             on_step=on_step,
+            draft=draft
+            if draft is None or isinstance(draft, DraftModel)
+            else DraftModel(runner=draft, weight=0.05, max_len=10_000),
         )
 
     def add(self, *requests: SequenceRequest) -> None:

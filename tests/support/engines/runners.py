@@ -242,3 +242,37 @@ class ProposingRunner(WrappedRunner):
                     proposed[self._random.randrange(len(proposed))] += 1
                 return tuple(proposed)
         return ()
+
+
+class GuessingRunner(WrappedRunner):
+    """A draft model that draws what the model will, and proposes another token in a share of cases.
+
+    `first[seq_id, position]` is what it drew first in a step for a sequence: after nothing but known tokens.
+    """
+
+    def __init__(self, runner: Runner, share_wrong: float, seed: int = 0) -> None:
+        super().__init__(runner)
+        self.first: dict[tuple[int, int], int] = {}
+        self.passes: list[StepPlan] = []
+        self._share_wrong = share_wrong
+        self._random = Random(seed)
+        self._newest: dict[int, tuple[int, int]] = {}  # of each sequence: the position and the token proposed last
+
+    def launch(self, plan: StepPlan) -> object:
+        self.passes.append(plan)
+        return plan, self.inner.launch(plan)
+
+    def collect(self, handle: object) -> StepResult:
+        assert isinstance(handle, tuple)
+        plan, result = handle[0], self.inner.collect(handle[1])
+        chunks = {chunk.seq_id: chunk for chunk in plan.chunks}
+        return replace(result, sampled=tuple(self._guess(chunks[one.seq_id], one) for one in result.sampled))
+
+    def _guess(self, chunk: Chunk, one: Sampled) -> Sampled:
+        position, token_id = chunk.samples[0].position, one.token_ids[0]
+        if (chunk.start, chunk.token_ids[0]) != self._newest.get(one.seq_id):
+            self.first[one.seq_id, position] = token_id
+        if self._random.random() < self._share_wrong:
+            token_id = (token_id + 1) % self.vocab_size
+        self._newest[one.seq_id] = position, token_id
+        return replace(one, token_ids=(token_id,))

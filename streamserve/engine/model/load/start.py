@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
-from streamserve.engine.capacity import most_useful_blocks, most_whole, num_blocks_for
+from streamserve.engine.capacity import NULL_BLOCKS, most_useful_blocks, most_whole, num_blocks_for
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.model.decoder.build import check_names
 from streamserve.engine.model.decoder.checkpoint import UnlikeSpec, Weights
@@ -58,12 +59,31 @@ def load_runner(
 ) -> ModelRunner:
     """Load a model, allocate its KV memory, and check by numbers that it computes what transformers does."""
     source = open_source(model_config, progress)
-    runner = _own_runner(source, model_config, engine_config, progress)
+    draft = _draft_runner(source, model_config, engine_config, progress)
+    runner = _own_runner(source, model_config, engine_config, progress, draft)
     if runner is None:
-        runner = _hf_runner(source, model_config, engine_config, progress)
+        runner = _hf_runner(source, model_config, engine_config, progress, draft)
+    if draft is not None:
+        runner.take_draft(draft)
     progress("probe", 1.0)
     _or_without_kernels(runner, lambda: runner.capture(engine_config.max_num_seqs, progress))
     return runner
+
+
+def _draft_runner(
+    source: Source, model_config: ModelConfig, engine_config: EngineConfig, progress: Progress
+) -> ModelRunner | None:
+    """Load the draft model, if there is one that would propose anything; it gets its KV memory with the model."""
+    if not model_config.draft or engine_config.speculation == "off":
+        return None
+    if engine_config.overlap or (engine_config.overlap is None and source.device.type == "cuda"):
+        logger.warning("%s is not loaded: nothing is proposed while steps overlap", model_config.draft)
+        return None
+    own = replace(
+        model_config, path=model_config.draft, quantize=model_config.draft_quantize, draft="", draft_quantize=""
+    )
+    draft_source, least = open_source(own, progress), replace(engine_config, num_blocks=NULL_BLOCKS + 1)
+    return _own_runner(draft_source, own, least, progress) or _hf_runner(draft_source, own, least, progress)
 
 
 def load_hf_runner(model_config: ModelConfig, engine_config: EngineConfig) -> ModelRunner:
@@ -72,11 +92,15 @@ def load_hf_runner(model_config: ModelConfig, engine_config: EngineConfig) -> Mo
 
 
 def _hf_runner(
-    source: Source, model_config: ModelConfig, engine_config: EngineConfig, progress: Progress
+    source: Source,
+    model_config: ModelConfig,
+    engine_config: EngineConfig,
+    progress: Progress,
+    draft: ModelRunner | None = None,
 ) -> ModelRunner:
     read_ahead(require_safetensors(source.folder), progress)
     loaded = load_hf(source, model_config, kernels_for(source, model_config, progress), progress)
-    runner = _runner_of(loaded, engine_config)
+    runner = _runner_of(loaded, engine_config, draft)
     if model_config.parity_probe:
         progress("probe", 0.0)
         _or_without_kernels(runner, lambda: probe(runner))
@@ -100,7 +124,11 @@ def _or_without_kernels(runner: ModelRunner, work: Callable[[], object]) -> None
 
 
 def _own_runner(
-    source: Source, model_config: ModelConfig, engine_config: EngineConfig, progress: Progress
+    source: Source,
+    model_config: ModelConfig,
+    engine_config: EngineConfig,
+    progress: Progress,
+    draft: ModelRunner | None = None,
 ) -> ModelRunner | None:
     """Return a runner of our own layers; None for a model that they do not compute."""
     found = own_spec(source)
@@ -135,7 +163,7 @@ def _own_runner(
             ),
         )
     loaded = load_decoder(source, spec, checkpoint, model_config, kernels, progress, packs)
-    runner = _runner_of(loaded, engine_config)
+    runner = _runner_of(loaded, engine_config, draft)
     if reference is not None:
         progress("probe", 0.0)
         try:
@@ -204,25 +232,36 @@ def own_spec(source: Source) -> tuple[DecoderSpec, Weights] | None:
     return spec, checkpoint
 
 
-def _runner_of(loaded: LoadedModel, config: EngineConfig) -> ModelRunner:
+def _runner_of(loaded: LoadedModel, config: EngineConfig, draft: ModelRunner | None) -> ModelRunner:
     longest = max_model_len(loaded.config, config.max_model_len)
     return ModelRunner(
         loaded,
         block_size=config.block_size,
-        num_blocks=choose_num_blocks(loaded, config, longest),
+        num_blocks=choose_num_blocks(loaded, config, longest, None if draft is None else draft.loaded),
         max_model_len=longest,
         can_overlap=config.overlap or None,
     )
 
 
-def choose_num_blocks(loaded: LoadedModel, config: EngineConfig, longest: int) -> int:
-    """Return the number of blocks by the config, or by its bytes, as far as a batch can use them."""
+def choose_num_blocks(loaded: LoadedModel, config: EngineConfig, longest: int, draft: LoadedModel | None = None) -> int:
+    """Return the number of blocks by the config, or by its bytes, as far as a batch can use them.
+
+    A `draft` model has as many.
+    """
     if config.num_blocks is not None:
         return config.num_blocks
-    budget = pool_bytes(config, loaded.device, loaded.weight_bytes)
-    block_bytes = bytes_per_block(loaded.layers, config.block_size, loaded.dtype)
+    models = [loaded] if draft is None else [loaded, draft]
+    budget = pool_bytes(config, loaded.device, sum(one.weight_bytes for one in models))
+    block_bytes = sum(bytes_per_block(one.layers, config.block_size, one.dtype) for one in models)
     useful = most_useful_blocks(most_whole(config), longest, config.block_size)
     num_blocks = num_blocks_for(budget, block_bytes, most_useful=useful)
+    if draft is not None:
+        of_draft = bytes_per_block(draft.layers, config.block_size, draft.dtype)
+        logger.info(
+            "%s drafts for %s: %.2f GB of weights, and %s of the %s bytes of each of %d KV blocks",
+            draft.source.folder, loaded.source.folder, draft.weight_bytes / 1e9, f"{of_draft:,}", f"{block_bytes:,}",
+            num_blocks,
+        )  # fmt: skip
     if num_blocks < 2:
         raise ModelLoadError(
             f"KV memory of {budget:,} bytes holds fewer than two blocks of {block_bytes:,} bytes. Raise kv_cache_bytes "
