@@ -276,11 +276,13 @@ def _check_remote(conf: SiteConfig) -> Iterator[CheckMessage]:
             hint='pip install "streamserve[remote]"',
             id="streamserve.E009",
         )
-    for remote in remotes:
-        if remote.api_key_env and not read_key(remote):
+    servers = [config for remote in remotes for _, config in remote.servers]
+    keys = {(config.alias, config.api_key_env): read_key(config) for config in servers if config.api_key_env}
+    for (alias, variable), key in keys.items():
+        if not key:
             yield Error(
-                f"The environment has no {remote.api_key_env}, which the model {remote.alias!r} takes its key from.",
-                hint=f"Set {remote.api_key_env} for the web processes, or take API_KEY_ENV out.",
+                f"The environment has no {variable}, which the model {alias!r} takes its key from.",
+                hint=f"Set {variable} for the web processes, or take API_KEY_ENV out.",
                 id="streamserve.E010",
             )
 

@@ -25,7 +25,7 @@ from django.core.signals import setting_changed
 from streamserve.asgi.flow.transport import FlowConfig
 from streamserve.clients.mcp.config import McpConfig
 from streamserve.clients.process.config import LaunchConfig, ProcessConfig
-from streamserve.clients.remote.config import AUTO, SERVERS, RemoteConfig
+from streamserve.clients.remote.config import AUTO, SERVERS, RemoteConfig, Upstream
 from streamserve.conf_reader import Problem, SettingsReader, field_names, is_base_url, nearest, without_login
 from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.engine import config as engine_config
@@ -57,6 +57,7 @@ MIN_LEAD_TOKENS = 96
 LOG_SCHEMES = ("redis://", "rediss://", "unix://")
 # A new request waits while an engine drains, and so much longer for the next engine.
 _ENGINE_START_SECONDS = 10.0
+_NO_URL = "http://localhost"  # stands for an address that is wrong, and reported
 _SECRET_PREFIX, _MIN_SECRET_BYTES = "whsec_", 24  # Standard Webhooks: 24 to 64 random bytes
 _MAX_WEBHOOK_NAME_CHARS = 64
 
@@ -446,9 +447,9 @@ class _SiteReader(SettingsReader):
         permission = self._permission(options.pop("PERMISSION", ANYONE), f'{where}["PERMISSION"]')
         default_class = options.pop("LATENCY_CLASS", "")
         self.one_of(default_class, ("", *classes), f'{where}["LATENCY_CLASS"]')
-        if "URL" in options:
+        if "URL" in options or "UPSTREAMS" in options:
             remote = self._remote(str(alias), options, where, has_engine=bool(own_engine))
-            path = ModelConfig(alias=str(alias), path=remote.url)
+            path = ModelConfig(alias=str(alias), path=remote.address)
             return ServedModel(
                 model=path,
                 engine=EngineConfig(),
@@ -539,30 +540,61 @@ class _SiteReader(SettingsReader):
         return ""
 
     def _remote(self, alias: str, options: Mapping[str, Any], where: str, *, has_engine: bool) -> RemoteConfig:
-        """Return the config of a model with a URL."""
+        """Return the config of a model with a URL, or with UPSTREAMS."""
         if "PATH" in options or has_engine:
-            key = "PATH" if "PATH" in options else "ENGINE"
-            self.wrong(f"{where} has URL and {key}.", "A model with a URL runs on a server elsewhere. Remove one key.")
-        given = {key: value for key, value in options.items() if key not in ("PATH", "CONTENT_PARTS")}
+            key, ours = "PATH" if "PATH" in options else "ENGINE", "URL" if "URL" in options else "UPSTREAMS"
+            self.wrong(
+                f"{where} has {ours} and {key}.", f"A model with {ours} runs on a server elsewhere. Remove one key."
+            )
+        given = {key: value for key, value in options.items() if key not in ("PATH", "CONTENT_PARTS", "UPSTREAMS")}
         parts = options.get("CONTENT_PARTS", ())
         if not isinstance(parts, list | tuple) or not set(parts) <= set(OTHER_PARTS):
             self.wrong(f'{where}["CONTENT_PARTS"] is {parts!r}.', f"It takes a list of {', '.join(OTHER_PARTS)}.")
             parts = ()
-        url = given.get("URL")
-        if not isinstance(url, str) or not is_base_url(url):
-            self.wrong(
-                f'{where}["URL"] is {without_login(url)!r}.',
-                "It takes the base of the server's OpenAI routes, such as http://10.0.0.5:8000/v1, without a login "
-                "(name the key's variable in API_KEY_ENV), query or fragment.",
-            )
-            given["URL"] = "http://localhost"
+        fixed: dict[str, Any] = {"alias": alias, "content_parts": tuple(parts)}
+        if "UPSTREAMS" in options:
+            fixed["upstreams"] = self._upstreams(options["UPSTREAMS"], f'{where}["UPSTREAMS"]')
+        if "URL" in given:
+            given["URL"] = self._base_url(given["URL"], where)
+        elif not fixed["upstreams"]:  # reported above
+            fixed["url"] = _NO_URL
         try:
-            remote = self.dataclass(RemoteConfig, given, where, fixed={"alias": alias, "content_parts": tuple(parts)})
+            remote = self.dataclass(RemoteConfig, given, where, fixed=fixed)
         except ValueError as error:
             self.wrong(f"{where}: {error}.", "See docs/remote.md.")
-            remote = RemoteConfig(alias=alias, url="http://localhost")
+            remote = RemoteConfig(alias=alias, url=_NO_URL)
         self.one_of(remote.server, (AUTO, *SERVERS), f'{where}["SERVER"]')
         return remote
+
+    def _upstreams(self, raw: object, where: str) -> tuple[Upstream, ...]:
+        """Return the servers of a model that has several."""
+        if not isinstance(raw, list | tuple) or not raw:
+            self.wrong(f"{where} is {raw!r}.", 'It takes a list of servers: [{"URL": "http://10.0.0.5:8000/v1"}, …].')
+            return ()
+        out = []
+        for index, given in enumerate(raw):
+            place = f"{where}[{index}]"
+            options = dict(self.mapping(given, place))
+            options["URL"] = self._base_url(options.get("URL"), place)
+            try:
+                upstream = self.dataclass(Upstream, options, place)
+            except ValueError as error:
+                self.wrong(f"{place}: {error}.", "See docs/remote.md.")
+                continue
+            self.one_of(upstream.server, ("", AUTO, *SERVERS), f'{place}["SERVER"]')
+            out.append(upstream)
+        return tuple(out)
+
+    def _base_url(self, url: object, where: str) -> str:
+        """Return the base of a server's routes, or report that it is none."""
+        if isinstance(url, str) and is_base_url(url):
+            return url
+        self.wrong(
+            f'{where}["URL"] is {without_login(url)!r}.',
+            "It takes the base of the server's OpenAI routes, such as http://10.0.0.5:8000/v1, without a login "
+            "(name the key's variable in API_KEY_ENV), query or fragment.",
+        )
+        return _NO_URL
 
     def _answers(self, raw: object, where: str) -> dict[str, str] | None:
         """Return what an echo engine answers. {}: the question; None: words that depend on every token."""

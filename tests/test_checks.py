@@ -321,6 +321,17 @@ def test_a_model_elsewhere_needs_httpx_and_its_key(monkeypatch: pytest.MonkeyPat
         assert ids() == {"streamserve.E009"}
 
 
+def test_each_upstream_needs_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E010 for each variable once, though several upstreams share it."""
+    servers = [{"URL": f"http://127.0.0.1:{port}/v1", "API_KEY_ENV": "KEY_A"} for port in (7, 8)]
+    servers.append({"URL": "http://127.0.0.1:9/v1", "API_KEY_ENV": "KEY_B"})
+    monkeypatch.setenv("KEY_B", "sk-1")
+    with override_settings(STREAMSERVE={"MODELS": {"big": {"UPSTREAMS": servers}}}):
+        assert [one.msg for one in run_checks() if one.id == "streamserve.E010"] == [
+            "The environment has no KEY_A, which the model 'big' takes its key from."
+        ]
+
+
 def test_a_site_served_by_stock_daphne_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """W008: FlowServer is off, or does not fit this daphne."""
     import daphne.server

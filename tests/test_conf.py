@@ -184,6 +184,47 @@ def test_a_model_may_run_elsewhere() -> None:
     assert read({"MODELS": {"big": raw}, "TESTING": True})[0].models["big"].remote is None
 
 
+def test_a_model_may_have_several_servers() -> None:
+    """Each is an upstream with what it has of its own; the rest is the model's."""
+    own = {"URL": "https://llm.example.org/v1/", "NAME": "rented", "WEIGHT": 2, "API_KEY_ENV": "RENTED_KEY"}
+    raw = {"REMOTE_MODEL": "org/big", "API_KEY_ENV": "BIG_KEY", "UPSTREAMS": [{"URL": URL}, own]}
+    settings, found = read({"MODELS": {"big": raw}}, base_dir=BASE)
+    assert found == ()
+    remote = settings.models["big"].remote
+    assert remote is not None
+    assert settings.models["big"].model.path == f"{URL}, https://llm.example.org/v1"
+    assert [(one.label, one.weight, config.url, config.api_key_env) for one, config in remote.servers] == [
+        ("10.0.0.5:8000", 1, URL, "BIG_KEY"),
+        ("rented", 2, "https://llm.example.org/v1", "RENTED_KEY"),
+    ]
+    assert {config.model for _, config in remote.servers} == {"org/big"}
+    assert read({"MODELS": {"big": raw}, "TESTING": True})[0].models["big"].remote is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"UPSTREAMS": []}, 'MODELS["big"]["UPSTREAMS"] is []'),
+        ({"UPSTREAMS": URL}, 'MODELS["big"]["UPSTREAMS"] is'),
+        ({"UPSTREAMS": [URL]}, 'MODELS["big"]["UPSTREAMS"][0]'),
+        ({"UPSTREAMS": [{"URL": URL}, {}]}, 'MODELS["big"]["UPSTREAMS"][1]["URL"] is None'),
+        ({"UPSTREAMS": [{"URL": "http://user:sk-1@host/v1"}]}, 'MODELS["big"]["UPSTREAMS"][0]["URL"]'),
+        ({"UPSTREAMS": [{"URL": URL, "WEIGHT": 0}]}, "weight is 0"),
+        ({"UPSTREAMS": [{"URL": URL, "WEIGHT": 0.5}]}, '["WEIGHT"] is 0.5'),
+        ({"UPSTREAMS": [{"URL": URL, "SERVER": "triton"}]}, '["SERVER"] is'),
+        ({"UPSTREAMS": [{"URL": URL, "WIEGHT": 2}]}, "WIEGHT"),
+        ({"UPSTREAMS": [{"URL": URL}, {"URL": URL}]}, "two UPSTREAMS have the name 10.0.0.5:8000"),
+        ({"URL": URL, "UPSTREAMS": [{"URL": URL}]}, "a URL or UPSTREAMS, and not both"),
+        ({"PATH": "org/big", "UPSTREAMS": [{"URL": URL}]}, "has UPSTREAMS and PATH"),
+    ],
+)
+def test_wrong_upstreams_are_found(options: dict[str, Any], said: str) -> None:
+    """The message names the key, and no login of an address."""
+    _, found = read({"MODELS": {"big": options}}, base_dir=BASE)
+    assert said in found[0].message
+    assert "sk-1" not in str(found)
+
+
 @pytest.mark.parametrize(
     "options",
     [

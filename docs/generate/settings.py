@@ -11,7 +11,7 @@ from docs.generate.text import head, linked, table
 from streamserve.asgi.flow.transport import FlowConfig
 from streamserve.clients.mcp.config import McpConfig
 from streamserve.clients.process.config import ProcessConfig
-from streamserve.clients.remote.config import RemoteConfig
+from streamserve.clients.remote.config import RemoteConfig, Upstream
 from streamserve.conf import ServedEmbedder, ServedModel, SiteConfig, Webhook
 from streamserve.engine.config import CLASSES, EmbedderConfig, EngineConfig, LatencyClass, ModelConfig
 from streamserve.protocol.limits import Limits
@@ -31,6 +31,12 @@ _SECTIONS: tuple[tuple[str, type, str], ...] = (
         "MODELS elsewhere",
         RemoteConfig,
         "An entry with a `URL` in the place of `PATH`: [models elsewhere](../remote.md).",
+    ),
+    (
+        "UPSTREAMS",
+        Upstream,
+        "An entry of `UPSTREAMS`: [several servers](../remote.md#several-servers). A key that it leaves out is "
+        "as for the model.",
     ),
     (
         "EMBEDDING_MODELS",

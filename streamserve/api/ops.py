@@ -166,8 +166,9 @@ def _engine_samples(clients: Mapping[str, EngineClient]) -> Iterator[Sample]:
                 num_found = of_all.get(latency_class, 0) - num_drafts
                 for source, value in (("lookup", num_found), ("draft", num_drafts)):
                     yield Sample(name=name, value=value, labels={**of_class, "source": source})
-        for name, value in stats.upstream.items():
-            yield Sample(name=f"upstream_{name}", value=value, labels=labels)
+        for upstream, figures in stats.upstreams.items():
+            for name, value in figures.items():
+                yield Sample(name=f"upstream_{name}", value=value, labels={**labels, "upstream": upstream})
         state = client.describe().state
         yield Sample(name="engine_ready", value=float(state == "ready"), labels=labels)
         yield Sample(name="engine_paused", value=float(state == "paused"), labels=labels)

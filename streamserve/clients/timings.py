@@ -48,6 +48,15 @@ class RequestTimes:
             self._gaps += [(at - before) / num_tokens] * num_tokens
         self._last_token_at[choice] = at
 
+    def tell(self, queue_seconds: float | None, prefill_seconds: float | None) -> None:
+        """Count as queue what a server elsewhere tells of the time until its first token: its queue, or its prefill."""
+        if self.scheduled_at is None or self.first_token_at is None:
+            return
+        waited = self.first_token_at - self.scheduled_at
+        if queue_seconds is None and prefill_seconds is not None:
+            queue_seconds = waited - prefill_seconds
+        self.scheduled_at += max(0.0, min(waited, queue_seconds or 0.0))
+
     @property
     def latency(self) -> float:
         """Seconds from acceptance to the last that came."""
@@ -56,7 +65,7 @@ class RequestTimes:
     def breakdown(self) -> dict[str, float]:
         """Return the `done` event's breakdown; a part that did not happen took no time.
 
-        The queue of a server elsewhere is a part of `prefill`.
+        The queue of a server elsewhere is a part of `prefill`, unless the server has told it.
         """
         last = self.accepted_at if self._last_at is None else self._last_at
         scheduled = last if self.scheduled_at is None else self.scheduled_at

@@ -185,8 +185,8 @@ class EngineStats(CoreStats):
     refused at once, because they would have waited too long. `classes` has for each latency class its budgets
     (`ttft_budget`, and `total_budget`, where it is set) and what the last answers took: `num_answers`, `ttft_p50`,
     `ttft_p95`, `total_p50`, `total_p95` in seconds, and `in_time`, the share within both budgets; `refused` counts its
-    requests that were refused at once or had waited too long. `upstream` has the counts of a remote model's client, by
-    the names of its metrics (clients/remote/metrics.py). An embedding model counts what it has computed:
+    requests that were refused at once or had waited too long. `upstreams` has the figures of each server of a remote
+    model, by the names of their metrics (clients/remote/metrics.py). An embedding model counts what it has computed:
     `embedded_requests` and their `embedded_inputs`; its `rows` are inputs that wait.
 
     `reported_at` is the wall time of an engine process's report (0: there is none, the counts are of now), and `past`
@@ -198,7 +198,7 @@ class EngineStats(CoreStats):
     lost_engines: int = 0
     refused: int = 0
     classes: dict[str, dict[str, float]] = field(default_factory=dict)
-    upstream: dict[str, float] = field(default_factory=dict)
+    upstreams: dict[str, dict[str, float]] = field(default_factory=dict)
     embedded_requests: int = 0
     embedded_inputs: int = 0
     reported_at: float = 0.0

@@ -70,3 +70,26 @@ def test_tokens_that_come_together_share_their_gap() -> None:
     times.note(6.0, 1)
     figures = times.breakdown()
     assert (figures["first_decode"], figures["itl_p50"], figures["itl_p95"]) == (3.0, 1.0, pytest.approx(1.85))
+
+
+@pytest.mark.parametrize(
+    ("queue", "prefill", "found"),
+    [
+        (None, None, (2.0, 4.0)),
+        (None, 1.0, (5.0, 1.0)),
+        (0.5, None, (2.5, 3.5)),
+        (0.5, 1.0, (2.5, 3.5)),
+        (99.0, None, (6.0, 0.0)),  # more than there was
+        (None, 99.0, (2.0, 4.0)),
+    ],
+)
+def test_what_a_server_tells_of_its_queue_is_queue(
+    queue: float | None, prefill: float | None, found: tuple[float, float]
+) -> None:
+    """Its prefill, or its queue; no more than the time until the first token, so that all still adds up."""
+    times = RequestTimes(accepted_at=0.0, scheduled_at=2.0)
+    times.tell(queue, prefill)
+    times.note(6.0, 1)
+    times.tell(queue, prefill)
+    figures = times.breakdown()
+    assert (figures["queue"], figures["prefill"], figures["ttft"]) == (*found, 6.0)

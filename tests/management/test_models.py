@@ -70,6 +70,10 @@ def test_the_models_of_a_site(tmp_path: Path, upstream_url: str) -> None:
         "later": {"PATH": "some-org/never-downloaded"},
         "big": {"URL": upstream_url, "REMOTE_MODEL": "m"},
         "gone": {"URL": "http://127.0.0.1:9/v1"},
+        "both": {
+            "REMOTE_MODEL": "m",
+            "UPSTREAMS": [{"URL": upstream_url, "NAME": "here"}, {"URL": "http://127.0.0.1:9/v1"}],
+        },
     }
     with override_settings(STREAMSERVE={"MODELS": models, "STATE_DIR": str(tmp_path / "state")}):
         found = rows()
@@ -82,7 +86,11 @@ def test_the_models_of_a_site(tmp_path: Path, upstream_url: str) -> None:
         "later": ("", "not here", "not running"),
         "big": ("vllm", "elsewhere", "ready"),
         "gone": ("", "elsewhere", "failed"),
+        "both": ("vllm", "elsewhere", "ready"),
     }
+    here, gone = found["both"]["upstreams"]
+    assert here == f"here at {upstream_url}: vllm, weight 1, ready"
+    assert gone.startswith("127.0.0.1:9 at http://127.0.0.1:9/v1: weight 1, failed (cannot connect")
     assert "recurrent state" in found["wrong"]["reason"]
     assert "cannot connect" in found["gone"]["reason"]
     assert found["desk"]["traits"] == ["context of 2,048", "tied head"]

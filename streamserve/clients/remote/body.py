@@ -109,6 +109,15 @@ _EXTRA = tuple(one.name for one in fields(SamplingParams) if one.name not in (*_
 _WITH_DEFAULTS = tuple(name for name in MODEL_DEFAULTS if name in _EXTRA)
 
 CUT = "the connection to the model's server was lost in the middle of this answer. Ask again."
+_CUT_AFTER = (
+    "the connection to the model's server was lost after {} tokens of this answer, and no server continues it. What "
+    "was shown stays. Ask again."
+)
+
+
+def cut_after(num_tokens: int) -> str:
+    """Return the message of an answer that ends after so many tokens."""
+    return _CUT_AFTER.format(f"{num_tokens:,}") if num_tokens > 1 else CUT
 
 
 def body_of(

@@ -96,6 +96,8 @@ class _Chunk(msgspec.Struct):
     message: Any = None  # of an older vLLM's error, which is the whole object
     detail: Any = None  # of FastAPI's
     object: Any = None
+    timings: Any = None  # llama-server's, with the last chunk
+    x_groq: Any = None  # Groq's usage, with the last chunk
 
 
 _CHUNK = msgspec.json.Decoder(_Chunk, strict=False)  # numbers as strings are numbers
@@ -209,6 +211,8 @@ class ChunkParser:
         ]
         self._num_shown = self.num_tokens
         self.usage: Usage | None = None
+        self.queue_seconds: float | None = None  # as the server tells it
+        self.prefill_seconds: float | None = None
         self.is_done = False  # the server's own end mark has come
 
     @property
@@ -257,6 +261,11 @@ class ChunkParser:
             raise UpstreamBroken(f"a chunk that is not what it should be: {clean(str(error))}") from error
         self._refuse_error(chunk)
         self.usage = _usage_of(chunk.usage) or self.usage
+        if isinstance(chunk.timings, dict):
+            self.prefill_seconds = _seconds(chunk.timings.get("prompt_ms"), 1e-3)
+        for told in (chunk.usage, chunk.x_groq.get("usage") if isinstance(chunk.x_groq, dict) else None):
+            if isinstance(told, dict) and "queue_time" in told:
+                self.queue_seconds = _seconds(told["queue_time"])
         out: list[Event] = []
         for choice in chunk.choices or ():
             self.usage = _usage_of(choice.usage) or self.usage
@@ -363,6 +372,12 @@ def _count(given: dict[str, Any], names: tuple[str, ...]) -> int:
         except (KeyError, TypeError, ValueError, OverflowError):
             continue
     return 0
+
+
+def _seconds(given: Any, unit: float = 1.0) -> float | None:
+    """Return a time that a server tells; None for what is no time."""
+    is_time = isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given < math.inf
+    return given * unit if is_time else None
 
 
 def _logprobs(given: _Logprobs | None) -> tuple[PositionLogprobs, ...] | None:

@@ -1,7 +1,8 @@
-"""`RemoteClient`: a model that any OpenAI-compatible server runs: vLLM, SGLang, llama-server, a provider, or ours.
+"""`RemoteClient`: a model that OpenAI-compatible servers run: vLLM, SGLang, llama-server, a provider, or ours.
 
-Each web process has one client for the model, with its own connections and its own bounds (`RemoteServer`). A request
-becomes a route and a body (body.py), and an `HTTPSource` reads the answer. Lives on one event loop; needs httpx.
+Each web process has one client for the model, with its own connections and its own bounds (`Upstreams`). An
+`HTTPSource` sends a request to one of the upstreams (body.py) and reads the answer. Lives on one event loop; needs
+httpx.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from streamserve.clients.base import Generation
-from streamserve.clients.remote.body import CUT, body_of, can_continue, check_parts
-from streamserve.clients.remote.chunks import ChunkParser
-from streamserve.clients.remote.config import Dialect, RemoteConfig
+from streamserve.clients.remote.body import CUT, can_continue, check_parts, refuse_unsupported
+from streamserve.clients.remote.config import RemoteConfig
 from streamserve.clients.remote.errors import UpstreamLost, unavailable
-from streamserve.clients.remote.server import FAILED_RETRY_SECONDS, RemoteServer
+from streamserve.clients.remote.server import RemoteServer
 from streamserve.clients.remote.source import HTTPSource
 from streamserve.clients.remote.tokens import NoTokenizer, tokenize
+from streamserve.clients.remote.upstreams import FAILED_RETRY_SECONDS, Route, Upstreams, affinity_of
 from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription
 from streamserve.protocol.errors import BadRequest, CannotContinue, error_for
 from streamserve.protocol.events import TEXT, BlockText, Done, Error, Usage
@@ -47,8 +48,8 @@ class RemoteClient:
 
     def __init__(self, config: RemoteConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.alias = config.alias
-        self._config = replace(config, url=config.url.rstrip("/"))
-        self._server = RemoteServer(self._config, clock)
+        self._config = config
+        self._upstreams = Upstreams(config, clock)
         self._counting = asyncio.Semaphore(_MAX_COUNTING)
         self._sources: dict[asyncio.Task[None], HTTPSource] = {}
 
@@ -59,36 +60,30 @@ class RemoteClient:
         check_needs(request.needs)
         check_sampling(request.sampling)
         check_parts(request, self._config)
-        server = self._server
-        dialect = await server.require()
-        self._refuse_continuing(request, resume, dialect)
-        route, body = body_of(request, resume, self._config.model, server.kind, dialect)
-        sampling = request.sampling
+        upstreams = self._upstreams
+        await upstreams.require()
+        for kind, dialect in upstreams.dialects.items():
+            refuse_unsupported(request, kind, dialect)
+        shown = self._to_continue(request, resume)
+        sampling, tenant = request.sampling, admission.share_of
         accepted = Accepted(
             num_prompt_tokens=0,
             max_tokens=sampling.max_tokens or 0,
             seed=sampling.seed or 0,
-            queue_position=server.places.num_ahead(admission.share_of),
+            queue_position=upstreams.places.num_ahead(tenant),
             has_token_ids=False,
         )
-        source = HTTPSource(
-            accepted,
-            ChunkParser(request.n, resume.shown),
-            server,
-            tenant=admission.share_of,
-            continues=not resume.replay and can_continue(request, _TEXT_SO_FAR, dialect),
-            reader_tokens=resume.reader_tokens,
-            trace=admission.trace,
-        )
-        if body.get("max_tokens", 1) < 1:  # all of it was shown before the connection was lost
-            usage = Usage(completion_tokens=source.answer.num_tokens)
-            source.generation.put([Done(finish_reason="length", usage=usage)])
+        route = Route(tenant=tenant, affinity=affinity_of(request, admission), request=request, shown=shown)
+        continues = not resume.replay and self._can_continue(request, _TEXT_SO_FAR)
+        source = HTTPSource(accepted, upstreams, route, resume, continues=continues, trace=admission.trace)
+        num_shown = sum(choice.num_tokens for choice in resume.shown)
+        if "max_tokens" not in request.unset and sampling.max_tokens is not None and sampling.max_tokens <= num_shown:
+            # All of it was shown before the connection was lost.
+            source.generation.put([Done(finish_reason="length", usage=Usage(completion_tokens=num_shown))])
             return source.generation
         if not resume.was_admitted:
-            server.places.check_room(admission.share_of)
-        server.metrics.counts.continued += any(choice.num_tokens for choice in resume.shown)
-        server.note_use()
-        task = source.start(route, body)
+            upstreams.check_room(tenant)
+        task = source.start()
         self._sources[task] = source
         task.add_done_callback(self._sources.pop)
         await source.opened()
@@ -97,20 +92,27 @@ class RemoteClient:
     async def tokenize(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> tuple[int, ...]:
         """Return the prompt's ids as the server has them. Raises BadRequest where it has no route for that."""
         check_parts(request, self._config)
-        await self._server.require()
-        self._server.note_use()
-        try:
-            async with self._counting:
-                return await tokenize(self._server.http, self._config, self._server.kind, request)
-        except NoTokenizer as reason:
-            logger.debug("model %s: its server counts no tokens: %s", self.alias, reason)
+        await self._upstreams.require()
+        reason: Exception | None = None
+        for server in self._upstreams.servers:
+            if not server.is_ready:
+                continue
+            server.note_use()
+            try:
+                async with self._counting:
+                    return await tokenize(server.http, server.config, server.kind, request)
+            except NoTokenizer as error:
+                logger.debug("model %s: %s counts no tokens: %s", self.alias, server.name, error)
+                reason = reason or error
+            except UpstreamLost as error:
+                server.note_loss(str(error))
+                reason = error
+        if isinstance(reason, NoTokenizer):
             raise BadRequest(
                 f"model {self.alias} runs on a server elsewhere, which has the tokenizer and does not count for us.",
                 code="unsupported_parameter",
             ) from reason
-        except UpstreamLost as reason:
-            self._server.note_loss(str(reason))
-            raise unavailable(self.alias, retry_after=FAILED_RETRY_SECONDS) from reason
+        raise unavailable(self.alias, retry_after=FAILED_RETRY_SECONDS) from reason
 
     async def spell(self, asked: Spell) -> Spelled:
         """Refuse: the server has the tokenizer."""
@@ -134,49 +136,55 @@ class RemoteClient:
         raise BadRequest(_ELSEWHERE.format(self.alias), code="unsupported_parameter", param="action")
 
     def start(self) -> None:
-        """Begin to ask the server for its state, once; returns at once. On the event loop."""
-        self._server.start()
+        """Begin to ask the upstreams for their state, once; returns at once. On the event loop."""
+        self._upstreams.start()
 
     def describe(self) -> ModelDescription:
-        """Return what is known of the model and its server. Never blocks."""
-        return self._server.description
+        """Return what is known of the model and its upstreams. Never blocks."""
+        return self._upstreams.describe()
+
+    @property
+    def servers(self) -> tuple[RemoteServer, ...]:
+        """The model's upstreams."""
+        return self._upstreams.servers
 
     def stats(self) -> EngineStats:
         """Return this process's counts. Never blocks."""
-        metrics, places, config = self._server.metrics, self._server.places, self._config
+        upstreams, metrics = self._upstreams, self._upstreams.metrics
         return EngineStats(
-            running=places.num_taken,
-            waiting=places.num_waiting,
+            running=upstreams.num_running,
+            waiting=upstreams.places.num_waiting,
             prompt_tokens=metrics.prompt_tokens,
             generation_tokens=metrics.generation_tokens,
             parks=metrics.num_parks,
             tokens_per_second=metrics.times.tokens_per_second(),
             latency=metrics.times.latency(),
-            upstream={
-                **asdict(metrics.counts),
-                "max_concurrent": config.max_concurrent,
-                "max_waiting": config.max_waiting,
-            },
+            upstreams=upstreams.counts(),
         )
 
     async def aclose(self) -> None:
         """End every generation with an `error` event and close the connections."""
-        self._server.close()
+        self._upstreams.close()
         sources = [*self._sources.values()]
         for source in sources:
             source.fail("engine_closed", "the engine was shut down. Try again.")
             source.cancel()
         await asyncio.gather(*self._sources, return_exceptions=True)
-        await self._server.aclose()
+        await self._upstreams.aclose()
 
-    def _refuse_continuing(self, request: GenerateRequest, resume: Resume, dialect: Dialect) -> None:
-        """Raise CannotContinue for an answer that this server would not continue where it is.
+    def _to_continue(self, request: GenerateRequest, resume: Resume) -> ShownChoice | None:
+        """Return the part of the answer that an upstream is to continue. Raises CannotContinue where none would.
 
-        Nor for an answer whose text comes again first (`replay`): what readers were shown is not the model's own text.
+        Nor an answer whose text comes again first (`replay`): what readers were shown is not the model's own text.
         """
         if resume.has_tokens:  # by an engine that this site had before
             raise CannotContinue(CUT)
         has_more = [choice for choice in resume.shown if any(block.text for block in choice.blocks)]
-        is_alone = len(resume.shown) == 1 and not resume.replay
-        if has_more and not (is_alone and can_continue(request, has_more[0], dialect)):
+        if not has_more:
+            return None
+        if len(resume.shown) > 1 or resume.replay or not self._can_continue(request, has_more[0]):
             raise CannotContinue(CUT)
+        return has_more[0]
+
+    def _can_continue(self, request: GenerateRequest, shown: ShownChoice) -> bool:
+        return any(can_continue(request, shown, dialect) for dialect in self._upstreams.dialects.values())

@@ -1,4 +1,5 @@
-"""`RemoteConfig`: a model that a server elsewhere runs, and how long that server is waited for. Values only.
+"""`RemoteConfig`: a model that servers elsewhere run, and how long they are waited for. `Upstream`: one of several
+servers. Values only.
 
 `SERVERS` names the software there, because servers differ in what they take beside OpenAI's own fields: `Dialect` has
 what each of them does with them. `read_key` takes the server's key from the environment only, so that no settings file
@@ -11,6 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from urllib.parse import urlsplit
 
 from streamserve.protocol.requests import GRAMMAR_KINDS
 
@@ -114,14 +116,50 @@ OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama-server", "strea
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Upstream:
+    """One of the servers of a model. What its entry leaves out is as for the model."""
+
+    url: str
+    """The base of this server's routes, as the model's `URL`."""
+    name: str = ""
+    """Its name in metrics and log lines; `""`: host and port of its `URL`."""
+    weight: int = 1
+    """Its share of the requests: a server of weight 2 gets twice as many as a server of weight 1."""
+    remote_model: str = ""
+    """The model's name at this server."""
+    api_key_env: str = ""
+    """The environment variable that has this server's key."""
+    server: str = ""
+    """The software of this server."""
+    max_concurrent: int = 0
+    """Requests of this web process that run at this server at once; 0: as for the model."""
+    max_waiting: int = 0
+    """What it adds to the requests that may wait for a place at any server; 0: as for the model."""
+    ca_file: str = ""
+    """Certificates that this server's is checked by."""
+
+    def __post_init__(self) -> None:
+        if self.weight < 1:
+            raise ValueError(f"weight is {self.weight}; it takes 1 or more")
+
+    @property
+    def label(self) -> str:
+        """Its name in metrics and log lines."""
+        parts = urlsplit(self.url)
+        return self.name or f"{parts.hostname or self.url}{'' if parts.port is None else f':{parts.port}'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteConfig:
     """Where a model is served, and the bounds of its use by one process."""
 
     alias: str
-    url: str
+    url: str = ""
     """The base of the server's routes, as `http://10.0.0.5:8000/v1`. Redirects are not followed, and no proxy is taken
     from the environment.
     """
+    upstreams: tuple[Upstream, ...] = ()
+    """Several servers of the same model, in the place of `URL`: a list of [UPSTREAMS](#upstreams)."""
     remote_model: str = ""
     """The model's name there; `""`: the alias."""
     api_key_env: str = ""
@@ -134,10 +172,10 @@ class RemoteConfig:
     a partial answer can be continued.
     """
     max_concurrent: int = 64
-    """Requests of this web process that run at the server at once."""
+    """Requests of this web process that run at the server at once; of several, at each."""
     max_waiting: int = 256
     """Requests that wait for one of these places; the next is refused with 503, unless its tenant has less than its
-    share of them.
+    share of them. Several servers: so many for each.
     """
     queue_seconds: float = 30.0
     """How long a request waits for a place."""
@@ -177,11 +215,35 @@ class RemoteConfig:
         for name in ("queue_seconds", "connect_seconds", "first_token_seconds", "silence_seconds", "poll_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it takes more than 0")
+        if bool(self.url) == bool(self.upstreams):
+            raise ValueError("it takes a URL or UPSTREAMS, and not both")
+        labels = [upstream.label for upstream in self.upstreams]
+        twice = next((label for label in labels if labels.count(label) > 1), None)
+        if twice is not None:
+            raise ValueError(f"two UPSTREAMS have the name {twice}; give each a NAME of its own")
 
     @property
     def model(self) -> str:
         """The model's name at its server."""
         return self.remote_model or self.alias
+
+    @property
+    def servers(self) -> tuple[tuple[Upstream, RemoteConfig], ...]:
+        """Each server, and the config of the model as it is served there alone."""
+        return tuple((one, self._at(one)) for one in self.upstreams or (Upstream(url=self.url),))
+
+    @property
+    def address(self) -> str:
+        """The addresses of its servers, for people."""
+        return ", ".join(config.url for _, config in self.servers)
+
+    def _at(self, upstream: Upstream) -> RemoteConfig:
+        own = {name: getattr(upstream, name) for name in _OWN if getattr(upstream, name)}
+        return replace(self, upstreams=(), url=upstream.url.rstrip("/"), **own)
+
+
+# What an upstream may have of its own.
+_OWN = ("remote_model", "api_key_env", "server", "max_concurrent", "max_waiting", "ca_file")
 
 
 def read_key(config: RemoteConfig) -> str:

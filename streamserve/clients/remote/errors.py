@@ -2,7 +2,7 @@
 
 Its own words reach a caller only where they are about the caller's request (400, 413, 422), cut and without control
 characters. What is about the site's configuration (a wrong key, a wrong address) is logged, and the caller's error is
-that the model is not available. The key is in no message. Pure but for the log.
+that the model is not available. The key is in no message. Pure but for the log, which `report` writes.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 import msgspec
 
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, Overloaded, StreamserveError, TooLarge
-
-logger = logging.getLogger("streamserve.remote")
 
 # Of the body of an error response: what is read of it, and how much of its message is shown.
 MAX_ERROR_BYTES = 64 * 1024
@@ -49,7 +47,18 @@ def unavailable(
     )
 
 
-def error_of(alias: str, status: int, headers: Mapping[str, str], body: bytes, now: float) -> StreamserveError:
+# Statuses that any other request would get, too: the site's address or key of this server is wrong.
+MISCONFIGURED = (401, 403, 404, *range(300, 400))
+
+
+def error_of(
+    alias: str,
+    status: int,
+    headers: Mapping[str, str],
+    body: bytes,
+    now: float,
+    report: Callable[[int, str], None],
+) -> StreamserveError:
     """Return the error that a response with this status is. `now` is wall time, for a date in Retry-After."""
     message, param = message_of(_json(body))
     if status in (400, 422):
@@ -58,21 +67,19 @@ def error_of(alias: str, status: int, headers: Mapping[str, str], body: bytes, n
         return TooLarge(message or "the model's server refuses a request of this size.")
     if status in (429, 503):
         seconds = retry_after(headers.get("retry-after", ""), now)
-        logger.warning("model %s: its server is busy (%d): %s", alias, status, message)
+        report(logging.WARNING, f"its server is busy ({status}): {message}")
         return Overloaded(f"model {alias} is busy. Try again in {seconds} s.", retry_after=seconds)
     if status in (401, 403):
-        logger.error("model %s: its server refuses our key (%d): %s. Check API_KEY_ENV.", alias, status, message)
-        return unavailable(alias, retry_after=30)
-    if 300 <= status < 400:
-        logger.error(
-            "model %s: its server redirects (%d), which is not followed: give the address itself in URL.", alias, status
+        report(logging.ERROR, f"its server refuses our key ({status}): {message}. Check API_KEY_ENV.")
+    elif 300 <= status < 400:
+        report(
+            logging.ERROR, f"its server redirects ({status}), which is not followed: give the address itself in URL."
         )
-        return unavailable(alias, retry_after=30)
-    if status == 404:
-        logger.error("model %s: its server does not know the route or the model (404): %s.", alias, message)
-        return unavailable(alias, retry_after=30)
-    logger.error("model %s: its server answers %d: %s", alias, status, message)
-    return unavailable(alias)
+    elif status == 404:
+        report(logging.ERROR, f"its server does not know the route or the model (404): {message}.")
+    else:
+        report(logging.ERROR, f"its server answers {status}: {message}")
+    return unavailable(alias, retry_after=30 if status in MISCONFIGURED else _RETRY_SECONDS)
 
 
 # How servers report that the prompt fits, and the maximum beside it does not: vLLM, older vLLM and OpenAI, SGLang.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamserve.clients.remote.errors import (
     MAX_ERROR_BYTES,
+    MISCONFIGURED,
     UpstreamBroken,
     UpstreamLost,
     clean,
@@ -25,7 +26,7 @@ from streamserve.clients.remote.errors import (
     unavailable,
 )
 from streamserve.clients.remote.server import RemoteServer
-from streamserve.protocol.errors import BadRequest, StreamserveError
+from streamserve.protocol.errors import BadRequest, EngineUnavailable, Overloaded, StreamserveError
 from streamserve.protocol.sse import CONTENT_TYPE
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Exchange:
         """Return the response when its head is there. Raises UpstreamLost where the server cannot be reached."""
         import httpx
 
-        http, counts = self._server.http, self._server.metrics.counts
+        http, counts = self._server.http, self._server.counts
         for attempt in range(_MAX_RETRIES + 1):
             fresh: list[str] = []
 
@@ -124,10 +125,16 @@ class Exchange:
     async def _check_head(self, response: httpx.Response) -> None:
         """Raise for anything but an event stream."""
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if response.status_code != 200:
-            self._server.metrics.counts.refused += 1
+        if (status := response.status_code) != 200:
+            server = self._server
+            server.counts.refused += 1
             body = await self._read_error(response)
-            raise error_of(self._config.alias, response.status_code, response.headers, body, time.time())
+            error = error_of(self._config.alias, status, response.headers, body, time.time(), server.report)
+            if isinstance(error, Overloaded):
+                server.note_busy(error.retry_after)
+            elif isinstance(error, EngineUnavailable):
+                server.note_fault(f"it answers {status}", certain=status in MISCONFIGURED)
+            raise error
         if kind != CONTENT_TYPE.partition(";")[0]:
             raise UpstreamBroken(f"a response of type {clean(kind) or 'nothing'} instead of an event stream")
         if response.headers.get("content-encoding", "identity").lower() != "identity":
@@ -152,23 +159,33 @@ class Exchange:
 
 
 class _Limit:
-    """A time limit: until the first token a deadline, then so long for each read."""
+    """A time limit: until the first token a deadline, then so long for each read.
+
+    The server ends a deadline when it is found to be away, where another upstream can take the request.
+    """
 
     def __init__(self, server: RemoteServer, deadline: float | None) -> None:
-        self._config, self._deadline = server.config, deadline
-        seconds = self._config.silence_seconds
+        self._server, self._deadline = server, deadline
+        seconds = server.config.silence_seconds
         self._timeout = asyncio.timeout(seconds) if deadline is None else asyncio.timeout_at(deadline)
 
     async def __aenter__(self) -> None:
         await self._timeout.__aenter__()
+        if self._deadline is not None:
+            self._server.begins.add(self._timeout)
 
     async def __aexit__(self, *error: Any) -> None:
+        self._server.begins.discard(self._timeout)
         try:
             await self._timeout.__aexit__(*error)
         except TimeoutError as late:
+            config = self._server.config
             if self._deadline is None:
-                raise UpstreamLost(f"nothing came for {self._config.silence_seconds:g} s") from late
-            raise unavailable(self._config.alias, code="upstream_timeout") from late
+                raise UpstreamLost(f"nothing came for {config.silence_seconds:g} s") from late
+            if self._timeout.when() != self._deadline:
+                raise UpstreamLost("it is away, and has given no token yet") from late
+            self._server.note_loss(f"no token within {config.first_token_seconds:g} s")
+            raise unavailable(config.alias, code="upstream_timeout") from late
 
 
 def _raise_foreign(error: Exception) -> None:

@@ -1,4 +1,6 @@
-"""`RemoteMetrics`: counts of a remote model's client, for `stats()`, the live page and `/metrics`. Event loop only."""
+"""`Counts` of each upstream of a remote model, and `RemoteMetrics`, the client's own: for `stats()`, the live page and
+`/metrics`. Event loop only.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ class Counts:
     """What has happened since the client was made. Each is a metric with the prefix `upstream_` (protocol/metrics.py).
 
     `requests` were sent, `retries` of them again because a kept connection was closed; `refused` were answered by an
-    error, `lost` broke off in the middle, of which `continued` were sent again with the text so far. `holds`: how often
-    the server was not read from because a reader was behind.
+    error, `lost` broke off in the middle, of which `continued` were sent again with the text so far. `moved` were given
+    to another upstream before anything was shown. `holds`: how often the server was not read from because a reader was
+    behind. `away`: how often it went away: it was not found, or its answers were none.
     """
 
     requests: int = 0
@@ -22,14 +25,15 @@ class Counts:
     refused: int = 0
     lost: int = 0
     continued: int = 0
+    moved: int = 0
     holds: int = 0
+    away: int = 0
 
 
 class RemoteMetrics:
     """Counts and recent times of all requests of one client."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.counts = Counts()
         self.times = RecentTimes(clock)
         self.prompt_tokens = self.generation_tokens = self.num_parks = 0
 

@@ -1,6 +1,8 @@
 """`HTTPSource`: the events of one request to a server elsewhere, read no faster than the answer's reader reads.
 
     wait for a place ─► Exchange.open ─► read ─► SSEDecoder ─► ChunkParser ─► put ─► wait for room ─► read ─► …
+      ▲    at an upstream                  │
+      └── it failed, and nothing was put ──┘  the next upstream
 
 Not reading is the back-pressure: the server's socket fills, and TCP holds the server. It is not read while the queue is
 full, or the reader is `lead_tokens` behind. Lives on the event loop, in a task of its own; to cancel that closes the
@@ -17,15 +19,17 @@ from contextvars import Context
 from typing import Any
 
 from streamserve.clients.base import Source
-from streamserve.clients.remote.body import CUT
+from streamserve.clients.remote.body import body_of, cut_after
 from streamserve.clients.remote.chunks import ChunkParser
 from streamserve.clients.remote.errors import UpstreamBroken, UpstreamError, UpstreamLost, unavailable
 from streamserve.clients.remote.exchange import Exchange
-from streamserve.clients.remote.server import FAILED_RETRY_SECONDS, RemoteServer
+from streamserve.clients.remote.server import RemoteServer
+from streamserve.clients.remote.upstreams import FAILED_RETRY_SECONDS, Route, Upstreams
 from streamserve.clients.timings import RequestTimes
 from streamserve.protocol.engine import Accepted, Park
-from streamserve.protocol.errors import EngineUnavailable, Overloaded, Refused, StreamserveError
+from streamserve.protocol.errors import EngineUnavailable, Refused, StreamserveError
 from streamserve.protocol.events import Done, Error, Event, Status, Token
+from streamserve.protocol.requests import Resume
 from streamserve.protocol.sse import SSEDecoder, SSEError
 from streamserve.protocol.trace import Trace
 from streamserve.tracing.answers import Elsewhere, asked_elsewhere
@@ -38,34 +42,34 @@ _ACCEPT_SECONDS = 1.0
 
 
 class HTTPSource(Source):
-    """See above. `continues`: the server takes up an answer that has only text so far. `tenant` waits for the place."""
+    """See above. `continues`: an upstream takes up an answer that has only text so far."""
 
     def __init__(
         self,
         accepted: Accepted,
-        answer: ChunkParser,
-        server: RemoteServer,
+        upstreams: Upstreams,
+        route: Route,
+        resume: Resume,
         *,
-        tenant: str,
         continues: bool,
-        reader_tokens: tuple[int, ...] | None,
         trace: Trace | None = None,
     ) -> None:
         super().__init__(accepted, max_queued=MAX_QUEUED)
-        self.answer = answer
+        self.answer = ChunkParser(route.request.n, resume.shown)
         self._task: asyncio.Task[None] | None = None
-        self._server, self._tenant, self._continues = server, tenant, continues
-        self._times = RequestTimes(server.clock())
+        self._upstreams, self._config = upstreams, upstreams.config
+        self._route, self._resume, self._continues = route, resume, continues
+        self._times = RequestTimes(upstreams.clock())
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._was_queued = False
-        self._reader_tokens = reader_tokens
+        self._was_queued = self._has_put = False
+        self._reader_tokens = resume.reader_tokens
         self._has_moved = asyncio.Event()  # the reader
         self._trace = trace
 
-    def start(self, route: str, body: dict[str, Any]) -> asyncio.Task[None]:
+    def start(self) -> asyncio.Task[None]:
         """Begin to send the request, and return the task that does; the client awaits it in the end."""
-        self._was_queued = not self._server.places.num_free
-        self._task = asyncio.get_running_loop().create_task(self._run(route, body), context=Context())
+        self._was_queued = not self._upstreams.has_free
+        self._task = asyncio.get_running_loop().create_task(self._run(), context=Context())
         return self._task
 
     async def opened(self) -> None:
@@ -93,7 +97,7 @@ class HTTPSource(Source):
         if read is None:
             return False
         pairs = zip(self.answer.tokens_of_choices, read, strict=False)
-        return any(made - seen >= self._server.config.lead_tokens for made, seen in pairs)
+        return any(made - seen >= self._config.lead_tokens for made, seen in pairs)
 
     @property
     def has_room(self) -> bool:
@@ -116,56 +120,67 @@ class HTTPSource(Source):
 
     # The task
 
-    async def _run(self, route: str, body: dict[str, Any]) -> None:
-        """Wait for a place, exchange, and turn whatever goes wrong into an end."""
-        alias, places = self._server.config.alias, self._server.places
-        self._was_queued = not places.num_free  # since `start` other requests may have taken the last
+    async def _run(self) -> None:
+        """Ask one upstream after the other until something was shown, and turn whatever goes wrong into an end."""
+        upstreams = self._upstreams
+        self._was_queued = not upstreams.has_free  # since `start` other requests may have taken the last
         try:
             if self._was_queued:
-                self.generation.put([Status(status="queued", step=places.num_ahead(self._tenant) + 1)])
-            await self._take_place()
-            try:
-                await self._exchange(route, body)
-            finally:
-                places.release()
-        except UpstreamLost as reason:
-            self._lose(str(reason))
+                step = upstreams.places.num_ahead(self._route.tenant) + 1
+                self.generation.put([Status(status="queued", step=step)])
+            while not await self._try():
+                pass
+        except UpstreamLost:
+            self._lose()
         except StreamserveError as error:
             self._refuse(error)
-        except (UpstreamBroken, UpstreamError) as reason:
-            logger.error("model %s: its server sent %s", alias, reason)
+        except (UpstreamBroken, UpstreamError) as error:
+            if isinstance(error, UpstreamError) and self._has_put and self._upstreams.are_several and self.can_park:
+                self._lose()
+                return
             message = "the model's server could not finish this answer. Try again."
             self._refuse(EngineUnavailable(message, code="upstream_error"))
         except Exception:  # the edge of the task
-            logger.exception("model %s: a request failed", alias)
+            logger.exception("model %s: a request failed", self._config.alias)
             self._refuse(StreamserveError("the server failed while answering. It has been logged."))
 
-    async def _take_place(self) -> None:
-        """Wait for one of the `max_concurrent` places."""
-        config = self._server.config
+    async def _try(self) -> bool:
+        """Ask an upstream; return whether the answer has ended, so that no other is asked. Raises as `_exchange`."""
+        server = await self._upstreams.take(self._route)
+        for last in [*self._route.tried][-1:]:
+            last.counts.moved += 1
         try:
-            await self._server.places.take(self._tenant, config.queue_seconds)
-        except TimeoutError as late:
-            raise Overloaded(
-                f"model {config.alias} was too busy to begin this request in time. Try again later.",
-                code="queue_timeout",
-                retry_after=5,
-            ) from late
+            await self._exchange(server)
+        except (UpstreamLost, UpstreamBroken, UpstreamError, Refused) as error:
+            _note_failure(server, error)
+            self._route.tried[server] = error
+            if self._has_put or not self._upstreams.are_several:
+                raise
+            self.answer = ChunkParser(self._route.request.n, self._resume.shown)
+            return False
+        finally:
+            self._upstreams.release(server)
+        return True
 
-    async def _exchange(self, route: str, body: dict[str, Any]) -> None:
+    async def _exchange(self, server: RemoteServer) -> None:
         """Send the request and put its events. Raises StreamserveError, UpstreamLost, UpstreamBroken, UpstreamError."""
-        self._times.scheduled_at = self._server.clock()
-        config, kind = self._server.config, self._server.kind
-        with asked_elsewhere(self._trace, model=config.model, url=config.url, provider=kind) as asked:
-            await self._exchange_within(route, body, asked)
+        config, dialect, resume = server.config, server.dialect, self._resume
+        assert dialect is not None
+        route, body = body_of(self._route.request, resume, config.model, server.kind, dialect)
+        server.counts.continued += any(choice.num_tokens for choice in resume.shown)
+        self._times.scheduled_at = server.clock()
+        with asked_elsewhere(self._trace, model=config.model, url=config.url, provider=server.kind) as asked:
+            await self._exchange_within(server, route, body, asked)
 
-    async def _exchange_within(self, route: str, body: dict[str, Any], asked: Elsewhere | None) -> None:
-        exchange = Exchange(self._server, {} if asked is None else asked.headers)
+    async def _exchange_within(
+        self, server: RemoteServer, route: str, body: dict[str, Any], asked: Elsewhere | None
+    ) -> None:
+        exchange = Exchange(server, {} if asked is None else asked.headers)
         try:
             await exchange.open(route, body)
             if not self._opened.done():
                 self._opened.set_result(None)
-            if await self._read(exchange):
+            if await self._read(exchange, server):
                 self._finish()
                 if asked is not None:
                     asked.end(self.answer.total(), self.answer.finish_reason)
@@ -173,11 +188,11 @@ class HTTPSource(Source):
         finally:
             await exchange.aclose()
 
-    async def _read(self, exchange: Exchange) -> bool:
+    async def _read(self, exchange: Exchange, server: RemoteServer) -> bool:
         """Put the events of the response; return False where the answer was parked in the middle of it."""
-        decoder = SSEDecoder(self._server.config.max_line_bytes)
+        decoder, has_begun = SSEDecoder(self._config.max_line_bytes), False
         while not self.answer.is_done:
-            if not self.has_room and not await self._wait_for_room():
+            if not self.has_room and not await self._wait_for_room(server):
                 return False
             try:
                 part = await exchange.read()
@@ -188,8 +203,10 @@ class HTTPSource(Source):
             if part is None:
                 break
             self._put(self._events_of(decoder, part))
-            if self.answer.has_begun:
+            if self.answer.has_begun and not has_begun:
+                has_begun = True
                 exchange.note_token()
+                server.note_token()
         if not self.answer.is_finished:
             raise UpstreamLost("the response ended in the middle of the answer")
         return True
@@ -201,21 +218,22 @@ class HTTPSource(Source):
             raise UpstreamBroken(str(error)) from error
 
     def _put(self, events: list[Event]) -> None:
-        num_tokens, now = sum(isinstance(event, Token) for event in events), self._server.clock()
+        num_tokens, now = sum(isinstance(event, Token) for event in events), self._upstreams.clock()
+        self._has_put = self._has_put or bool(events)
         if num_tokens:
             if self._was_queued and self._times.first_token_at is None:
                 events.insert(0, Status(status="generating"))
             for choice, count in Counter(event.choice for event in events if isinstance(event, Token)).items():
                 self._times.note(now, count, choice=choice)
-            self._server.metrics.note_tokens(now, num_tokens)
+            self._upstreams.metrics.note_tokens(now, num_tokens)
         if self.answer.usage is not None:
             self.generation.num_cached_tokens = self.answer.usage.cached_tokens
         self.generation.put(events)
 
-    async def _wait_for_room(self) -> bool:
+    async def _wait_for_room(self, server: RemoteServer) -> bool:
         """Wait until more is to be read; return False where the answer was parked instead, and the connection ends."""
-        metrics, config = self._server.metrics, self._server.config
-        metrics.counts.holds += 1
+        metrics, config = self._upstreams.metrics, self._config
+        server.counts.holds += 1
         while not self.has_room:
             try:
                 async with asyncio.timeout(config.hold_seconds):
@@ -236,8 +254,9 @@ class HTTPSource(Source):
                 await self.generation.room()
 
     def _finish(self) -> None:
+        self._times.tell(self.answer.queue_seconds, self.answer.prefill_seconds)
         breakdown, usage = self._times.breakdown(), self.answer.total()
-        self._server.metrics.note_finished(breakdown, usage.prompt_tokens)
+        self._upstreams.metrics.note_finished(breakdown, usage.prompt_tokens)
         self.generation.put(
             [
                 Done(
@@ -250,16 +269,14 @@ class HTTPSource(Source):
             ]
         )
 
-    def _lose(self, reason: str) -> None:
-        """End after the connection was lost: as parked, where the server can continue the answer."""
-        self._server.metrics.counts.lost += 1
-        self._server.note_loss(reason)
+    def _lose(self) -> None:
+        """End after the connection was lost: as parked, where a server can continue the answer."""
         if not self._opened.done():
-            self._opened.set_exception(unavailable(self._server.config.alias, retry_after=FAILED_RETRY_SECONDS))
+            self._opened.set_exception(unavailable(self._config.alias, retry_after=FAILED_RETRY_SECONDS))
         elif self.can_park:
             self.generation.end(parked=Park(reason="lost"))
         else:
-            self.fail("cannot_continue", CUT)
+            self.fail("cannot_continue", cut_after(self.answer.num_tokens))
 
     def _refuse(self, error: StreamserveError) -> None:
         """Raise the error where the request was sent from, or end the answer with it."""
@@ -267,3 +284,13 @@ class HTTPSource(Source):
             self._opened.set_exception(error)
         else:
             self.fail(error.code, error.message, retryable=isinstance(error, Refused))
+
+
+def _note_failure(server: RemoteServer, error: Exception) -> None:
+    """Count what became of a request, and tell the server's circuit. A refusal was noted when its head came."""
+    if isinstance(error, UpstreamLost):
+        server.counts.lost += 1
+        server.note_loss(str(error))
+    elif isinstance(error, UpstreamBroken | UpstreamError):
+        server.report(logging.ERROR, f"its server sent {error}")
+        server.note_fault(f"it sent {error}")

@@ -76,7 +76,7 @@ class Command(BaseCommand):
         if model in settings.embedding_models:
             raise CommandError(f"The model {model!r} makes embeddings: it keeps no keys, and holds no streams.")
         if chosen.remote is not None:
-            raise CommandError(f"The model {model!r} runs on a server elsewhere, at {chosen.remote.url}.")
+            raise CommandError(f"The model {model!r} runs on a server elsewhere, at {chosen.remote.address}.")
         if chosen.model.path == ECHO_PATH:
             raise CommandError("The echo engine has no weights and keeps no keys. Name a model folder or a hub id.")
         device = device or ("cuda" if chosen.model.device == "cuda" else "cpu")

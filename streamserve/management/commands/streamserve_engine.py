@@ -108,7 +108,7 @@ def _config_of(alias: str | None) -> LaunchConfig:
         raise CommandError(f"There is no model {alias!r}. The settings have: {', '.join(names)}.")
     remote = settings.models[alias].remote if alias in settings.models else None
     if remote is not None:
-        raise CommandError(f"The model {alias!r} runs on a server elsewhere, at {remote.url}: there is no engine here.")
+        raise CommandError(f"The model {alias!r} runs elsewhere, at {remote.address}: there is no engine here.")
     return dataclasses.replace(settings.engine_spec(alias), autostart=False)
 
 

@@ -22,6 +22,7 @@ from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import EnginePathError, engine_paths, is_locked, prepare_folder
 from streamserve.clients.remote.client import RemoteClient
 from streamserve.clients.remote.config import RemoteConfig
+from streamserve.clients.remote.server import RemoteServer
 from streamserve.conf import ECHO_PATH, SiteConfig, get_settings
 from streamserve.protocol.engine import ModelDescription
 
@@ -36,7 +37,8 @@ class Row:
     """One model. `support` is "supported" (tests compare its answers), "tried at load", "refused", "embeddings", or
     where it is.
 
-    `template` has what its chat template shows of a conversation.
+    `template` has what its chat template shows of a conversation; `upstreams` the state of each of its servers, where
+    it has several.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Row:
     traits: tuple[str, ...] = ()
     reason: str = ""
     template: tuple[str, ...] = ()
+    upstreams: tuple[str, ...] = ()
 
 
 class Command(BaseCommand):
@@ -84,15 +87,16 @@ async def _row(settings: SiteConfig, name: str) -> Row:
     if served is None:
         return _local(name, name, state="not in MODELS")
     if served.remote is not None:
-        model = await _elsewhere(served.remote)
+        model, upstreams = await _elsewhere(served.remote)
         return Row(
             name=name,
-            path=served.remote.url,
+            path="" if upstreams else served.remote.url,
             model_type=model.dtype,
             support="elsewhere",
             state=model.state,
             traits=(f"context of {model.max_model_len:,}",) if model.max_model_len else (),
-            reason=model.message,
+            reason="" if upstreams else model.message,
+            upstreams=upstreams,
         )
     state = await _state(settings, name)
     if served.model.path == ECHO_PATH:
@@ -178,20 +182,27 @@ def _state_of(model: ModelDescription) -> str:
     return f"{state}, {model.dtype}, linear layers by {model.linears}" if model.linears else state
 
 
-async def _elsewhere(config: RemoteConfig) -> ModelDescription:
-    """Return the description that a server elsewhere gives of its model."""
+async def _elsewhere(config: RemoteConfig) -> tuple[ModelDescription, tuple[str, ...]]:
+    """Return what servers elsewhere tell of their model, and the state of each, where it has several."""
     client = RemoteClient(config)
     client.start()
     try:
         async with asyncio.timeout(3 * config.connect_seconds):
-            while client.describe().state == "loading":  # noqa: ASYNC110  (it has no event)
-                await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.gather(*(server.is_known.wait() for server in client.servers))
     except TimeoutError:
         pass
     finally:
         found = client.describe()
+        upstreams = tuple(map(_upstream, client.servers)) if len(client.servers) > 1 else ()
         await client.aclose()
-    return found
+    return found, upstreams
+
+
+def _upstream(server: RemoteServer) -> str:
+    model = server.description
+    state = f"{model.state} ({model.message})" if model.message else model.state
+    what = (model.dtype, f"weight {server.weight}", state)
+    return f"{server.name} at {server.config.url}: {', '.join(filter(None, what))}"
 
 
 def _lines(rows: list[Row]) -> Iterator[str]:
@@ -208,8 +219,10 @@ def _lines(rows: list[Row]) -> Iterator[str]:
 
 
 def _notes(row: Row) -> Iterator[str]:
-    if row.path != row.name:
+    if row.path not in ("", row.name):
         yield row.path
+    for upstream in row.upstreams:
+        yield from textwrap.wrap(upstream, _WIDTH, subsequent_indent="  ")
     if row.traits:
         yield ", ".join(row.traits)
     if row.template:

@@ -43,7 +43,7 @@ class Seen:
     @property
     def knows_readers(self) -> bool:
         """Whether an engine of ours reports them; a server elsewhere does not."""
-        return not self.stats.upstream
+        return not self.stats.upstreams
 
     @property
     def num_readers(self) -> int:

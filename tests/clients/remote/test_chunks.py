@@ -396,3 +396,21 @@ def test_an_error_that_says_nothing_is_none(nothing: Any) -> None:
     """Some servers have the field in every chunk."""
     value = {"choices": [{"index": 0, "delta": {"content": "a"}}], "error": nothing}
     assert ChunkParser(1).feed(json.dumps(value)) == [token("a")]
+
+
+@pytest.mark.parametrize(
+    ("last", "queue", "prefill"),
+    [
+        ({"timings": {"prompt_n": 9, "prompt_ms": 250.5, "predicted_ms": 9}}, None, 0.2505),
+        ({"usage": {"prompt_tokens": 1, "queue_time": 0.037}}, 0.037, None),
+        ({"x_groq": {"id": "r", "usage": {"queue_time": 0.5}}}, 0.5, None),
+        ({"timings": {"prompt_ms": "fast"}, "usage": {"queue_time": True}, "x_groq": {"usage": None}}, None, None),
+        ({"timings": {"prompt_ms": -1}, "usage": {"queue_time": None}, "x_groq": []}, None, None),
+        ({"timings": [], "usage": None}, None, None),
+    ],
+)
+def test_times_that_a_server_tells(last: dict[str, Any], queue: float | None, prefill: float | None) -> None:
+    """llama-server's prefill, Groq's queue; what is no time is nothing."""
+    answer = ChunkParser(1)
+    answer.feed(json.dumps({"choices": [], **last}))
+    assert (answer.queue_seconds, answer.prefill_seconds) == (queue, prefill)

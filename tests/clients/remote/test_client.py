@@ -30,6 +30,7 @@ from tests.support.servers.upstreams import (
     chat,
     chatting,
     chunk,
+    counts,
     delta,
     event,
     never,
@@ -59,7 +60,7 @@ async def test_an_answer_comes_through() -> None:
             await until(lambda: client.stats().running == 0)
         assert upstream.num_connections == 1
         stats = client.stats()
-    assert (stats.prompt_tokens, stats.generation_tokens, stats.upstream["requests"]) == (15, 6, 3)
+    assert (stats.prompt_tokens, stats.generation_tokens, counts(client)["requests"]) == (15, 6, 3)
 
 
 async def test_connections_are_open_before_the_first_request() -> None:
@@ -327,7 +328,7 @@ async def test_a_kept_connection_that_was_closed_is_not_an_error() -> None:
         assert text(await ask(client)) == "Hello."
         await until(lambda: client.stats().running == 0)
         assert text(await ask(client)) == "Hello."
-        assert client.stats().upstream["retries"] == 1
+        assert counts(client)["retries"] == 1
     assert len(upstream.posts) == 3
 
 
@@ -337,7 +338,7 @@ async def test_a_connection_that_breaks_again_and_again_is_an_error() -> None:
     async with remote(upstream, warm_connections=1) as client:
         assert (await outcome(client))[:2] == ("engine_unavailable", True)
         assert len(upstream.posts) == 2  # the kept connection, then a new one
-        assert client.stats().upstream["lost"] == 1
+        assert counts(client)["lost"] == 1
 
 
 async def test_the_server_is_recognised() -> None:

@@ -24,6 +24,7 @@ from tests.support.servers.upstreams import (
     Upstream,
     chat,
     chunk,
+    counts,
     delta,
     raw,
     remote,
@@ -98,8 +99,8 @@ async def test_a_drop_in_the_middle_is_continued() -> None:
         assert (done.finish_reason, done.usage) == (
             "stop", Usage(prompt_tokens=10, completion_tokens=7, cached_tokens=0)
         )  # fmt: skip
-        counts = client.stats().upstream
-        assert (counts["lost"], counts["continued"]) == (2, 2)
+        found = counts(client)
+        assert (found["lost"], found["continued"]) == (2, 2)
     contents = [asked.body["messages"][-1]["content"] for asked in upstream.posts]
     assert contents == ["Hello?", "The quiet river ", "The quiet river runs to the "]
     assert [asked.body["max_tokens"] for asked in upstream.posts] == [64, 61, 58]

@@ -26,6 +26,7 @@ from tests.support.servers.upstreams import (
     chat,
     chatting,
     chunk,
+    counts,
     delta,
     never,
     outcome,
@@ -88,7 +89,7 @@ async def test_a_slow_reader_holds_the_server() -> None:
         await turns()
         before = sent
         assert 64 <= len(generation._events) <= 64 + 64
-        assert client.stats().upstream["holds"] == 1
+        assert counts(client)["holds"] == 1
         await until(lambda: generation.ready() and sent > before)
         generation.cancel()
 
@@ -154,7 +155,7 @@ async def test_what_the_server_cannot_continue_is_held_instead() -> None:
     upstream = Upstream(begins(*[delta(content="x")] * 20), owned_by="someone")
     async with remote(upstream, lead_tokens=8, hold_seconds=0.01) as client:
         generation = await client.generate(*chatting(reader_tokens=(0,)))
-        await until(lambda: client.stats().upstream["holds"])
+        await until(lambda: counts(client)["holds"])
         await until(lambda: source_of(generation).is_ahead)
         await turns(2000)
         assert (generation.is_open, generation.can_park) == (True, False)
@@ -209,11 +210,11 @@ async def test_a_full_queue_takes_back_what_was_accepted_once() -> None:
     """An answer whose connection was lost waits behind the others; a new one is refused."""
     async with remote(Upstream(never), max_concurrent=1, max_waiting=1) as client:
         asks = [asyncio.ensure_future(client.generate(chat())) for _ in range(2)]
-        await until(lambda: client._server.places.num_waiting == 1)
+        await until(lambda: client._upstreams.places.num_waiting == 1)
         with pytest.raises(Overloaded, match="1 answers are waiting"):
             await client.generate(chat())
         asks.append(asyncio.ensure_future(client.generate(*chatting(was_admitted=True))))
-        await until(lambda: client._server.places.num_waiting == 2)
+        await until(lambda: client._upstreams.places.num_waiting == 2)
         for one in asks:
             one.cancel()
         await asyncio.gather(*asks, return_exceptions=True)
@@ -250,23 +251,43 @@ async def test_tenants_take_turns_for_the_places() -> None:
     assert order == ["0", "flood 0", "other", "flood 1", "flood 2"]
 
 
+class OnePlace:
+    """A place that one request has at a time."""
+
+    def __init__(self) -> None:
+        self.is_free = True
+        self.places: Places[str] = Places(8, may_pick=lambda: self.is_free, give_back=self.release)
+
+    async def take(self, tenant: str, seconds: float) -> str:
+        return await self.places.take(tenant, seconds, self._pick)
+
+    def release(self, where: str = "here") -> None:
+        self.is_free = True
+        self.places.turn()
+
+    def _pick(self) -> str | None:
+        was_free, self.is_free = self.is_free, False
+        return "here" if was_free else None
+
+
 async def test_a_place_is_not_lost_with_the_request_that_waited_for_it() -> None:
     """Requests that time out or are cancelled, also at the moment of their turn, leave every place to the others."""
-    places = Places(1, max_waiting=8)
-    await places.take("a", 1.0)
+    one = OnePlace()
+    await one.take("a", 1.0)
     with pytest.raises(TimeoutError):
-        await places.take("a", 0.0)
-    waiting = [asyncio.create_task(places.take(tenant, 60.0)) for tenant in ("a", "b", "a")]
-    await until(lambda: places.num_waiting == 3)
+        await one.take("a", 0.0)
+    waiting = [asyncio.create_task(one.take(tenant, 60.0)) for tenant in ("a", "b", "a")]
+    await until(lambda: one.places.num_waiting == 3)
     waiting[0].cancel()
-    places.release()  # to b or to a, before the cancelled task has run
-    results = await asyncio.gather(waiting[0], waiting[1], return_exceptions=True)
-    assert isinstance(results[0], asyncio.CancelledError)
-    assert results[1] is None
-    places.release()
-    await waiting[2]
-    places.release()
-    assert (places.num_free, places.num_waiting) == (1, 0)
+    one.release()  # to b or to a, before the cancelled task has run
+    with pytest.raises(asyncio.CancelledError):
+        await waiting[0]
+    served, left = await asyncio.wait(waiting[1:], return_when=asyncio.FIRST_COMPLETED)
+    assert [task.result() for task in served] == ["here"]
+    one.release()
+    await left.pop()
+    one.release()
+    assert (one.is_free, one.places.num_waiting) == (True, 0)
 
 
 async def test_a_place_that_never_comes_is_a_refusal() -> None:

@@ -44,6 +44,7 @@ from tests.proofs.support.remotes import Told, ask, endpoint, remote
 from tests.support.engines.clients import until
 from tests.support.models.thinking_model import thinking_model
 from tests.support.models.tiny_models import save_model
+from tests.support.servers.upstreams import counts
 
 MOST_TRIES = 10
 WORDS = ("river", "wood", "lake", "hill")
@@ -169,8 +170,8 @@ async def features_with_effect(
         told = [await ask(client, first), *await asyncio.gather(*(ask(client, one) for one in others))]
         for number, (one, reference) in enumerate(zip(told, plain, strict=True)):
             assert one == reference, f"{named(pair)}, {model.name}: request {number} is answered otherwise"
-        counts = client.stats().upstream
-        assert (counts["requests"], counts["lost"], counts["continued"]) == (len(requests), 0, 0)
+        found = counts(client)
+        assert (found["requests"], found["lost"], found["continued"]) == (len(requests), 0, 0)
         await until(lambda: engine.stats().running == engine.stats().waiting == engine.stats().blocks_used == 0)
         return {one.name for one in pair if one.had_effect(engine.stats(), plans)}
 

@@ -37,6 +37,7 @@ from tests.proofs.support.pairs import CACHE, FEATURES, PARK, PREEMPTION, Featur
 from tests.proofs.support.remotes import Cutter, Told, ask, assert_close, endpoint, pairs, remote, told
 from tests.support.engines.clients import until
 from tests.support.models.thinking_model import thinking_model
+from tests.support.servers.upstreams import counts
 
 # What a request may ask for beside its question: fields of GenerateRequest, and of its sampling.
 ABILITIES: Mapping[str, Mapping[str, Any]] = {
@@ -183,20 +184,20 @@ async def test_pairs_with_a_park_or_a_kill_of_the_connection(how: str) -> None:
 async def prove_cut(client: RemoteClient, cutter: Cutter, request: GenerateRequest, plain: Told, how: str) -> None:
     """Ask with one disturbance, which must have happened, and compare."""
     continues = request.n == 1 and request.grammar is None
-    before = dict(client.stats().upstream), client.stats().parks
+    before = counts(client), client.stats().parks
     cutter.disturb(is_cut=how == "kill", num_chunks=NUM_CHUNKS * request.n)
     events, num_asked = await read(client, cutter, request, is_slow=how == "park", continues=continues)
-    counts, parks = client.stats().upstream, client.stats().parks
-    assert counts["lost"] - before[0]["lost"] == (how == "kill")
+    after, parks = counts(client), client.stats().parks
+    assert after["lost"] - before[0]["lost"] == (how == "kill")
     if how == "kill" and not continues:
         assert isinstance(events[-1], Error)
         assert (events[-1].code, num_asked) == ("cannot_continue", 1)
         return
     assert told(events, request.n).choices == plain.choices
-    assert (num_asked, counts["continued"] - before[0]["continued"]) == (1 + continues, continues)
+    assert (num_asked, after["continued"] - before[0]["continued"]) == (1 + continues, continues)
     if how == "park":
         assert parks - before[1] == continues
-        assert counts["holds"] > before[0]["holds"]
+        assert after["holds"] > before[0]["holds"]
 
 
 async def read(
@@ -228,6 +229,6 @@ async def read(
 
 async def let_go(client: RemoteClient, cutter: Cutter, generation: Any) -> None:
     """Read on, once the connection has been held."""
-    await until(lambda: not generation._source.has_room and client.stats().upstream["holds"] > 0)
+    await until(lambda: not generation._source.has_room and counts(client)["holds"] > 0)
     generation.reader_at(None)
     cutter.go_on.set()

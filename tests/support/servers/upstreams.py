@@ -7,16 +7,21 @@ import datetime
 import ipaddress
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
 
 from streamserve.clients.remote.client import RemoteClient
 from streamserve.clients.remote.config import RemoteConfig
+from streamserve.clients.remote.config import Upstream as Server
 from streamserve.protocol.errors import Refused, StreamserveError
 from streamserve.protocol.events import Error, Event, Meta
 from streamserve.protocol.grammar import check_events
@@ -75,7 +80,8 @@ Answer = Callable[[Asked, asyncio.StreamWriter], Awaitable[bool | None]]
 class Upstream:
     """Answers `GET /v1/models` by itself and each POST by `answers[i]`, the last one for all that follow.
 
-    An answer that returns False closes the connection. `gone` has an event for each POST: its client has left.
+    An answer that returns False closes the connection. `gone` has an event for each POST: its client has left. While
+    it `is_frozen` it takes requests and answers none.
     """
 
     def __init__(self, *answers: Answer, owned_by: str = "vllm") -> None:
@@ -86,6 +92,7 @@ class Upstream:
         self.asked: list[Asked] = []
         self.gone: list[asyncio.Event] = []
         self.num_connections = self.num_open = 0
+        self.is_frozen = False
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
 
@@ -103,6 +110,7 @@ class Upstream:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, ssl=self.ssl)
 
     async def stop(self) -> None:
+        """Close the port, and break every connection."""
         assert self._server is not None
         self._server.close()
         for writer in list(self._writers):
@@ -125,6 +133,9 @@ class Upstream:
 
     async def _answer(self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         self.asked.append(asked)
+        if self.is_frozen:
+            await reader.read()
+            return False
         if asked.method == "GET":
             writer.write(response(self.models_status, self.models, "Content-Type: application/json"))
             await writer.drain()
@@ -216,18 +227,47 @@ def chatting(text: str = "Hello?", **fields: Any) -> tuple[GenerateRequest, Admi
     return split(lambda rest: chat(text, **rest), fields)
 
 
+def counts(client: RemoteClient) -> Counter[str]:
+    """Return the figures of a client's upstreams, added up."""
+    return sum((Counter(figures) for figures in client.stats().upstreams.values()), Counter())
+
+
 @asynccontextmanager
 async def remote(upstream: Upstream, **fields: Any) -> AsyncIterator[RemoteClient]:
     """Start the upstream and a client of it that has found it ready."""
     await upstream.start()
-    client = RemoteClient(RemoteConfig(**{"alias": "m", "url": upstream.url, **fields}))
+    async with client_of(RemoteConfig(**{"alias": "m", "url": upstream.url, **fields})) as client:
+        yield client
+    await upstream.stop()
+
+
+@asynccontextmanager
+async def several(
+    *upstreams: Upstream, own: Sequence[dict[str, Any]] = (), clock: Callable[[], float] = time.monotonic, **fields: Any
+) -> AsyncIterator[RemoteClient]:
+    """Start upstreams, named a, b and so on, and a client of all of them; `own` are the fields of each."""
+    for upstream in upstreams:
+        await upstream.start()
+    servers = tuple(
+        Server(**{"name": name, "url": upstream.url, **more})
+        for name, upstream, more in zip_longest(ascii_lowercase[: len(upstreams)], upstreams, own, fillvalue={})
+    )
+    async with client_of(RemoteConfig(**{"alias": "m", "upstreams": servers, **fields}), clock) as client:
+        yield client
+    for upstream in upstreams:
+        await upstream.stop()
+
+
+@asynccontextmanager
+async def client_of(config: RemoteConfig, clock: Callable[[], float] = time.monotonic) -> AsyncIterator[RemoteClient]:
+    """Yield a client that knows the state of each of its servers."""
+    client = RemoteClient(config, clock=clock)
     try:
         client.start()
-        await until(lambda: client.describe().state != "loading")
+        await until(lambda: all(server.is_known.is_set() for server in client.servers))
         yield client
     finally:
         await client.aclose()
-        await upstream.stop()
 
 
 def certificate(folder: Path) -> Path:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from django.conf import settings
@@ -104,7 +105,8 @@ async def test_its_metrics_are_scraped(upstream: Upstream, alice_key: str, ops_k
     """Every metric of upstreams is there for the model."""
     await body_of(await Caller(key=alice_key).post("/streams", ASK))
     text = (await Caller(key=ops_key).get("/metrics")).content.decode()
+    labels = f'{{model_name="big",upstream="{urlsplit(upstream.url).netloc}"}}'
     for name in (name for name in METRICS if name.startswith("upstream_")):
-        assert re.search(rf'^{PREFIX}{name}(_total)?{{model_name="big"}} \d', text, re.MULTILINE), name
-    assert f'{PREFIX}upstream_requests_total{{model_name="big"}} 1' in text
+        assert re.search(rf"^{PREFIX}{name}(_total)?{re.escape(labels)} \d", text, re.MULTILINE), name
+    assert f"{PREFIX}upstream_requests_total{labels} 1" in text
     assert (await Caller().get("/readyz")).status_code == 200
