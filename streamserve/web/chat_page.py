@@ -94,6 +94,7 @@ def widget_config(
         "title": title.strip(),  # text, also where a template has it as a literal, which Django takes for HTML
         "figures": figures,
         "math": math,
+        "timings": settings.reader_timings,
         "form": form,
         "words": json.dumps(translations(), ensure_ascii=False),
         "signed_in_as": username,

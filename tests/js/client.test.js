@@ -17,7 +17,7 @@ async function serving(t, ...handlers) {
   const server = createServer(async (request, response) => {
     const body = await new Response(/** @type {any} */ (request)).text();
     asked.push({ url: request.url, method: request.method, headers: request.headers, body: body && JSON.parse(body) });
-    const handler = request.url?.endsWith("/ack") ? (_, done) => done.end('{"counted": true}') : handlers.shift();
+    const handler = /\/(ack|timings)$/.test(request.url ?? "") ? (_, done) => done.end('{"counted": true}') : handlers.shift();
     await handler(request, response);
   });
   server.listen(0, "127.0.0.1");
@@ -40,6 +40,15 @@ function events(list, { first = 1, isCut = false } = {}) {
 }
 
 const token = (text) => ({ type: "token", data: { text, token_ids: [1], index: 0, choice: 0 } });
+
+/** The report of an answer, which nothing waits for. */
+async function reported(asked) {
+  for (;;) {
+    const report = asked.find((one) => one.url.endsWith("/timings"));
+    if (report !== undefined) return report;
+    await new Promise((done) => setTimeout(done, 5));
+  }
+}
 
 async function toEnd(answer) {
   for await (const event of answer) assert.ok(event.type);
@@ -144,6 +153,28 @@ test("what the loop has shown is acknowledged", async (t) => {
   assert.deepEqual(asked.find((one) => one.url.endsWith("/ack")).body, { reader: "r", seq: 1, away: false });
 });
 
+test("what was seen is reported once, after the end, with the headers of the answer", async (t) => {
+  const { url, asked } = await serving(t, events([token("a")], { isCut: true }), events([token("b"), DONE], { first: 2 }));
+  const answer = ask({ url, body: {}, headers: { Authorization: "Bearer key" } });
+  await toEnd(answer);
+  const report = await reported(asked);
+  assert.deepEqual([report.url, report.headers.authorization], [`/streams/${ID}/timings`, "Bearer key"]);
+  const { headers, first_byte: byte, first_delta: delta, ended, ...rest } = report.body;
+  assert.ok(0 <= headers && headers <= byte && byte <= delta && delta <= ended, JSON.stringify(report.body));
+  assert.deepEqual([rest.first_paint, rest.last_paint, rest.reconnects, rest.hidden], [null, null, 1, false]); // Node paints nothing
+});
+
+test("a reader that came back, or may not report, reports nothing", async (t) => {
+  const whole = events([token("a"), DONE]);
+  const { url, asked } = await serving(t, whole, whole, whole);
+  await toEnd(resume(ID, { url }));
+  await toEnd(ask({ url, body: {}, reportsTimings: false }));
+  await toEnd(ask({ url, body: { n: 3 } })); // its report is the first
+  await reported(asked);
+  assert.equal(asked.filter((one) => one.url.endsWith("/timings")).length, 1);
+  assert.deepEqual(asked.at(-1).url, `/streams/${ID}/timings`);
+});
+
 test("a pipeline's answer is followed beside it, and what it asks is answered there", async (t) => {
   const call = { id: "call_1", name: "refund", arguments: "{}", message: "Refund 5 €?" };
   const interrupt = { type: "done", data: { finish_reason: "interrupt" } };
@@ -154,7 +185,7 @@ test("a pipeline's answer is followed beside it, and what it asks is answered th
   const rest = answer.approve({ call_1: true });
   await toEnd(rest);
   assert.equal(rest.text, "b");
-  assert.deepEqual(asked.filter((one) => !one.url.endsWith("/ack")).map((one) => one.url), ["/pipelines/billing", `/streams/${ID}/events`, `/streams/${ID}/approvals`]);
+  assert.deepEqual(asked.filter((one) => !/\/(ack|timings)$/.test(one.url)).map((one) => one.url), ["/pipelines/billing", `/streams/${ID}/events`, `/streams/${ID}/approvals`]);
   assert.deepEqual(asked.find((one) => one.url.endsWith("/approvals")).body, { approvals: [{ id: "call_1", allow: true }] });
 });
 

@@ -10,6 +10,7 @@ import { addEvent, cutTo, endAll, extentOf, hasContent } from "./blocks.js";
 import { AnswerStream, RequestFailed, Sleep, seqOf } from "./client.js";
 import { newId } from "./conversation.js";
 import { answersOf, endPart } from "./parts.js";
+import { afterFrame, afterPaint } from "./reader_times.js";
 import { isLive } from "./turn_tree.js";
 import { words } from "./words.js";
 
@@ -41,10 +42,6 @@ export class Answering {
     /** @type {number | null} */
     this.frame = null;
     this.paintMs = 0; // what the last paint took
-    /** @type {number | null} */
-    this.sentAt = null; // of a question that this page has sent
-    /** @type {number | null} */
-    this.ttftSeen = null; // seconds until its first paint
     this.marks = [];
     this.painted = { extent: extentOf(turn), id: turn.lastId };
     this.sleep = new Sleep();
@@ -96,12 +93,22 @@ export class Answering {
         this.settle();
       }
       this.leave();
+      afterPaint((isPainted) => {
+        if (isPainted) this.seen();
+        this.report();
+      });
     }
   }
 
   /** Tell the server whether the visitor sees the answer. */
   look() {
     this.stream.acks.lookAway(this.chat.isAway);
+    if (this.chat.isAway) this.stream.times.hidden();
+  }
+
+  /** Tell the server once what the visitor saw of an answer that was asked for here, and when. */
+  report() {
+    if (this.chat.config.reportsTimings) this.stream.report();
   }
 
   // --- owning --------------------------------------------------------------------------------------------------------
@@ -195,7 +202,6 @@ export class Answering {
       try {
         this.turn.isSent = true; // a reload does not send it again
         this.save();
-        this.sentAt = performance.now();
         this.view.showStatus("");
         request ??= answers === null ? await this.chat.requestFor(this.turn) : { approvals: answers.approvals };
         for await (const event of this.stream.start(request, key, url)) this.take(event);
@@ -281,7 +287,7 @@ export class Answering {
   }
 
   done(data) {
-    this.turn.figures = { ...figuresOf(data), ttftSeen: this.ttftSeen };
+    this.turn.figures = { ...figuresOf(data), ttftSeen: this.stream.times.firstPaint };
     if (this.isStopped) return;
     const isCancelled = data.finish_reason === "cancelled";
     if (isCancelled && data.kept_seq != null) this.cutAt(data.kept_seq); // stopped in another tab
@@ -350,10 +356,21 @@ export class Answering {
 
   paintSoon() {
     if (this.frame !== null) return;
-    const paint = () => this.paint();
+    const paint = () => this.paintFrame();
     if (document.hidden) this.frame = setTimeout(paint, HIDDEN_PAINT_SECONDS * 1000);
     else if (this.paintMs > DEAR_PAINT_MS) this.frame = setTimeout(() => requestAnimationFrame(paint), this.paintMs * 4);
     else this.frame = requestAnimationFrame(paint);
+  }
+
+  /** Paint on an animation frame, and measure until it is on the screen. */
+  paintFrame() {
+    const { times } = this.stream;
+    times.rendering();
+    this.paint();
+    afterFrame(() => {
+      times.rendered();
+      this.seen();
+    });
   }
 
   paint() {
@@ -367,19 +384,17 @@ export class Answering {
     }
     this.chat.painted();
     this.paintMs = performance.now() - startedAt;
-    if (this.ttftSeen === null && this.sentAt !== null && hasContent(this.turn)) this.measureFirstPaint(this.sentAt);
   }
 
-  /** Measure the first paint: the next frame begins when this one is on the screen. */
-  measureFirstPaint(sentAt) {
-    this.ttftSeen = (performance.now() - sentAt) / 1000;
-    requestAnimationFrame(() => {
-      this.ttftSeen = (performance.now() - sentAt) / 1000;
-      if (this.turn.figures === null) return;
-      this.turn.figures.ttftSeen = this.ttftSeen; // a short answer may end in the same frame
-      this.view.show();
-      this.save();
-    });
+  /** What was painted is on the screen. */
+  seen() {
+    const { times } = this.stream;
+    times.painted();
+    const { figures } = this.turn;
+    if (figures === null || figures.ttftSeen === times.firstPaint) return;
+    figures.ttftSeen = times.firstPaint; // a short answer ends before its first paint
+    this.view.show();
+    this.save();
   }
 
   saveSoon() {

@@ -556,7 +556,10 @@ class Chat {
 
   /** Store what is on screen, and hold nothing: a held lock keeps a page out of the browser's back cache. */
   leave() {
-    for (const answering of this.answers.values()) if (answering.isLive) answering.save();
+    for (const answering of this.answers.values()) {
+      answering.report(); // what is known by now
+      if (answering.isLive) answering.save();
+    }
     void this.shared?.then((release) => release?.());
   }
 }
@@ -594,7 +597,7 @@ function watchServer(chats) {
 function readConfig(root) {
   const { streamsUrl, readyUrl, liveUrl, model, storageKey, keepaliveSeconds, request, csrfCookie } = root.dataset;
   const { conversationsUrl = "", attachments, source = "", address } = root.dataset;
-  const { figures, firstTokenBudget, totalBudget, math, pipelines } = root.dataset;
+  const { figures, timings, firstTokenBudget, totalBudget, math, pipelines } = root.dataset;
   const token = () => cookie(csrfCookie) ?? root.querySelector("input[name=csrfmiddlewaretoken]")?.value ?? "";
   return {
     streamsUrl,
@@ -611,6 +614,7 @@ function readConfig(root) {
     headers: () => ({ "X-CSRFToken": token() }),
     attachments: JSON.parse(attachments || "{}"),
     showsFigures: figures === "true",
+    reportsTimings: timings === "true",
     hasMath: math === "true",
     budgets: { firstToken: Number(firstTokenBudget) || 0, total: Number(totalBudget) || 0 }, // seconds; 0: none
   };

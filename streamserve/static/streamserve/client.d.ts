@@ -56,6 +56,8 @@ export interface AnswerOptions {
   headers?: Record<string, string> | (() => Record<string, string>);
   /** KEEPALIVE_SECONDS of the site: a connection that is silent for two and a half times as long is dead. */
   keepaliveSeconds?: number;
+  /** Report once what this reader saw of the answer, times only (docs/monitoring.md); true by default. */
+  reportsTimings?: boolean;
   /** The id of the answer is known: keep it for `resume`, so that a reload comes back. */
   onStarted?: (streamId: string) => void;
   /** The connection is lost, until the next try in so many seconds, or there. */
@@ -123,6 +125,45 @@ export function readEvents(
 /** The number in an event's id; 0 when there is none. */
 export function seqOf(id: string): number;
 
+/** The body of a report: seconds from sending the question, by this reader's clock; null where it did not come to that. */
+export interface Timings {
+  headers: number | null;
+  first_byte: number | null;
+  first_delta: number | null;
+  first_paint: number | null;
+  ended: number | null;
+  last_paint: number | null;
+  gap_p95: number | null;
+  paint_gap_p95: number | null;
+  render: number | null;
+  reconnects: number;
+  hidden: boolean;
+}
+
+/** Measures an answer that another client reads: tell it what happens when it happens, and report the result. */
+export class ReaderTimes {
+  constructor(now?: () => number, random?: () => number);
+  sent(): void;
+  connected(): void;
+  bytes(): void;
+  delta(): void;
+  ended(): void;
+  stopped(): void;
+  rendering(): void;
+  rendered(): void;
+  painted(): void;
+  hidden(): void;
+  forget(): void;
+  /** Seconds until the first text was painted; null where it was not. */
+  readonly firstPaint: number | null;
+  report(): Timings | null;
+}
+
+/** Report what a reader saw of an answer, once. Nothing waits for it. */
+export function reportTimings(
+  streamId: string, times: Partial<Timings>, options?: { streamsUrl?: string; headers?: Record<string, string> },
+): void;
+
 /** The connection alone, for pages that keep the answer themselves and acknowledge what they paint: the chat page. */
 export class AnswerStream {
   constructor(options: {
@@ -144,11 +185,14 @@ export class AnswerStream {
   heardAt: number;
   backoff: Backoff;
   abort: AbortController;
+  times: ReaderTimes;
   acks: { shown(seq: number): void; lookAway(isAway: boolean): void };
   start(request: any, key: string, url?: string): AsyncGenerator<StreamEvent, void, undefined>;
   resume(streamId: string, lastId: string): AsyncGenerator<StreamEvent, void, undefined>;
   nudge(): void;
   stop(seenSeq: number): Promise<boolean>;
+  /** Report what `times` has, once, of an answer that was started here. */
+  report(): void;
   close(): void;
 }
 

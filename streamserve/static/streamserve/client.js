@@ -6,10 +6,12 @@
 
 import { addEvent } from "./blocks.js";
 import { partialJson } from "./partial_json.js";
+import { afterFrame, afterPaint } from "./reader_times.js";
 import { AnswerStream, Backoff, RequestFailed, Sleep } from "./stream.js";
 
 export { addEvent } from "./blocks.js";
 export { partialJson } from "./partial_json.js";
+export { ReaderTimes, reportTimings } from "./reader_times.js";
 export { readEvents } from "./sse.js";
 export { AnswerStream, Backoff, RequestFailed, Sleep, Watchdog, seqOf } from "./stream.js";
 
@@ -50,6 +52,7 @@ export class Answer {
   #stream;
   #sleep = new Sleep();
   #isRead = false;
+  #isPainting = false;
 
   /** @param {import("./client.js").AnswerOptions & import("./client.js").ResumeOptions & {streamId?: string}} options */
   constructor({
@@ -61,6 +64,7 @@ export class Answer {
     key = newKey(),
     headers = csrfHeaders,
     keepaliveSeconds = 15,
+    reportsTimings = true,
     onStarted = () => {},
     onConnection = () => {},
   }) {
@@ -72,7 +76,7 @@ export class Answer {
     this.done = null;
     this.isStopped = false;
     [this.#url, this.#body, this.#key, this.#streamId, this.#lastId] = [url, body, key, streamId, lastId];
-    this.#options = { streamsUrl, headers, keepaliveSeconds, onStarted, onConnection };
+    this.#options = { streamsUrl, headers, keepaliveSeconds, reportsTimings, onStarted, onConnection };
     this.#stream = new AnswerStream({
       streamsUrl,
       headers: typeof headers === "function" ? headers : () => headers,
@@ -112,13 +116,23 @@ export class Answer {
         if (type === "done") this.done = data;
         else if (type === "status") this.status = data;
         else addEvent(this, type, data);
-        yield event;
+        this.#stream.times.rendering();
+        try {
+          yield event;
+        } finally {
+          this.#stream.times.rendered(); // what the loop has done with it
+        }
+        this.#paintSoon();
         if (seq !== 0) this.#stream.acks.shown(seq); // the loop asks for the next event: this one is shown
         if (type === "error") throw new AnswerFailed(data);
       }
     } finally {
-      left.abort();
       this.close();
+      afterPaint((isPainted) => {
+        left.abort();
+        if (isPainted) this.#stream.times.painted();
+        this.#report();
+      });
     }
   }
 
@@ -169,11 +183,34 @@ export class Answer {
     }
   }
 
+  /** The next frame shows what the loop has made of the event. */
+  #paintSoon() {
+    if (this.#isPainting || typeof requestAnimationFrame === "undefined" || document.hidden) return;
+    this.#isPainting = true;
+    const { times } = this.#stream;
+    requestAnimationFrame(() => {
+      times.rendering();
+      afterFrame(() => {
+        this.#isPainting = false;
+        times.rendered();
+        times.painted();
+      });
+    });
+  }
+
+  #report() {
+    if (this.#options.reportsTimings) this.#stream.report();
+  }
+
   /** In a page: tell the server when it is hidden, and reconnect at once when the network is back. */
   #watchPage(signal) {
     if (typeof document === "undefined") return;
-    const look = () => this.#stream.acks.lookAway(document.hidden);
+    const look = () => {
+      this.#stream.acks.lookAway(document.hidden);
+      if (document.hidden) this.#stream.times.hidden();
+    };
     document.addEventListener("visibilitychange", look, { signal });
+    window.addEventListener("pagehide", () => this.#report(), { signal });
     window.addEventListener("online", () => this.#stream.nudge(), { signal });
     window.addEventListener("pageshow", () => this.#stream.nudge(), { signal });
     look();

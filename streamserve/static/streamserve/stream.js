@@ -3,6 +3,7 @@
 // Knows events and connections; no DOM.
 
 import { Acks } from "./acks.js";
+import { ReaderTimes, reportTimings } from "./reader_times.js";
 import { readEvents } from "./sse.js";
 import { words } from "./words.js";
 
@@ -117,6 +118,8 @@ export class AnswerStream {
     this.watchdog = null;
     this.heardAt = -Infinity; // when the last byte came
     this.isHeld = false; // by who reads it: an event is being shown, and nothing is read meanwhile
+    this.times = new ReaderTimes(); // of an answer that is asked for here
+    this.isReported = false;
     this.acks = new Acks((ack) => this.acknowledge(ack));
   }
 
@@ -125,6 +128,7 @@ export class AnswerStream {
    * Sent again with the same `key`, it is answered once (Idempotency-Key). `url`: another address that starts answers.
    */
   async *start(request, key, url = this.streamsUrl) {
+    this.times.sent();
     const response = await fetch(url, {
       method: "POST",
       headers: {
@@ -137,7 +141,11 @@ export class AnswerStream {
       signal: this.abort.signal,
       cache: "no-store",
     });
-    if (!response.ok) throw await RequestFailed.from(response);
+    if (!response.ok) {
+      const refused = await RequestFailed.from(response);
+      if (refused.code !== "answer_running") this.times.forget(); // else an earlier try has begun the answer
+      throw refused;
+    }
     this.streamId = response.headers.get("X-Stream-Id");
     if (this.streamId !== null) this.on.started(this.streamId, response.headers);
     yield* this.read(response);
@@ -209,6 +217,7 @@ export class AnswerStream {
   /** Yield the response's events until the terminal event, the end of the body, or a lost connection. */
   async *read(response) {
     this.on.connected();
+    this.times.connected();
     this.arm();
     this.acks.begin(response.headers.get("Streamserve-Reader"));
     try {
@@ -244,6 +253,7 @@ export class AnswerStream {
 
   heard() {
     this.heardAt = performance.now();
+    this.times.bytes();
     this.watchdog?.feed();
   }
 
@@ -261,7 +271,11 @@ export class AnswerStream {
       this.seq = seq;
       this.lastId = id;
     }
-    if (type === "done" || type === "error") this.isFinished = true;
+    if ((type === "token" || type === "snapshot") && payload.text) this.times.delta();
+    if (type === "done" || type === "error") {
+      this.isFinished = true;
+      this.times.ended();
+    }
     return { type, seq, id, data: payload };
   }
 
@@ -283,6 +297,7 @@ export class AnswerStream {
 
   /** Stop on the server, keeping what was seen. Idempotent there, so it is retried until it succeeds. */
   async stop(seenSeq) {
+    this.times.stopped();
     const backoff = new Backoff();
     for (let attempt = 0; attempt < 6; attempt += 1) {
       try {
@@ -300,6 +315,14 @@ export class AnswerStream {
       await new Sleep().wait(backoff.nextSeconds());
     }
     return false;
+  }
+
+  /** Report what was seen of an answer that was asked for here. Once: what comes later is not in it. */
+  report() {
+    const times = this.isReported || this.streamId === null ? null : this.times.report();
+    if (times === null) return;
+    this.isReported = true;
+    reportTimings(this.streamId, times, { streamsUrl: this.streamsUrl, headers: this.headers() });
   }
 
   /** Stop reading. The server parks the answer; it can be resumed. */
