@@ -110,21 +110,25 @@ def hops(server_ttft: float | None, phases: Mapping[str, float] | None, times: R
 
 
 def _joined(server: Mapping[str, float], came: float, painted: float | None) -> dict[str, float] | None:
-    """Return the server's parts with the hops after them; None for a reader that did not wait from the beginning."""
-    network = came - sum(server.values())
-    if network < -_ROUNDING_SECONDS:
+    """Return the server's parts with the hops after them; None for a reader that did not wait from the beginning.
+
+    A reader cannot tell when within a rendering something came, and reports its beginning: nothing came before it was
+    sent.
+    """
+    sent = sum(server.values())
+    if (came if painted is None else painted) < sent - _ROUNDING_SECONDS:
         return None
-    out = {**server, "network": max(0.0, network)}
+    out = {**server, "network": max(0.0, came - sent)}
     if painted is not None:
-        out["render"] = painted - came
+        out["render"] = max(0.0, painted - max(came, sent))
     return {name: round(seconds, 4) for name, seconds in out.items()}
 
 
 def observed(server_ttft: float | None, times: ReaderTimes) -> dict[str, float]:
     """Return what is counted of a report, by the names of the metrics."""
     first = hops(server_ttft, None, times).get("first", {})
-    render = None
-    if times.first_paint is not None and times.first_delta is not None:
+    render = first.get("render")
+    if render is None and times.first_paint is not None and times.first_delta is not None:
         render = times.first_paint - times.first_delta
     known = {
         READER_TTFT: times.first_delta,
