@@ -22,6 +22,7 @@ from django.urls import NoReverseMatch, Resolver404, resolve, reverse
 from django.utils.module_loading import import_string
 
 from streamserve.clients.pipeline.client import PIPELINES
+from streamserve.clients.process.memory import too_large
 from streamserve.clients.remote.config import read_key
 from streamserve.conf import ECHO_PATH, LOG_SCHEMES, ServedModel, SiteConfig, get_problems, get_settings
 from streamserve.engine.config import EngineConfig
@@ -51,6 +52,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
         *_check_embedders(conf),
         *_check_native(conf),
         *_check_memory(conf),
+        *_check_budget(conf),
         *_check_remote(conf),
         *_check_log(conf),
         *_check_storage(conf),
@@ -297,12 +299,52 @@ def _check_memory(conf: SiteConfig) -> Iterator[CheckMessage]:
     local = [entry for entry in conf.models.values() if is_local(entry)]
     shares = [entry.engine.memory_share for entry in local if entry.engine.memory_share is not None]
     num_greedy = sum(entry.model.device == "cuda" and _has_no_bound(entry.engine) for entry in local)
-    if len(local) > 1 and (sum(shares) > 1 or num_greedy > 1):
+    has_budget = conf.client == "process" and conf.engine_process.memory_bytes is not None
+    if len(local) > 1 and not has_budget and (sum(shares) > 1 or num_greedy > 1):
         yield Warning(
             f"{len(local)} models share the memory of this machine, and want more than there is.",
             hint='Give each its part, for example "ENGINE": {"MEMORY_SHARE": 0.4}.',
             id="streamserve.W007",
         )
+
+
+def _check_budget(conf: SiteConfig) -> Iterator[CheckMessage]:
+    """E018: a model takes more memory than all engines have. W018: engines in web processes have no budget."""
+    budget = conf.engine_process.memory_bytes
+    if not conf.engine_process.is_lazy or conf.testing:
+        return
+    if conf.client != "process":
+        yield Warning(
+            'MEMORY_BYTES and SLEEP_AFTER_SECONDS are for engine processes, and CLIENT is "thread".',
+            hint='Take them out of ENGINE_PROCESS, or set "CLIENT": "process".',
+            id="streamserve.W018",
+        )
+        return
+    needs = _needs(conf, budget) if budget is not None else ()
+    for alias, num_bytes in needs:
+        if budget is not None and num_bytes > budget:
+            yield Error(
+                f"The model {alias!r} can never be loaded.",
+                hint=too_large(alias, num_bytes, budget),
+                id="streamserve.E018",
+            )
+
+
+def _needs(conf: SiteConfig, budget: int) -> Iterator[tuple[str, int]]:
+    """Yield what the engine of each model takes whose files are here and can be read."""
+    from streamserve.engine.model.load.errors import ModelLoadError
+    from streamserve.engine.model.load.size import embedder_bytes, sized
+
+    for alias, entry in conf.models.items():
+        folder = Path(entry.model.path).expanduser()
+        if is_local(entry) and folder.exists():
+            with suppress(ModelLoadError, OSError):
+                yield alias, sized(entry.model, entry.engine, folder, budget)[0]
+    for alias, embedder in conf.embedding_models.items():
+        folder = Path(embedder.model.path).expanduser()
+        if embedder.model.path != ECHO_PATH and folder.is_dir():
+            with suppress(ModelLoadError, OSError):
+                yield alias, embedder_bytes(embedder.model, folder)
 
 
 def _has_no_bound(engine: EngineConfig) -> bool:

@@ -16,6 +16,7 @@ from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.test.utils import modify_settings, override_settings
 
+from project.settings import HELPDESK
 from streamserve import checks
 from streamserve.asgi.flow import install
 from streamserve.models import Stream as StreamRow
@@ -148,6 +149,19 @@ def test_models_that_want_too_much_memory_together_are_found(engine: Any, device
         assert ("streamserve.W007" in ids()) is is_found
     with override_settings(STREAMSERVE={"MODELS": {"a": models["a"]}}):
         assert "streamserve.W007" not in ids()
+
+
+def test_a_model_that_is_larger_than_the_budget_is_found(tmp_path: Path) -> None:
+    """E018: with both sizes. W018: a budget needs engine processes."""
+    given = {"MODELS": {"desk": {"PATH": str(HELPDESK)}}, "STATE_DIR": tmp_path}
+    with override_settings(STREAMSERVE={**given, "ENGINE_PROCESS": {"MEMORY_BYTES": 1 << 34}}):
+        assert not {"streamserve.E018", "streamserve.W018"} & set(ids())
+    with override_settings(STREAMSERVE={**given, "ENGINE_PROCESS": {"MEMORY_BYTES": 1 << 29}}):
+        [error] = [one for one in run_checks() if one.id == "streamserve.E018"]
+        assert "takes 0.8" in str(error.hint)
+        assert "have 0.50 GiB" in str(error.hint)
+    with override_settings(STREAMSERVE={**given, "CLIENT": "thread", "ENGINE_PROCESS": {"SLEEP_AFTER_SECONDS": 60}}):
+        assert "streamserve.W018" in ids()
 
 
 @pytest.mark.parametrize(

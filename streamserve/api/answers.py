@@ -310,7 +310,7 @@ class Answers:
             thread=thread,
             trace=trace or incoming({}),
         )
-        client.start()
+        client.wake()
         start = self.streams.start if once is None else self._start_once
         request = self.with_own_system(request)
         with _as_asked(turn):

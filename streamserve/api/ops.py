@@ -13,7 +13,7 @@ from typing import Any
 from streamserve.api.answers import Answers
 from streamserve.api.call import ANONYMOUS, Call, Reply, json_reply
 from streamserve.clients.base import EmbeddingClient, EngineClient
-from streamserve.protocol.engine import ABSENT, EngineStats, ModelDescription
+from streamserve.protocol.engine import ABSENT, TOO_LARGE, EngineStats, ModelDescription
 from streamserve.protocol.errors import NotFound, Refused
 from streamserve.protocol.frames import UNKNOWN_COUNT
 from streamserve.protocol.measures import MCP_CALLS, RESPONSES
@@ -24,12 +24,13 @@ from streamserve.streams.stream import Stream
 # Messages of states for which the engine gives none.
 _STATE_WORDS = {
     "paused": "The model is paused by an operator until it is resumed.",
+    "asleep": "The model takes no memory. It is loaded when it is asked.",
     "draining": "The model accepts no requests: it is about to be stopped or replaced.",
     "failed": "The model cannot be used. The server's log has the reason.",
 }
 
 
-_ACTIONS = ("pause", "resume", "drain")
+_ACTIONS = ("pause", "resume", "drain", "sleep", "wake")
 
 
 async def _nothing() -> Mapping[str, Any]:
@@ -64,7 +65,7 @@ class Ops:
         return {**self.clients, **self.embedders}
 
     async def control(self, alias: str, action: str) -> str:
-        """Pause, resume or drain the engine of a model for all processes; return its state afterwards."""
+        """Carry out an operator's action in the engine of a model, for all processes; return its state afterwards."""
         client = self.all.get(alias)
         if client is None or action not in _ACTIONS:
             raise NotFound(f"There is no model {alias!r} to {action} here.", code="model_not_found")
@@ -78,7 +79,7 @@ async def livez(call: Call) -> Reply:
 
 
 async def readyz(call: Call, ops: Ops, answers: Answers) -> Reply:
-    """GET /readyz: 200 while every model is ready and the database can be written, else 503 with the reason.
+    """GET /readyz: 200 while every model is ready or asleep and the database can be written, else 503 with the reason.
 
     Callers that may chat, and every caller with DEBUG, get the models that they may use with their progress, and start
     loading; other callers get neither: a probe loads nothing that the server has not begun to load.
@@ -92,11 +93,11 @@ async def readyz(call: Call, ops: Ops, answers: Answers) -> Reply:
         if alias in shown:
             client.start()
         model = client.describe()
-        if model.state != "ready":
+        if not model.is_served:
             state = "has no engine" if model.stage == ABSENT else f"is {model.state}"
             reasons.append(f"{alias if alias in shown else 'a model'} {state}")
         if alias in shown:
-            models.append(_model_json(model, shows_message=is_debug or model.stage == ABSENT))
+            models.append(_model_json(model, shows_message=is_debug or model.stage in (ABSENT, TOO_LARGE)))
     health = await ops.health()
     if health.get("database", "ok") != "ok":
         way_out = " (manage.py migrate makes its tables)" if health["database"] == "unusable" else ""
@@ -169,9 +170,7 @@ def _engine_samples(clients: Mapping[str, EngineClient]) -> Iterator[Sample]:
         for upstream, figures in stats.upstreams.items():
             for name, value in figures.items():
                 yield Sample(name=f"upstream_{name}", value=value, labels={**labels, "upstream": upstream})
-        state = client.describe().state
-        yield Sample(name="engine_ready", value=float(state == "ready"), labels=labels)
-        yield Sample(name="engine_paused", value=float(state == "paused"), labels=labels)
+        yield from _state_samples(client.describe(), labels)
 
 
 # An embedding model's metrics → their names in `EngineStats`.
@@ -192,11 +191,16 @@ OF_EMBEDDERS: Mapping[str, str] = MappingProxyType(
 
 def _embedder_samples(embedders: Mapping[str, EmbeddingClient]) -> Iterator[Sample]:
     for alias, client in embedders.items():
-        labels, stats, state = {"model_name": alias}, client.stats(), client.describe().state
+        labels, stats = {"model_name": alias}, client.stats()
         for name, field in OF_EMBEDDERS.items():
             yield Sample(name=name, value=getattr(stats, field), labels=labels)
-        yield Sample(name="engine_ready", value=float(state == "ready"), labels=labels)
-        yield Sample(name="engine_paused", value=float(state == "paused"), labels=labels)
+        yield from _state_samples(client.describe(), labels)
+
+
+def _state_samples(model: ModelDescription, labels: Mapping[str, str]) -> Iterator[Sample]:
+    yield Sample(name="engine_ready", value=float(model.state == "ready"), labels=labels)
+    yield Sample(name="engine_paused", value=float(model.state == "paused"), labels=labels)
+    yield Sample(name="engine_asleep", value=float(model.state == "asleep"), labels=labels)
 
 
 # An engine's metrics → their names in `EngineStats`.

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, Self
 
 from streamserve.protocol.embeddings import Embedded, EmbedRequest
-from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription, Park
+from streamserve.protocol.engine import AWAITS_MEMORY, Accepted, EngineStats, ModelDescription, Park
+from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.events import TERMINALS, Event
 from streamserve.protocol.requests import NO_CALLER, START, Admission, GenerateRequest, Resume
 from streamserve.protocol.spelling import Spell, Spelled
@@ -206,13 +207,16 @@ class EngineClient(Protocol):
         """
 
     def start(self) -> None:
-        """Start loading, once; returns at once."""
+        """Start loading, once; returns at once. A model that sleeps stays asleep."""
+
+    def wake(self) -> None:
+        """Start loading, a model that sleeps too; returns at once."""
 
     async def control(self, action: str) -> None:
         """Carry out an operator's action, for all processes that use this engine; returns when it has taken effect.
 
         "pause" parks every sequence and refuses all until "resume". "drain" refuses new requests and finishes the open
-        answers, parks in between included ("resume" takes it back).
+        answers, parks in between included ("resume" takes it back). "sleep" and "wake" are for engine processes.
         """
 
     def describe(self) -> ModelDescription:
@@ -243,7 +247,10 @@ class EmbeddingClient(Protocol):
         """Return ids of a bare text, or texts of ids."""
 
     def start(self) -> None:
-        """Start loading, once; returns at once."""
+        """Start loading, once; returns at once. A model that sleeps stays asleep."""
+
+    def wake(self) -> None:
+        """Start loading, a model that sleeps too; returns at once."""
 
     async def control(self, action: str) -> None:
         """Pause, resume or drain, for all processes that use this model."""
@@ -263,7 +270,21 @@ _LOADED_SECONDS = 0.1  # how often `until_loaded` looks
 
 async def until_loaded(client: EngineClient | EmbeddingClient, seconds: float) -> None:
     """Start loading, and return when the model is loaded, has failed to load, or after `seconds`."""
-    client.start()
     until = time.monotonic() + seconds
-    while client.describe().is_loading and time.monotonic() < until:  # noqa: ASYNC110  (loading has no event)
+    client.wake()
+    while client.describe().is_loading and time.monotonic() < until:
         await asyncio.sleep(_LOADED_SECONDS)
+        client.wake()  # it may have gone to sleep again
+
+
+def not_loaded(model: ModelDescription) -> EngineUnavailable:
+    """Return the refusal of a request whose model is being loaded."""
+    if model.stage.startswith(AWAITS_MEMORY):
+        return EngineUnavailable(
+            f"model {model.alias} is {model.stage}: other models answer. Try again later.",
+            code="model_waiting_for_memory",
+            retry_after=5,
+        )
+    return EngineUnavailable(
+        f"model {model.alias} is loading. Try again in a moment.", code="engine_loading", retry_after=2
+    )

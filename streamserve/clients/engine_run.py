@@ -314,6 +314,7 @@ class EngineRun:
         if since is None:
             return False
         self.admission = replace(self.admission, arrived_at=now)
+        self.client.wake()  # it may have gone to sleep again
         if not self.client.describe().is_loading or now >= since + seconds:
             return False
         self.parking.await_engine(now)

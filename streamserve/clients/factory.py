@@ -23,13 +23,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from streamserve.clients.base import EngineClient
 from streamserve.clients.remote.config import RemoteConfig
 from streamserve.clients.thread.acceptance import EngineFacts, LoadedEngine
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.clients.thread.embedder import ThreadEmbedder
+from streamserve.engine.capacity import ECHO_BYTES
 from streamserve.engine.config import EmbedderConfig, EngineConfig, ModelConfig
 from streamserve.engine.echo import ASSISTANT, END_OF_TURN, USER, EchoRunner, EchoTokenizer, is_allowed
 from streamserve.engine.embedding import EchoEmbedder, Embedder
@@ -46,6 +47,15 @@ _ECHO_MODEL_LEN = 8192
 _ECHO_NUM_BLOCKS = 1024
 
 
+class Memory(Protocol):
+    """What the engines of a machine share."""
+
+    budget: int
+
+    def reserve(self, num_bytes: int, progress: Progress) -> None:
+        """Return once so many bytes are this engine's. Engine thread; raises EngineUnavailable."""
+
+
 def make_client(
     model: ModelConfig,
     config: EngineConfig | None = None,
@@ -53,10 +63,12 @@ def make_client(
     step_delay_seconds: float = 0.0,
     on_step: OnStep | None = None,
     compiles: bool = False,
+    memory: Memory | None = None,
 ) -> ThreadClient:
     """Return a client for a model, in this process; `path="echo"` needs no weights (and may be slowed down).
 
     `compiles`: native kernels may be compiled here. An engine's own process may; a web process takes what is there.
+    `memory`: what the load has to fit into.
     """
     if model.path == "echo":
         return echo_client(
@@ -66,18 +78,23 @@ def make_client(
             format_name=model.format,
             step_delay_seconds=step_delay_seconds,
             on_step=on_step,
+            memory=memory,
         )
-    return hf_client(model, config, on_step=on_step, compiles=compiles)
+    return hf_client(model, config, on_step=on_step, compiles=compiles, memory=memory)
 
 
 def make_embedder(
-    config: EmbedderConfig, *, step_delay_seconds: float = 0.0, on_step: OnStep | None = None
+    config: EmbedderConfig,
+    *,
+    step_delay_seconds: float = 0.0,
+    on_step: OnStep | None = None,
+    memory: Memory | None = None,
 ) -> ThreadEmbedder:
     """Return a client for an embedding model, in this process; `path="echo"` needs no weights."""
     if config.path == "echo":
-        pause = partial(time.sleep, step_delay_seconds) if step_delay_seconds else None
-        return ThreadEmbedder(config, lambda progress: EchoEmbedder(pause), on_step=on_step, loads_at_once=True)
-    return ThreadEmbedder(config, partial(_load_embedder, config), on_step=on_step)
+        load = partial(_load_echo_embedder, step_delay_seconds, memory)
+        return ThreadEmbedder(config, load, on_step=on_step, loads_at_once=memory is None)
+    return ThreadEmbedder(config, partial(_load_embedder, config, memory), on_step=on_step)
 
 
 def echo_client(
@@ -89,8 +106,10 @@ def echo_client(
     step_delay_seconds: float = 0.0,
     on_plan: Callable[[StepPlan], None] | None = None,
     on_step: OnStep | None = None,
+    memory: Memory | None = None,
 ) -> ThreadClient:
-    """Return a client of the echo engine. It is loaded once it is started, so that no test's first question is refused.
+    """Return a client of the echo engine. It is loaded once it is started, so that no test's first question is refused;
+    with a `memory` that it may have to wait for, it is loaded as a model is.
 
     `format_name`: the tags of that format in `answers` mark thoughts and tool calls, as a real model's do. A step gives
     one token of an answer, so that its delay is seen.
@@ -98,11 +117,11 @@ def echo_client(
     config = replace(config or EngineConfig(), speculation="off")
     return ThreadClient(
         alias,
-        partial(_load_echo, config, step_delay_seconds, answers=answers, format_name=format_name),
+        partial(_load_echo, config, step_delay_seconds, answers=answers, format_name=format_name, memory=memory),
         config,
         on_plan=on_plan,
         on_step=on_step,
-        loads_at_once=True,
+        loads_at_once=memory is None,
     )
 
 
@@ -119,10 +138,11 @@ def hf_client(
     *,
     on_step: OnStep | None = None,
     compiles: bool = False,
+    memory: Memory | None = None,
 ) -> ThreadClient:
     """Return a client of a Hugging Face model folder."""
     config = config or EngineConfig()
-    return ThreadClient(model.alias, partial(_load_hf, model, config, compiles), config, on_step=on_step)
+    return ThreadClient(model.alias, partial(_load_hf, model, config, compiles, memory), config, on_step=on_step)
 
 
 def _load_echo(
@@ -132,7 +152,10 @@ def _load_echo(
     *,
     answers: Mapping[str, str] | None = None,
     format_name: str | None = None,
+    memory: Memory | None = None,
 ) -> LoadedEngine:
+    if memory is not None:
+        memory.reserve(ECHO_BYTES, progress)
     progress("ready", 1.0)
     make = EchoRunner if answers is None else partial(ScriptedRunner, answering(answers))
     runner = make(
@@ -156,18 +179,25 @@ def _load_echo(
     return LoadedEngine(runner=runner, tokenizer=tokenizer, facts=facts, format=format_)
 
 
-def _load_hf(model: ModelConfig, config: EngineConfig, compiles: bool, progress: Progress) -> LoadedEngine:
+def _load_hf(
+    model: ModelConfig, config: EngineConfig, compiles: bool, memory: Memory | None, progress: Progress
+) -> LoadedEngine:
     limit_spin()  # read by torch's OpenMP runtime, which the next line may load
-    from streamserve.engine.model.load.loader import read_config
+    from streamserve.engine.model.load.size import sized
     from streamserve.engine.model.load.source import ModelLoadError, resolve, sampling_defaults
-    from streamserve.engine.model.load.start import load_runner
-    from streamserve.engine.text.formats.markup import choose_format
-    from streamserve.engine.text.hf_tokenizer import HFTokenizer, require_same_tokens
 
     try:
         progress("files", 0.0)
         folder = str(resolve(model.path, progress=progress))
         draft = str(resolve(model.draft, progress=progress)) if model.draft else ""
+        if memory is not None:
+            num_bytes, config = sized(replace(model, draft=draft), config, Path(folder), memory.budget)
+            memory.reserve(num_bytes, progress)  # before PyTorch
+        from streamserve.engine.model.load.loader import read_config
+        from streamserve.engine.model.load.start import load_runner
+        from streamserve.engine.text.formats.markup import choose_format
+        from streamserve.engine.text.hf_tokenizer import HFTokenizer, require_same_tokens
+
         with _loading_alone(progress):
             read_config(Path(folder))  # refuses what is no model, before its tokenizer is missed
             tokenizer = HFTokenizer(folder, model.chat_template)
@@ -193,12 +223,22 @@ def _load_hf(model: ModelConfig, config: EngineConfig, compiles: bool, progress:
     )
 
 
-def _load_embedder(config: EmbedderConfig, progress: Progress) -> Embedder:
+def _load_echo_embedder(step_delay_seconds: float, memory: Memory | None, progress: Progress) -> Embedder:
+    if memory is not None:
+        memory.reserve(ECHO_BYTES, progress)
+    return EchoEmbedder(partial(time.sleep, step_delay_seconds) if step_delay_seconds else None)
+
+
+def _load_embedder(config: EmbedderConfig, memory: Memory | None, progress: Progress) -> Embedder:
     limit_spin()
-    from streamserve.engine.model.embedder import load_embedder
-    from streamserve.engine.model.load.source import ModelLoadError
+    from streamserve.engine.model.load.size import EMBEDDER_FILES, embedder_bytes
+    from streamserve.engine.model.load.source import ModelLoadError, resolve
 
     try:
+        if memory is not None:  # before PyTorch
+            memory.reserve(embedder_bytes(config, resolve(config.path, EMBEDDER_FILES, progress)), progress)
+        from streamserve.engine.model.embedder import load_embedder
+
         with _loading_alone(progress):
             return load_embedder(config, progress)
     except ModelLoadError as error:  # its message is written for operators

@@ -59,6 +59,10 @@ class FilteredClient:
         """Start loading the model."""
         self._client.start()
 
+    def wake(self) -> None:
+        """Wake the model."""
+        self._client.wake()
+
     async def control(self, action: str) -> None:
         """Carry out an operator's action."""
         await self._client.control(action)

@@ -13,7 +13,8 @@ from typing import Any
 
 from streamserve.engine.config import EngineConfig
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
+ECHO_BYTES = 64 * MIB  # of an echo engine's process
 MAX_DEFAULT_CPU_BYTES = 4 * GIB
 CPU_SHARE = 0.25
 LEFT_SHARE = 0.8  # of what the weights leave; the rest is for steps, and for others

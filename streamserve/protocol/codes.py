@@ -205,6 +205,12 @@ _ALL = (
         "would be accepted, at most 120 s.",
         anonymous_places_taken="Visitors without a login have all their places, and the request has waited.",
         engine_loading="The model is still being loaded after a minute (`ENGINE_WAIT_SECONDS`).",
+        model_waiting_for_memory="The model waits for the memory of models that answer (`MEMORY_BYTES`). The message "
+        "has its place in the queue.",
+        model_too_large="The model takes more memory than all engines have (`MEMORY_BYTES`). The message has both "
+        "sizes.",
+        engine_asleep="The model is asleep, and the action is for a model that is loaded.",
+        engine_busy="The model answers, or is not ready, and does not go to sleep now.",
         no_engine="The engine of the model was not started. The message has the command.",
         asgi_required="The site runs under WSGI.",
         engine_paused="An operator has paused the model.",

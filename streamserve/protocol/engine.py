@@ -82,18 +82,21 @@ LATE_SECONDS = 1.0
 # What a client measures of its engine: the rate is of the last seconds, percentiles are of the last answers.
 RATE_SECONDS, NUM_RECENT = 5.0, 256
 ANSWERS, EMBEDS = "generation", "embedding"  # kinds of models
-ABSENT = "absent"  # the stage of a model whose engine process does not run, and that no web process starts
+# Stages of a model whose engine process does not run, and that no web process starts; whose engine waits for the memory
+# of other engines (its place in the queue follows); and that takes more memory than all engines have.
+ABSENT, AWAITS_MEMORY, TOO_LARGE = "absent", "waiting for memory", "model_too_large"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
     """What a model is and how far its engine has come.
 
-    `state`: "idle" (not asked for yet), "loading", "ready", "paused" and "draining" (by an operator: it takes nothing
-    new), "failed". `stage`, `fraction` (0 to 1), bytes and `elapsed_seconds` describe loading; `message` names the
-    failure and the way out. `linears` names what computes its linear layers. `was_ready`: there was an engine before,
-    so that another engine can be expected. `kind`: what it gives, ANSWERS or EMBEDS; of an embedding model,
-    `dimensions` are its vectors'.
+    `state`: "idle" (not asked for yet), "asleep" (it takes no memory, and is loaded when it is asked), "loading",
+    "ready", "paused" and "draining" (by an operator: it takes nothing new), "failed". `stage`, `fraction` (0 to 1),
+    bytes and `elapsed_seconds` describe loading; `message` names the failure and the way out. `linears` names what
+    computes its linear layers. `was_ready`: there was an engine before, so that another engine can be expected. `kind`:
+    what it gives, ANSWERS or EMBEDS; of an embedding model, `dimensions` are its vectors'. `on_demand`: its engine
+    sleeps, and is loaded when it is asked.
     """
 
     alias: str
@@ -114,11 +117,17 @@ class ModelDescription:
     was_ready: bool = False
     kind: str = ANSWERS
     dimensions: int = 0
+    on_demand: bool = False
 
     @property
     def is_loading(self) -> bool:
         """Whether its engine is being loaded, or begins to be when it is asked."""
-        return self.state in ("idle", "loading")
+        return self.state in ("idle", "asleep", "loading")
+
+    @property
+    def is_served(self) -> bool:
+        """Whether it answers now, or is loaded when it is asked."""
+        return self.state in ("ready", "asleep") or (self.on_demand and self.is_loading)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

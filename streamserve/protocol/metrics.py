@@ -145,6 +145,7 @@ METRICS: Mapping[str, Metric] = {
         _metric("engine_busy_seconds", "counter", "seconds", "Seconds in which the engine computed."),
         _metric("engine_ready", "gauge", "bool", "1 when the model is loaded and serves."),
         _metric("engine_paused", "gauge", "bool", "1 while an operator has paused the model."),
+        _metric("engine_asleep", "gauge", "bool", "1 while the model sleeps: it is loaded when it is asked."),
         _metric("streams_active", "gauge", "streams", "Streams that have not ended."),
         _metric("num_requests_queued", "gauge", "requests", "Requests waiting for a place of their caller.", ()),
         _metric("streams_parked", "gauge", "streams", "Streams that wait for their reader and hold no engine memory."),

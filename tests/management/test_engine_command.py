@@ -61,6 +61,18 @@ def test_it_is_paused_resumed_and_drained_from_another_terminal(by_hand: subproc
     assert by_hand.wait(30) == 0
 
 
+@pytest.mark.proof
+def test_it_sleeps_and_wakes_from_another_terminal(by_hand: subprocess.Popen[str], tmp_path: Path) -> None:
+    """The process stays, and begins anew: asleep. --wake returns once the model is loaded."""
+    asleep = manage(tmp_path, "streamserve_engine", "--sleep", "--when-idle")
+    assert f"process {by_hand.pid} has gone to sleep" in asleep.stdout, asleep
+    awake = manage(tmp_path, "streamserve_engine", "--wake")
+    while "No engine runs" in awake.stderr:  # it is beginning
+        awake = manage(tmp_path, "streamserve_engine", "--wake")
+    assert f"echo: ready, process {by_hand.pid};" in awake.stdout, awake
+    assert by_hand.poll() is None
+
+
 def test_a_second_engine_is_not_needed(by_hand: subprocess.Popen[str], tmp_path: Path) -> None:
     """A second command reports the running engine and exits with 0."""
     second = manage(tmp_path, "streamserve_engine")

@@ -273,6 +273,10 @@ class PipelineClient:
         """Start loading the pipeline's model."""
         self._client.start()
 
+    def wake(self) -> None:
+        """Wake the model."""
+        self._client.wake()
+
     async def control(self, action: str) -> None:
         """Refuse: operators control the model."""
         message = f"{self.alias} is a pipeline. Control its model, {self._model}."

@@ -11,7 +11,7 @@ from dataclasses import replace
 from streamserve.clients.base import Generation
 from streamserve.clients.process.config import LaunchConfig
 from streamserve.clients.process.link import EngineLink
-from streamserve.clients.process.messages import Control, Open, Spelling, Tokenize, Warm
+from streamserve.clients.process.messages import Open, Spelling, Tokenize, Warm
 from streamserve.protocol.engine import EngineStats, ModelDescription
 from streamserve.protocol.requests import NO_CALLER, START, Admission, GenerateRequest, Resume
 from streamserve.protocol.spelling import Spell, Spelled
@@ -70,12 +70,16 @@ class ProcessClient:
         await self._link.require().ask(lambda new_id: Warm(new_id, request, admission), stream_id=admission.stream_id)
 
     async def control(self, action: str) -> None:
-        """Pause, resume or drain for all processes; "stop" drains and then ends the process."""
-        await self._link.require().ask(lambda new_id: Control(new_id, action))
+        """Pause, resume, drain, sleep or wake for all processes; "stop" drains and then ends the process."""
+        await self._link.control(action)
 
     def start(self) -> None:
         """Start looking for the engine, once; returns at once. On the event loop."""
         self._link.start()
+
+    def wake(self) -> None:
+        """Look for the engine, and have it loaded; returns at once. On the event loop."""
+        self._link.wake()
 
     def describe(self) -> ModelDescription:
         """Return what the model is and how far loading has come. Never blocks."""

@@ -141,6 +141,10 @@ class ClientSession:
             del self._questions[request_id], self._stream_ids[request_id]
             question.cancel()
 
+    def wake(self) -> None:
+        """Have a sleeping engine loaded; its states show that."""
+        self.connection.send(encode(Control(next(self._ids), "wake")))
+
     def take(self, payload: bytes) -> None:
         """Handle a frame. Messages for ids that are no longer open are ignored. Raises FrameError."""
         try:

@@ -5,6 +5,7 @@ The site makes the config from its settings; a spawned engine gets it as JSON. O
     <runtime_dir>/<hash of site and alias>.lock     held by the engine for as long as it lives (flock)
     <runtime_dir>/<hash of site and alias>.sock     made and removed under the lock
     <runtime_dir>/<hash of site and alias>.flight   see `FlightRecord` in supervision.py
+    <runtime_dir>/<hash of site>.memory             see memory.py: who has how much of MEMORY_BYTES
     <state_dir>/engine-<alias>.log                  the output of an engine that a client has started
 
 The folder and the files belong to our user alone (0700, 0600). A process that does not get the lock is not needed.
@@ -58,15 +59,32 @@ class ProcessConfig:
     """
     failure_seconds: float = 60.0
     """Also how long until a failed model is tried again."""
+    memory_bytes: int | None = None
+    """Memory that the engines of the site on this machine have together (docs/engines.md). Each is then loaded when it
+    is first asked, and the least recently used that answers nothing goes to sleep for another. What an engine takes is
+    computed before it is loaded; a KV cache without a size of its own takes its share of this instead of all memory.
+    `None`: no bound, and every engine is loaded when it starts.
+    """
+    sleep_after_seconds: float = 0.0
+    """An engine that answers nothing for so long goes to sleep: it gives its memory back, and is loaded again when it
+    is asked. Each is then loaded when it is first asked. 0: never.
+    """
 
     def __post_init__(self) -> None:
-        for name in ("idle_seconds", "drain_seconds", "failure_seconds"):
+        for name in ("idle_seconds", "drain_seconds", "failure_seconds", "sleep_after_seconds"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it takes 0 or more")
         if self.hang_seconds <= 0:
             raise ValueError(f"hang_seconds is {self.hang_seconds}; it takes more than 0")
         if self.max_failures < 1:
             raise ValueError(f"max_failures is {self.max_failures}; it takes 1 or more")
+        if self.memory_bytes is not None and self.memory_bytes <= 0:
+            raise ValueError(f"memory_bytes is {self.memory_bytes}; it takes more than 0")
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether engines are loaded when they are asked, and not before."""
+        return self.memory_bytes is not None or self.sleep_after_seconds > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

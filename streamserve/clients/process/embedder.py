@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from streamserve.clients.process.config import LaunchConfig
 from streamserve.clients.process.link import EngineLink
-from streamserve.clients.process.messages import Control, Embed, Spelling, Tokenize
+from streamserve.clients.process.messages import Embed, Spelling, Tokenize
 from streamserve.protocol.embeddings import NUMBER_BYTES, Embedded, EmbedRequest
 from streamserve.protocol.engine import EMBEDS, EngineStats, ModelDescription
 from streamserve.protocol.frames import MAX_FRAME_BYTES
@@ -64,12 +64,16 @@ class ProcessEmbedder:
         return answer
 
     async def control(self, action: str) -> None:
-        """Pause, resume or drain for all processes; "stop" drains and then ends the process."""
-        await self._link.require().ask(lambda new_id: Control(new_id, action))
+        """Pause, resume, drain, sleep or wake for all processes; "stop" drains and then ends the process."""
+        await self._link.control(action)
 
     def start(self) -> None:
         """Start looking for the process, once; returns at once. On the event loop."""
         self._link.start()
+
+    def wake(self) -> None:
+        """Look for the engine, and have it loaded; returns at once. On the event loop."""
+        self._link.wake()
 
     def describe(self) -> ModelDescription:
         """Return what the model is and how far loading has come. Never blocks."""

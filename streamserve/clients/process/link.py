@@ -31,6 +31,7 @@ from contextvars import Context
 from dataclasses import replace
 from pathlib import Path
 
+from streamserve.clients.base import not_loaded
 from streamserve.clients.process.client_session import ClientSession
 from streamserve.clients.process.config import (
     EnginePathError,
@@ -44,10 +45,10 @@ from streamserve.clients.process.config import (
     prepare_folder,
 )
 from streamserve.clients.process.frame_socket import Connection
-from streamserve.clients.process.messages import PROTOCOL, Hello, State, decode_welcome, encode, is_replaced
+from streamserve.clients.process.messages import PROTOCOL, Control, Hello, State, decode_welcome, encode, is_replaced
 from streamserve.clients.process.supervision import CircuitBreaker, ProcessActivity, last_flight
 from streamserve.clients.thread.source import error_event
-from streamserve.protocol.engine import ABSENT, EngineStats, ModelDescription
+from streamserve.protocol.engine import ABSENT, TOO_LARGE, EngineStats, ModelDescription
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.frames import FrameError
 
@@ -66,6 +67,10 @@ class SuspectLost(EngineLost):
 
 class NoEngine(Exception):
     """There is no engine to connect to now, and none has failed."""
+
+
+class EngineAsleep(NoEngine):
+    """No engine process exists, and nothing has been asked of the model since."""
 
 
 class EngineAbsent(NoEngine):
@@ -88,7 +93,9 @@ class EngineLink:
 
     def __init__(self, config: LaunchConfig) -> None:
         self.session: ClientSession | None = None
-        self.description = ModelDescription(alias=config.model.alias, state="idle", created=int(time.time()))
+        self.description = ModelDescription(
+            alias=config.model.alias, state="idle", created=int(time.time()), on_demand=config.is_lazy
+        )
         self.stats = EngineStats()
         self._config = config = dated(config)
         assert config.made_at is not None
@@ -98,6 +105,8 @@ class EngineLink:
         self._num_lost = 0
         self._served_at = -math.inf  # an engine has reported that it computed tokens
         self._without_engine_since: float | None = None
+        self._is_asleep = config.is_lazy  # nothing is asked: no engine is started
+        self._asleep_until = -math.inf  # an operator's engine process that goes to sleep is back before that
         self._spawn_after = 0.0
         self._retry_at = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -115,20 +124,42 @@ class EngineLink:
             # An empty context: this task outlives the request that happened to come first.
             self._task = asyncio.get_running_loop().create_task(self._live(), context=Context())
 
+    def wake(self) -> None:
+        """Have the engine loaded, also where it sleeps; returns at once."""
+        self.start()
+        self._is_asleep = False
+        if self.description.state == "asleep":
+            if self.session is not None and self.session.is_open:
+                self.session.wake()
+            else:
+                self._describe("loading", "starting")
+
+    async def control(self, action: str) -> None:
+        """Carry out an operator's action in the engine. A sleeping engine is not loaded for it, but by "wake"."""
+        if action == "wake":
+            self.wake()
+            return
+        is_open = self.session is not None and self.session.is_open
+        if self.description.state == "asleep" and not is_open:
+            if action == "sleep":
+                return
+            raise EngineUnavailable(f"model {self._config.model.alias} is asleep.", code="engine_asleep")
+        await self.require().ask(lambda new_id: Control(new_id, action))
+
     def require(self) -> ClientSession:
         """Return the session of the connected engine; without an engine, start looking and refuse for now."""
         if self.session is not None and self.session.is_open:
             return self.session
-        self.start()
+        self.wake()
         alias = self._config.model.alias
         if self.description.state == "failed":
             left = math.ceil(self._retry_at - time.monotonic())
             if self.description.stage == ABSENT:
                 raise EngineUnavailable(self.description.message, code="no_engine", retry_after=max(2, left))
+            if self.description.stage == TOO_LARGE:
+                raise EngineUnavailable(self.description.message, code=TOO_LARGE, retry_after=max(2, left))
             raise EngineUnavailable(f"model {alias} is not available.", code="engine_died", retry_after=left)
-        raise EngineUnavailable(
-            f"model {alias} is loading. Try again in a moment.", code="engine_loading", retry_after=2
-        )
+        raise not_loaded(self.description)
 
     async def aclose(self) -> None:
         """End every generation with an `error` event and disconnect; the engine process stays."""
@@ -169,6 +200,8 @@ class EngineLink:
             return await self._dial()
         if is_locked(self._paths) or (self._config.autostart and time.monotonic() < self._spawn_after):
             raise NoEngine("Another engine is starting or ending.")
+        if self._is_asleep and (self._config.autostart or time.monotonic() < self._asleep_until):
+            raise EngineAsleep
         if not self._config.autostart:
             alias = self._config.model.alias
             raise EngineAbsent(
@@ -215,6 +248,10 @@ class EngineLink:
         finally:
             flight = last_flight(self._paths.flight, connection.peer.pid)
             session.close(flight=flight)
+        # What is asked from now on wakes it.
+        self._is_asleep = session.goodbye == "asleep" or (self._config.is_lazy and session.goodbye is not None)
+        if session.goodbye == "asleep":
+            self._asleep_until = time.monotonic() + self._config.failure_seconds
         if session.goodbye is None:
             has_served = time.monotonic() - self._served_at < self._config.failure_seconds
             lost = SuspectLost if flight.is_trial and has_served else EngineLost
@@ -242,6 +279,11 @@ class EngineLink:
     def _wait(self, reason: NoEngine) -> float:
         """Describe a missing engine: as loading for `failure_seconds`; as failed at once if there was none before."""
         now = time.monotonic()
+        if isinstance(reason, EngineAsleep):
+            self._without_engine_since = None
+            if self.description.state != "asleep":
+                self._describe("asleep")
+            return _RETRY_SECONDS
         self._without_engine_since = self._without_engine_since or now
         is_absent = isinstance(reason, EngineAbsent)
         is_late = now - self._without_engine_since > self._config.failure_seconds
@@ -253,6 +295,7 @@ class EngineLink:
         """Count a failed engine. An engine that could not load is not tried again soon: it would fail again."""
         now, session, description = time.monotonic(), self.session, self.description
         self._num_lost += 1
+        self._is_asleep = False
         has_load_error = session is not None and session.has_state and description.state == "failed"
         reason = description.message if has_load_error else str(error)
         traceback = None if isinstance(error, _EXPECTED) else error
@@ -261,7 +304,8 @@ class EngineLink:
             self._breaker.trip(now)
         elif not isinstance(error, SuspectLost):
             self._breaker.note(now)
-        self._describe("failed" if self._breaker.is_open else "loading", "replacing", reason)
+        stage = TOO_LARGE if has_load_error and description.stage == TOO_LARGE else "replacing"
+        self._describe("failed" if self._breaker.is_open else "loading", stage, reason)
         return self._breaker.pause()
 
     def _take_state(self, state: State) -> None:

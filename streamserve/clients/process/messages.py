@@ -184,7 +184,7 @@ class State(Message, frozen=True):
 
 
 class Goodbye(Message, frozen=True):
-    """The engine ends in good order: "idle", "stopped", or "replaced" by an engine of another config."""
+    """The engine ends in good order: "idle", "asleep", "stopped", or "replaced" by an engine of another config."""
 
     reason: str
 

@@ -33,6 +33,7 @@ from streamserve.clients.process.config import (
     prepare_folder,
 )
 from streamserve.clients.process.frame_socket import Connection
+from streamserve.clients.process.memory import FIRST_USE_SECONDS, QUIET_SECONDS, HostMemory
 from streamserve.clients.process.messages import (
     PROTOCOL,
     Goodbye,
@@ -46,7 +47,7 @@ from streamserve.clients.process.server_session import Served, ServerSession
 from streamserve.clients.process.supervision import FlightRecord, Watchdog, flight_record
 from streamserve.engine.plan import Flight
 from streamserve.protocol.engine import ModelDescription
-from streamserve.protocol.errors import StreamserveError
+from streamserve.protocol.errors import EngineUnavailable, StreamserveError
 from streamserve.protocol.frames import FrameError
 from streamserve.protocol.history import History
 
@@ -61,19 +62,30 @@ _DRAIN_POLL_SECONDS = 0.05
 # How long clients may take to read the last frames, and how long threads may take to end.
 _LEAVE_SECONDS, _EXIT_SECONDS = 2.0, 10.0
 _LISTENING = b"+"
+ASLEEP = 4  # exit status
 
 
 class EngineServer:
     """Serves one engine until `stop`, idleness, or the engine's death."""
 
     def __init__(
-        self, config: LaunchConfig, on_progress: OnProgress | None = None, record: FlightRecord | None = None
+        self,
+        config: LaunchConfig,
+        on_progress: OnProgress | None = None,
+        record: FlightRecord | None = None,
+        *,
+        begins_asleep: bool = False,
     ) -> None:
         self._config = dated(config)
         self._hash = config_hash(config)
         self._started_at = time.monotonic()
         self._watchdog = Watchdog(max(config.engine.step_seconds, config.hang_seconds), _TICK_SECONDS)
+        self._memory = None if config.memory_bytes is None else HostMemory(config, config.memory_bytes)
         self._client = self._make_client(config)
+        self._begins_asleep = begins_asleep
+        self._num_asked = 0  # at the last check
+        self._has_answered = False
+        self._idle_since: float | None = None  # loaded, and nothing to answer since
         self._record = record
         self._on_progress = on_progress
         self._state_seconds = min(_STATE_SECONDS, config.hang_seconds / 4)
@@ -88,22 +100,30 @@ class EngineServer:
     def _make_client(self, config: LaunchConfig) -> Served:
         delay = config.echo_step_seconds
         if config.embedder is not None:
-            return make_embedder(config.embedder, step_delay_seconds=delay, on_step=self._on_step)
-        return make_client(config.model, config.engine, step_delay_seconds=delay, on_step=self._on_step, compiles=True)
+            return make_embedder(config.embedder, step_delay_seconds=delay, on_step=self._on_step, memory=self._memory)
+        return make_client(
+            config.model,
+            config.engine,
+            step_delay_seconds=delay,
+            on_step=self._on_step,
+            compiles=True,
+            memory=self._memory,
+        )
 
     async def serve(self, listener: socket.socket) -> int:
-        """Serve until there is a reason to end; returns the exit status, 1 for a dead engine."""
+        """Serve until there is a reason to end; returns the exit status: 1 for a dead engine, ASLEEP after a sleep."""
         loop = asyncio.get_running_loop()
         self._add_signal_handlers(loop)
         server = await loop.create_unix_server(lambda: Connection(self._accept), sock=listener)
-        self._client.start()
+        if not self._begins_asleep:
+            self._client.start()
         ticks = loop.create_task(self._tick())
         ticks.add_done_callback(lambda _: self._finish("failed"))
         reason = await self._end
         server.close()
         ticks.cancel()
         await self._leave(reason)
-        return int(reason == "failed")
+        return ASLEEP if reason == "asleep" else int(reason == "failed")
 
     # The life of a connection
 
@@ -159,9 +179,27 @@ class EngineServer:
         """Carry out an operator's action: an action of EngineClient.control, or "stop"."""
         if action == "stop":
             self.stop("stopped")
+        elif action == "sleep":
+            self._sleep()
+        elif action == "wake":
+            self._client.start()
+            self._send_state()
+        else:
+            await self._client.control(action)
+            self._send_state()
+
+    def _sleep(self) -> None:
+        """End, and give the memory back. Raises EngineUnavailable while it answers, or an operator has paused it."""
+        state = self._describe().state
+        is_answering = any(session.is_answering for session in self._sessions)
+        if state == "asleep":
             return
-        await self._client.control(action)
-        self._send_state()
+        if state != "ready" or is_answering:
+            why = "answers" if state == "ready" else f"is {state}"
+            raise EngineUnavailable(
+                f"model {self._config.model.alias} {why}, and does not go to sleep now.", code="engine_busy"
+            )
+        self._finish("asleep")
 
     def stop(self, reason: str) -> None:
         """Drain: end when every open answer is finished, or after `drain_seconds`."""
@@ -225,7 +263,7 @@ class EngineServer:
             await asyncio.sleep(_TICK_SECONDS)
 
     def _check(self) -> None:
-        now, description = time.monotonic(), self._client.describe()
+        now, description = time.monotonic(), self._describe()
         self._watchdog.check(self._client.stats(), now)
         if self._on_progress is not None:
             self._on_progress(description)
@@ -233,8 +271,28 @@ class EngineServer:
             self._finish("failed")
         elif self._config.autostart and self._is_idle():
             self._finish("idle")
+        elif self._drain is None and self._goes_to_sleep(now, description.state):
+            self._finish("asleep")
         elif description != self._sent[0] or now - self._sent[1] >= self._state_seconds:
             self._send_state()
+
+    def _goes_to_sleep(self, now: float, state: str) -> bool:
+        """Return whether it sleeps now: for another engine, or because it has had nothing to answer for long."""
+        num_asked = sum(session.num_asked for session in self._sessions)
+        is_asked = num_asked != self._num_asked or any(session.is_answering for session in self._sessions)
+        self._num_asked = num_asked
+        if state != "ready" or is_asked:
+            self._idle_since = None
+            self._has_answered = self._has_answered or state == "ready"
+        elif self._idle_since is None:
+            self._idle_since = now
+        free_from = None
+        if self._idle_since is not None:
+            free_from = self._idle_since + (QUIET_SECONDS if self._has_answered else FIRST_USE_SECONDS)
+        if self._memory is not None and self._memory.look(free_from):
+            return True
+        after = self._config.sleep_after_seconds
+        return after > 0 and self._idle_since is not None and now - self._idle_since >= after
 
     def _is_idle(self) -> bool:
         """Count the seconds without a client, except those in which loading holds the GIL and none can connect."""
@@ -252,19 +310,28 @@ class EngineServer:
         for session in self._sessions:
             session.send(self._with_past(state) if session is newcomer else state)
 
+    def _describe(self) -> ModelDescription:
+        description = replace(self._client.describe(), on_demand=self._config.is_lazy)
+        return replace(description, state="asleep") if description.state == "idle" else description
+
     def _state(self) -> State:
-        return State(self._client.describe(), replace(self._client.stats(), reported_at=time.time()))
+        return State(self._describe(), replace(self._client.stats(), reported_at=time.time()))
 
     def _with_past(self, state: State) -> State:
         return State(state.description, replace(state.stats, past=self._history.points()))
 
 
 def run(
-    config: LaunchConfig, on_progress: OnProgress | None = None, *, on_listening: Callable[[], None] | None = None
+    config: LaunchConfig,
+    on_progress: OnProgress | None = None,
+    *,
+    on_listening: Callable[[], None] | None = None,
+    begins_asleep: bool = False,
 ) -> int:
     """Run the config's engine until its end; returns the exit status: 0 also when another process runs it already.
 
-    Main thread. Raises EnginePathError.
+    `begins_asleep`: it is loaded when it is first asked. ASLEEP: it has gone to sleep, and its memory goes with this
+    process. Main thread. Raises EnginePathError.
     """
     paths = engine_paths(config)
     prepare_folder(paths)
@@ -275,16 +342,21 @@ def run(
         with listening(paths) as listener, flight_record(paths.flight) as record:
             if on_listening is not None:
                 on_listening()
-            status = asyncio.run(_serve(config, on_progress, listener, record))
-            if status == 0:
+            status = asyncio.run(_serve(config, on_progress, listener, record, begins_asleep=begins_asleep))
+            if status in (0, ASLEEP):
                 paths.flight.unlink(missing_ok=True)
             return status
 
 
 async def _serve(
-    config: LaunchConfig, on_progress: OnProgress | None, listener: socket.socket, record: FlightRecord
+    config: LaunchConfig,
+    on_progress: OnProgress | None,
+    listener: socket.socket,
+    record: FlightRecord,
+    *,
+    begins_asleep: bool,
 ) -> int:
-    return await EngineServer(config, on_progress, record).serve(listener)
+    return await EngineServer(config, on_progress, record, begins_asleep=begins_asleep).serve(listener)
 
 
 def main() -> int:
@@ -300,7 +372,7 @@ def main() -> int:
     status = run(config, on_listening=lambda: _release(starter))
     if status == 0:  # also when another process has the lock
         _release(starter)
-    return status
+    return 0 if status == ASLEEP else status
 
 
 def _release(starter: IO[bytes]) -> None:

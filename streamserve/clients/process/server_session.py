@@ -61,7 +61,9 @@ class ServerSession:
         self.connection = connection
         self._client = client
         self._control = control
+        self.num_asked = 0  # requests so far, an operator's apart
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._controls: set[int] = set()  # ids of operators' requests
         self._generations: dict[int, Generation] = {}
         self._with_news: list[int] = []
 
@@ -69,6 +71,11 @@ class ServerSession:
     def is_busy(self) -> bool:
         """Whether a generation is open or a request unanswered."""
         return bool(self._tasks or self._generations)
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a generation is open or a request unanswered, an operator's apart."""
+        return bool(self._tasks.keys() - self._controls or self._generations)
 
     def take(self, payload: bytes) -> None:
         """Handle a frame; returns at once. Ids that are not open (any more) are ignored. Raises FrameError."""
@@ -91,7 +98,15 @@ class ServerSession:
             case _:
                 task = asyncio.get_running_loop().create_task(self._answer(message))
                 self._tasks[message.id] = task
-                task.add_done_callback(lambda _: self._tasks.pop(message.id))
+                task.add_done_callback(lambda _: self._forget(message.id))
+                if isinstance(message, Control):
+                    self._controls.add(message.id)
+                else:
+                    self.num_asked += 1
+
+    def _forget(self, request_id: int) -> None:
+        del self._tasks[request_id]
+        self._controls.discard(request_id)
 
     def cancel(self, request_id: int) -> None:
         """End a request or a generation. No step planned after this holds its sequences."""

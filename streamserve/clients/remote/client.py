@@ -139,6 +139,10 @@ class RemoteClient:
         """Begin to ask the upstreams for their state, once; returns at once. On the event loop."""
         self._upstreams.start()
 
+    def wake(self) -> None:
+        """Do `start`."""
+        self.start()
+
     def describe(self) -> ModelDescription:
         """Return what is known of the model and its upstreams. Never blocks."""
         return self._upstreams.describe()

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import TypeVar
 
-from streamserve.clients.base import Generation
+from streamserve.clients.base import Generation, not_loaded
 from streamserve.clients.thread.acceptance import LoadedEngine, encode, prepare
 from streamserve.clients.thread.admission import AdmissionControl
 from streamserve.clients.thread.engine_thread import EngineThread, Load
@@ -165,6 +165,10 @@ class ThreadClient:
         """Start loading, once; returns at once, or loaded (`loads_at_once`)."""
         self._thread.start()
 
+    def wake(self) -> None:
+        """Do `start`."""
+        self.start()
+
     async def control(self, action: str) -> None:
         """Pause, resume or drain; returns when that has taken effect. A loading engine starts in that state."""
         if action not in _STATES:
@@ -215,9 +219,7 @@ class ThreadClient:
         engine, core = self._thread.engine, self._thread.core
         if engine is None or core is None or self._thread.description.state != "ready":
             self._refuse_failed()
-            raise EngineUnavailable(
-                f"model {self.alias} is loading. Try again in a moment.", code="engine_loading", retry_after=2
-            )
+            raise not_loaded(self._thread.describe())
         state = self._operator_state
         if resume is None or state == "ready" or (state == "draining" and resume.has_tokens):
             return engine, core

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from streamserve.clients.base import not_loaded
 from streamserve.engine.config import EmbedderConfig
 from streamserve.engine.embedding import Embedder, EmbedQueue, Item, PassTime, Work
 from streamserve.engine.plan import Flight, OnStep, Progress
@@ -143,6 +144,10 @@ class ThreadEmbedder:
         if self._loaded is not None:
             self._loaded.wait()
 
+    def wake(self) -> None:
+        """Do `start`."""
+        self.start()
+
     @property
     def has_failed(self) -> bool:
         """Whether the model could not be loaded, or its thread has ended in a fault."""
@@ -175,8 +180,7 @@ class ThreadEmbedder:
         self.start()
         self._refuse_failed()
         if self._embedder is None:
-            message = f"model {self.alias} is loading. Try again in a moment."
-            raise EngineUnavailable(message, code="engine_loading", retry_after=2)
+            raise not_loaded(self._description)
         if takes_new and self._operator_state != "ready":
             message = f"model {self.alias} is {self._operator_state} by an operator. Try again later."
             code = f"engine_{self._operator_state}"

@@ -21,6 +21,7 @@ import torch
 from torch.nn.functional import normalize
 
 from streamserve.engine.config import EmbedderConfig
+from streamserve.engine.model.load.size import EMBEDDER_FILES
 from streamserve.engine.model.load.source import (
     ModelLoadError,
     UnsupportedModel,
@@ -39,13 +40,12 @@ _MODULES = "modules.json"
 _KNOWN_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 _KNOWN_ACTIVATIONS = "torch.nn.modules."
 _LARGEST_LEN = 1_000_000  # what a tokenizer without a bound gives is far above
-_WEIGHTS = ("*.json", "*.txt", "*.model", "tokenizer*", "*.safetensors", "*/config.json", "*/*.safetensors")
 
 
 def load_embedder(config: EmbedderConfig, progress: Progress) -> TorchEmbedder:
     """Return the embedder of a folder or hub id. Raises ModelLoadError."""
     progress("files", 0.0)
-    folder = resolve(config.path, _WEIGHTS, progress)
+    folder = resolve(config.path, EMBEDDER_FILES, progress)
     require_safetensors(folder)
     settings = read_config(folder)
     device = _device(config.device)

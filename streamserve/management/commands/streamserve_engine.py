@@ -1,6 +1,6 @@
 """`manage.py streamserve_engine [ALIAS]`: run the engine of a model in the foreground, for systemd and containers.
 
-With --status, --pause, --resume, --drain or --stop it controls the running engine.
+With --status, --pause, --resume, --drain, --sleep, --wake or --stop it controls the running engine.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 import os
 import select
+import signal
 import sys
 from argparse import ArgumentParser
 from dataclasses import dataclass
@@ -18,12 +20,13 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from streamserve.clients.base import until_loaded
 from streamserve.clients.process import server
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import EnginePathError, LaunchConfig, engine_paths, is_locked, prepare_folder
 from streamserve.conf import get_settings
 from streamserve.protocol.engine import EngineStats, ModelDescription
-from streamserve.protocol.errors import StreamserveError
+from streamserve.protocol.errors import EngineUnavailable, StreamserveError
 from streamserve.web.cli.loading_bar import LoadingBar, progress_line
 
 _ACTIONS = {
@@ -31,6 +34,8 @@ _ACTIONS = {
     "pause": "park every answer and take nothing new; readers see that they wait",
     "resume": "take back --pause or --drain",
     "drain": "take nothing new, and let what runs come to its end",
+    "sleep": "give its memory back; it is loaded again when it is asked. Refused while it answers",
+    "wake": "load a sleeping engine, and return when it is loaded",
     "stop": "drain, then end the process",
 }
 _ANSWER_SECONDS = 15.0
@@ -47,16 +52,20 @@ class Command(BaseCommand):
         group = parser.add_mutually_exclusive_group()
         for name, text in _ACTIONS.items():
             group.add_argument(f"--{name}", dest="action", action="store_const", const=name, help=text)
+        parser.add_argument("--when-idle", action="store_true", help="with --sleep: wait until it answers nothing")
+        parser.add_argument("--asleep", action="store_true", help="load the model when it is first asked")
 
     def handle(self, *args: Any, alias: str | None, action: str | None, **options: Any) -> None:
         config = _config_of(alias)
         try:
             prepare_folder(engine_paths(config))
             if action is None:
-                sys.exit(self._run(config))
-            if not is_locked(engine_paths(config)):
+                sys.exit(self._run(config, begins_asleep=options["asleep"] or config.is_lazy))
+            may_start = action == "wake" and get_settings().engine_autostart
+            if not may_start and not is_locked(engine_paths(config)):
                 raise CommandError(f"No engine runs for the model {config.model.alias!r}.")
-            answer = asyncio.run(_ask(config, action))
+            config = dataclasses.replace(config, autostart=may_start, made_at=0.0)
+            answer = asyncio.run(_ask(config, action, waits=options["when_idle"]))
         except EnginePathError as error:
             raise CommandError(str(error)) from None
         except TimeoutError:
@@ -65,21 +74,30 @@ class Command(BaseCommand):
             raise CommandError(error.message) from None
         self._show(action, answer)
 
-    def _run(self, config: LaunchConfig) -> int:
-        """Run the engine until SIGTERM or Ctrl-C; returns the exit status."""
+    def _run(self, config: LaunchConfig, *, begins_asleep: bool) -> int:
+        """Run the engine until SIGTERM or Ctrl-C; returns the exit status.
+
+        When it goes to sleep, this process begins anew, asleep: so all of its memory is given back.
+        """
         if is_locked(engine_paths(config)):
             self.stderr.write(f"An engine runs for the model {config.model.alias!r} already; see --status.")
             return 0
         _log_to_stderr()
         bar = LoadingBar(sys.stderr)
         try:
-            return server.run(config, partial(_show_loading, bar))
+            status = server.run(config, partial(_show_loading, bar), begins_asleep=begins_asleep)
         finally:
             bar.close()
+        if status == server.ASLEEP:
+            again = sys.orig_argv if "--asleep" in sys.orig_argv else [*sys.orig_argv, "--asleep"]
+            signal.setitimer(signal.ITIMER_PROF, 0.0)  # the watchdog's would outlive this program
+            os.execv(sys.executable, [sys.executable, *again[1:]])
+        return status
 
     def _show(self, action: str, answer: _Answer) -> None:
-        if action == "stop":
-            self.stdout.write(f"{answer.model.alias}: process {answer.pid} has ended")
+        if action in ("stop", "sleep"):
+            what = "has ended" if action == "stop" else "has gone to sleep"
+            self.stdout.write(f"{answer.model.alias}: process {answer.pid} {what}")
             return
         self.stdout.write(_status_line(answer))
         if action == "status" and answer.model.state != "ready":
@@ -112,15 +130,25 @@ def _config_of(alias: str | None) -> LaunchConfig:
     return dataclasses.replace(settings.engine_spec(alias), autostart=False)
 
 
-async def _ask(config: LaunchConfig, action: str) -> _Answer:
-    """Carry out `action` in the running engine; return its state afterwards. Raises TimeoutError."""
-    client = ProcessClient.visiting(config)
-    client.start()
+async def _ask(config: LaunchConfig, action: str, *, waits: bool = False) -> _Answer:
+    """Carry out `action` in the running engine; return its state afterwards. Raises TimeoutError.
+
+    `waits`: "sleep" waits until the engine answers nothing.
+    """
+    client = ProcessClient(config)
+    if action == "wake":
+        client.wake()
+    else:
+        client.start()
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):
             pid = await _reached(client)
         if action == "stop":
             await _stop(client, pid, config)
+        elif action == "sleep":
+            await _sleep(client, pid, waits=waits)
+        elif action == "wake":
+            await until_loaded(client, math.inf)
         elif action != "status":
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await client.control(action)
@@ -134,6 +162,24 @@ async def _reached(client: ProcessClient) -> int:
     while client.engine_pid is None:  # noqa: ASYNC110  (it has no event)
         await asyncio.sleep(_POLL_SECONDS)
     return client.engine_pid
+
+
+async def _sleep(client: ProcessClient, pid: int, *, waits: bool) -> None:
+    """Send the engine to sleep and wait until it has given its memory back. Raises EngineUnavailable, TimeoutError."""
+    while True:
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await client.control("sleep")
+        except EngineUnavailable as refused:
+            if refused.code == "engine_busy":
+                if not waits:
+                    raise
+                await asyncio.sleep(_POLL_SECONDS)
+                continue
+        break
+    async with asyncio.timeout(_ANSWER_SECONDS):
+        while client.engine_pid == pid and client.describe().state != "asleep":  # noqa: ASYNC110  (it has no event)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _stop(client: ProcessClient, pid: int, config: LaunchConfig) -> None:

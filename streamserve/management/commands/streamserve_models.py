@@ -159,7 +159,7 @@ async def _state(settings: SiteConfig, alias: str) -> str:
     try:
         prepare_folder(engine_paths(config))
         if not is_locked(engine_paths(config)):
-            return "not running"
+            return "asleep" if config.is_lazy and config.autostart else "not running"
     except EnginePathError as error:
         return str(error)
     client = ProcessClient.visiting(config)

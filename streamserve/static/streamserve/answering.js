@@ -15,7 +15,7 @@ import { isLive } from "./turn_tree.js";
 import { words } from "./words.js";
 
 const MAX_SENDS = 8;
-const NOT_THERE = ["engine_loading", "engine_paused", "engine_draining", "engine_died", "no_engine"]; // shown by the page itself
+const NOT_THERE = ["engine_loading", "model_waiting_for_memory", "engine_paused", "engine_draining", "engine_died", "no_engine"]; // shown by the page itself
 const TOO_LONG = ["context_length_exceeded", "never_fits", "body_too_large"];
 const MAY_PASS = [401, 403, 408, 409, 425, 429]; // refusals of 400 to 499 that a later try may not meet
 const SAVE_SECONDS = 0.4;

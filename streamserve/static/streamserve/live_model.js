@@ -40,11 +40,15 @@ const WARM = "warm"; // prompts that are only to be cached: the class has no rea
 const PAUSE = ["Pause", "pause"];
 const RESUME = ["Resume", "resume"];
 const DRAIN = ["Drain", "drain"];
-const CONTROLS = { ready: [PAUSE, DRAIN], paused: [RESUME, DRAIN], draining: [RESUME] };
+const SLEEP = ["Sleep", "sleep"];
+const WAKE = ["Wake", "wake"];
+const CONTROLS = { ready: [PAUSE, DRAIN, SLEEP], asleep: [WAKE], paused: [RESUME, DRAIN], draining: [RESUME] };
 const CONTROL_HINTS = {
   pause: "Park every answer and take nothing new, until resumed",
   resume: "Continue",
   drain: "Take nothing new, and let the answers that run come to their end",
+  sleep: "Give its memory back, unless it answers; it is loaded again when it is asked",
+  wake: "Load it now",
 };
 
 /** Give `parent` one child per item, by key and in order: made once, then updated. */
@@ -128,7 +132,7 @@ export class ModelCard {
     this.words.hidden = words === "";
     this.progress.hidden = !isLoading;
     this.progress.value = fraction ?? 0;
-    this.figures.hidden = isLoading || state === "idle" || state === "failed";
+    this.figures.hidden = isLoading || ["idle", "asleep", "failed"].includes(state);
   }
 }
 

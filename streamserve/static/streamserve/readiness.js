@@ -1,4 +1,4 @@
-// Polls /readyz until the model can answer. Knows nothing of the page.
+// Polls /readyz until the model can answer, or sleeps and is loaded by the next question. Knows nothing of the page.
 
 import { Backoff, Sleep } from "./client.js";
 
@@ -57,7 +57,7 @@ export class Readiness {
   take(body) {
     const models = Array.isArray(body.models) ? body.models : [];
     const mine = models.find(({ alias }) => alias === this.model()) ?? models[0] ?? {};
-    this.isReady = mine.state === "ready" || (mine.state === undefined && body.ready === true);
+    this.isReady = ["ready", "asleep"].includes(mine.state) || (mine.state === undefined && body.ready === true);
     this.onChange({
       isReady: this.isReady,
       state: mine.state ?? (body.ready ? "ready" : "loading"),

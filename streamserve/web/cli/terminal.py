@@ -129,7 +129,7 @@ class LocalChat:
         self._streams = Streams({alias: self._client}, MemoryLog(), settings.streams)
 
     async def open(self, progress: Progress) -> None:
-        self._client.start()
+        self._client.wake()
         while (model := self._client.describe()).state != "ready":
             raise_if_unavailable(model)
             progress(model)

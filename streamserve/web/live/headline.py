@@ -83,7 +83,7 @@ class Seen:
 
 def headline(models: Mapping[str, Seen]) -> Verdict:
     """Return the page's headline: how the readers of all models are."""
-    out = {alias: seen for alias, seen in models.items() if seen.description.state != "ready"}
+    out = {alias: seen for alias, seen in models.items() if not seen.description.is_served}
     ready = [seen for alias, seen in models.items() if alias not in out]
     if not ready:
         return Verdict("bad" if _any_failed(out) else "warn", _out_of_use(out), _why_out(out))
