@@ -12,9 +12,10 @@ from typing import Any
 
 from streamserve.api.answers import Answers
 from streamserve.api.call import ANONYMOUS, Call, Reply, json_reply
+from streamserve.api.host_figures import HostFigures
 from streamserve.clients.base import EmbeddingClient, EngineClient
 from streamserve.protocol.engine import ABSENT, TOO_LARGE, EngineStats, ModelDescription
-from streamserve.protocol.errors import NotFound, Refused
+from streamserve.protocol.errors import BadRequest, NotFound, Refused
 from streamserve.protocol.frames import UNKNOWN_COUNT
 from streamserve.protocol.measures import MCP_CALLS, RESPONSES
 from streamserve.protocol.metrics import CONTENT_TYPE, Sample, render_prometheus
@@ -42,7 +43,8 @@ class Ops:
 
     Holds the engine clients and the streams; changes only the state of engines. It never shows the messages of engines
     to callers that it does not know. `health` returns the fields of `/readyz` beside the models: a `database` that is
-    not "ok" is a reason. `work` returns how much durable work waits and runs: kind → state → rows.
+    not "ok" is a reason. `work` returns how much durable work waits and runs: kind → state → rows. `host` knows what
+    other processes of this host have counted; the engines of the models in `shared` report the same to each of them.
     """
 
     def __init__(
@@ -51,11 +53,14 @@ class Ops:
         streams: Streams,
         *,
         embedders: Mapping[str, EmbeddingClient] = {},
+        host: HostFigures | None = None,
+        shared: Collection[str] = (),
         is_debug: Callable[[], bool] = lambda: False,
         health: Callable[[], Awaitable[Mapping[str, Any]]] = _nothing,
         work: Callable[[], Awaitable[Mapping[str, Mapping[str, int]]]] = _nothing,
     ) -> None:
         self.clients, self.embedders, self.streams = clients, embedders, streams
+        self.host, self.shared = host, shared
         self.is_draining = False  # the server shuts down and refuses new answers
         self.is_debug, self.health, self.work = is_debug, health, work
 
@@ -63,6 +68,18 @@ class Ops:
     def all(self) -> Mapping[str, EngineClient | EmbeddingClient]:
         """Models, pipelines and embedding models by alias."""
         return {**self.clients, **self.embedders}
+
+    def counted(self) -> Iterator[Sample]:
+        """Yield what this process has counted, without what every process of this host reports alike."""
+        streams, shared = self.streams, self.shared
+        yield from _engine_samples({alias: client for alias, client in self.clients.items() if alias not in shared})
+        yield from _embedder_samples({alias: one for alias, one in self.embedders.items() if alias not in shared})
+        yield from _process_samples(self.clients, streams)
+
+    def common(self) -> Iterator[Sample]:
+        """Yield what every process of this host reports alike: the figures of engines in processes of their own."""
+        yield from _engine_samples({alias: client for alias, client in self.clients.items() if alias in self.shared})
+        yield from _embedder_samples({alias: one for alias, one in self.embedders.items() if alias in self.shared})
 
     async def control(self, alias: str, action: str) -> str:
         """Carry out an operator's action in the engine of a model, for all processes; return its state afterwards."""
@@ -131,8 +148,15 @@ def _model_json(model: ModelDescription, *, shows_message: bool) -> dict[str, An
 
 
 async def metrics(call: Call, ops: Ops) -> Reply:
-    """GET /metrics: the Prometheus text format."""
-    text = render_metrics(ops.clients, ops.streams, await ops.work(), ops.embedders)
+    """GET /metrics: the Prometheus text format, of all processes of this host; `?process=this`: of this process."""
+    process = call.query().get("process", "")
+    if process not in ("", "this"):
+        raise BadRequest("'process' is this, or left out for all processes of the host.", param="process")
+    if process or ops.host is None:
+        text = render_metrics(ops.clients, ops.streams, await ops.work(), ops.embedders)
+    else:
+        shared = await ops.host.read()
+        text = render_prometheus([*ops.common(), *shared.figures, *_work_samples(await ops.work())])
     return Reply(body=text.encode(), headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
 
 
@@ -143,12 +167,17 @@ def render_metrics(
     embedders: Mapping[str, EmbeddingClient] = {},
 ) -> str:
     """Return every metric of this process in Prometheus' text format. `work`: kind → state → how many rows."""
-    queued = Sample(name="num_requests_queued", value=streams.num_waiting)
-    samples = (*_engine_samples(clients), *_stream_samples(clients, streams.all()), *streams.measures.samples(), queued)
-    samples = (*samples, *_embedder_samples(embedders))
-    return render_prometheus(
-        [*samples, *RESPONSES.samples(), *MCP_CALLS.samples(), *_log_samples(), *_work_samples(work)]
-    )
+    engines = (*_engine_samples(clients), *_embedder_samples(embedders))
+    return render_prometheus([*engines, *_process_samples(clients, streams), *_work_samples(work)])
+
+
+def _process_samples(clients: Mapping[str, EngineClient], streams: Streams) -> Iterator[Sample]:
+    yield from _stream_samples(clients, streams.all())
+    yield from streams.measures.samples()
+    yield Sample(name="num_requests_queued", value=streams.num_waiting)
+    yield from RESPONSES.samples()
+    yield from MCP_CALLS.samples()
+    yield from _log_samples()
 
 
 def _engine_samples(clients: Mapping[str, EngineClient]) -> Iterator[Sample]:
@@ -254,7 +283,9 @@ def engine_metrics(stats: EngineStats) -> dict[str, float]:
 
 
 def _stream_samples(clients: Mapping[str, EngineClient], streams: Iterable[Stream]) -> Iterator[Sample]:
-    states = Counter((stream.model, stream.state) for stream in streams if stream.is_live)
+    """Yield how many streams run here; a stream that is only read here is another process's."""
+    here = (stream for stream in streams if stream.is_live and not stream.lease.is_elsewhere)
+    states = Counter((stream.model, stream.state) for stream in here)
     for alias in clients:
         labels = {"model_name": alias}
         parked = states[alias, "parked"]

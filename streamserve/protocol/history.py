@@ -44,6 +44,8 @@ class Point(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     refused: int = 0
     expired: int = 0
     ttft_p95: dict[str, float] = {}
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
     @property
     def slot(self) -> int:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from streamserve.protocol.events import FINISH_REASONS
-from streamserve.protocol.metrics import METRICS, Histogram, Sample
+from streamserve.protocol.metrics import METRICS, Histogram, Sample, quantile
 
 # Twelve to a decade from 0.1 ms to 1000 s, so a percentile is right to some per cent. Every second bound is a round
 # number (1, 1.5, 2, 3, 5, 7): these are the buckets of `/metrics`.
@@ -125,31 +125,13 @@ class Buckets:
             self.counts[index] += count
         self.total += other.total
 
-    def since(self, before: Buckets | None) -> Buckets:
-        """Return what was counted after `before`, an earlier copy of these."""
-        if before is None:
-            return self
-        counts = [now - then for now, then in zip(self.counts, before.counts, strict=True)]
-        return Buckets(array("I", counts), self.total - before.total)
-
     def quantile(self, share: float) -> float | None:
         """Return about the value that `share` (0 to 1) of all do not exceed; None if there are none."""
-        rank = share * sum(self.counts)
-        seen = 0
-        for index, count in enumerate(self.counts):
-            if count and seen + count >= rank:
-                low = BOUNDS[index - 1] if index else 0.0
-                high = BOUNDS[index] if index < len(BOUNDS) else low
-                return low + (high - low) * max(0.0, rank - seen) / count
-            seen += count
-        return None
+        return quantile(BOUNDS, self.counts, share)
 
     def histogram(self) -> Histogram:
-        """Return them as `/metrics` shows them, with half as many buckets."""
-        bounds = BOUNDS[::_SHOWN_EVERY]
-        starts = [0, *range(1, len(BOUNDS), _SHOWN_EVERY)]
-        counts = tuple(sum(self.counts[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=True))
-        return Histogram(bounds=bounds, counts=counts, total=self.total)
+        """Return them as a value; `/metrics` shows half as many buckets."""
+        return Histogram(bounds=BOUNDS, counts=tuple(self.counts), total=self.total, shown_every=_SHOWN_EVERY)
 
 
 @dataclass(slots=True, eq=False)
@@ -343,27 +325,6 @@ class Measures:
         """Yield every model's."""
         for alias, model in self._models.items():
             yield from model.samples(alias)
-
-
-class Recently:
-    """The last minutes of a model's buckets: percentiles of what was observed since the oldest copy of them."""
-
-    def __init__(self, model: ModelMeasures, names: Sequence[str], num_copies: int) -> None:
-        self._model, self._names = model, names
-        self._copies: deque[dict[str, Buckets]] = deque(maxlen=num_copies)
-        self.turn()
-
-    def turn(self) -> None:
-        """Copy the buckets; the oldest copy is dropped. Called at equal times, one `num_copies`-th of the window."""
-        self._copies.append({name: _copy(self._model.buckets[name]) for name in self._names})
-
-    def quantile(self, name: str, share: float) -> float | None:
-        """Return a percentile of the window; None if nothing was observed."""
-        return self._model.buckets[name].since(self._copies[0][name]).quantile(share)
-
-
-def _copy(buckets: Buckets) -> Buckets:
-    return Buckets(buckets.counts[:], buckets.total)
 
 
 class Responses:

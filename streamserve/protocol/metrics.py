@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 PREFIX = "streamserve_"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -24,17 +24,48 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ("model_name",)
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether the values of several processes add up; of the others the largest is theirs."""
+        return self.kind != "gauge" or self.unit not in ("ratio", "seconds", "bool")
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
+    """Return about the value that `share` (0 to 1) of all do not exceed; None if there are none. See `Histogram`."""
+    rank = share * sum(counts)
+    seen = 0
+    for index, count in enumerate(counts):
+        if count and seen + count >= rank:
+            low = bounds[index - 1] if index else 0.0
+            high = bounds[index] if index < len(bounds) else low
+            return low + (high - low) * max(0.0, rank - seen) / count
+        seen += count
+    return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histogram:
     """Observed values in buckets: `counts[i]` is how many were ≤ `bounds[i]` and above the bound before it.
 
-    `counts` has one item more than `bounds`, for the values above the last.
+    `counts` has one item more than `bounds`, for the values above the last. `/metrics` shows a bound of `shown_every`.
     """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
     total: float
+    shown_every: int = 1
+
+    def __add__(self, other: Histogram) -> Histogram:
+        counts = tuple(one + more for one, more in zip(self.counts, other.counts, strict=True))
+        return replace(self, counts=counts, total=self.total + other.total)
+
+    def __sub__(self, before: Histogram) -> Histogram:
+        counts = tuple(max(0, now - then) for now, then in zip(self.counts, before.counts, strict=True))
+        return replace(self, counts=counts, total=self.total - before.total)
+
+    def quantile(self, share: float) -> float | None:
+        """Return about the value that `share` (0 to 1) of all do not exceed; None if there are none."""
+        return quantile(self.bounds, self.counts, share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,9 +341,11 @@ def _sample(name: str, sample: Sample) -> list[str]:
 
 
 def _histogram(name: str, histogram: Histogram, labels: Mapping[str, str]) -> list[str]:
-    lines, count = [], 0
-    for bound, more in zip((*histogram.bounds, math.inf), histogram.counts, strict=True):
+    lines, count, last = [], 0, len(histogram.bounds)
+    for index, (bound, more) in enumerate(zip((*histogram.bounds, math.inf), histogram.counts, strict=True)):
         count += more
+        if index % histogram.shown_every and index < last:
+            continue
         lines.append(f"{name}_bucket{_labels({**labels, 'le': _number(bound)})} {count}")
     total, num = f"{name}_sum{_labels(labels)}", f"{name}_count{_labels(labels)}"
     return [*lines, f"{total} {_number(histogram.total)}", f"{num} {count}"]

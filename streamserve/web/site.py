@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from contextvars import Context
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -20,6 +21,7 @@ from django.conf import settings as django_settings
 from streamserve import __version__
 from streamserve.api.answers import AnswerConfig, Answers, Defaults
 from streamserve.api.embedders import Embedders
+from streamserve.api.host_figures import HostFigures
 from streamserve.api.mcp import McpEndpoint
 from streamserve.api.openai.responses import LocalResponses
 from streamserve.api.ops import Ops
@@ -57,6 +59,8 @@ from streamserve.work.attachments import Attachments
 from streamserve.work.kinds import work_counts
 from streamserve.work.site_work import SiteWork
 
+FIGURES_FOLDER = "figures"  # in STATE_DIR
+
 
 class DjangoSite:
     """Engine clients, log and streams of one event loop of this process, and the services that routes are given.
@@ -78,6 +82,9 @@ class DjangoSite:
         liveness = resources.liveness_for(settings)
         if liveness is not None:
             self._closing.push_async_callback(asyncio.to_thread, liveness.close)
+        folder = Path(settings.state_dir) / FIGURES_FOLDER if liveness is not None else None
+        self.host = HostFigures(lambda: self.ops.counted(), liveness, folder)
+        self._closing.push_async_callback(self.host.aclose)
         self.log = resources.log_for(settings)
         self._closing.push_async_callback(self.log.aclose)
         if settings.log.startswith(LOG_SCHEMES):
@@ -171,19 +178,33 @@ class DjangoSite:
         database = DatabaseHealth()
         self._closing.push_async_callback(database.aclose)
         self._closing.push_async_callback(self.permissions.aclose)
-        are_shared = settings.log != "memory"
-        self.live = LiveMetrics(models, self.streams, are_shared=are_shared, embedders=embedding)
+        # Engines in processes of their own report the same to each process of this host.
+        apart = {*models, *embedding} if settings.client == "process" else set()
+        shared = {*self.clients, *embedding} - ({*models, *embedding} - apart)
+        shared -= {alias for alias, entry in settings.models.items() if entry.remote is not None}
+        self.live = LiveMetrics(
+            models,
+            self.streams,
+            are_shared=settings.log != "memory",
+            embedders=embedding,
+            host=self.host,
+            shared=shared,
+            alerts=settings.alerts,
+        )
         self.live.start()
         self._closing.push_async_callback(self.live.aclose)
         self.ops = Ops(
             self.clients,
             self.streams,
             embedders=embedding,
+            host=self.host,
+            shared=shared,
             is_debug=lambda: bool(django_settings.DEBUG),
             health=lambda: _health(self.streams, database),
             work=work_counts,
         )
         self.ops.is_draining = _is_draining
+        self.host.start()
         self._closing.push_async_callback(self.work.aclose)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from itertools import pairwise
 
@@ -17,10 +18,9 @@ from streamserve.protocol.measures import (
     READER_TTFT,
     Buckets,
     ModelMeasures,
-    Recently,
     Timings,
 )
-from streamserve.protocol.metrics import percentile
+from streamserve.protocol.metrics import Sample, percentile, render_prometheus
 
 times = st.lists(st.floats(1e-4, 900.0), min_size=1, max_size=60)
 
@@ -57,13 +57,14 @@ def test_a_percentile_is_close_on_many_values() -> None:
 
 
 @given(times, times)
-def test_buckets_add_up_and_subtract(some: list[float], more: list[float]) -> None:
-    """Those of two processes are those of both; what came after a copy is the difference."""
-    both, before = buckets_of(some), buckets_of(some)
+def test_buckets_add_up(some: list[float], more: list[float]) -> None:
+    """Those of two processes are those of both; what came later is the difference."""
+    both, before = buckets_of(some), buckets_of(some).histogram()
     both.add(buckets_of(more))
     assert both.counts == buckets_of([*some, *more]).counts
-    since = both.since(before)
-    assert since.counts == buckets_of(more).counts
+    since = both.histogram() - before
+    assert since.counts == tuple(buckets_of(more).counts)
+    assert (before + since).counts == tuple(both.counts)
     assert since.total == pytest.approx(sum(more), abs=1e-6)
 
 
@@ -71,10 +72,10 @@ def test_buckets_add_up_and_subtract(some: list[float], more: list[float]) -> No
 def test_the_shown_histogram_loses_nothing(values: list[float]) -> None:
     """Half as many buckets hold the same values, each below its bound."""
     histogram = buckets_of(values).histogram()
-    assert len(histogram.counts) == len(histogram.bounds) + 1
-    for index, bound in enumerate(histogram.bounds):
-        assert sum(histogram.counts[: index + 1]) == sum(value <= bound for value in values)
-    assert sum(histogram.counts) == len(values)
+    text = render_prometheus([Sample(name=E2E, value=histogram, labels={"model_name": "m"})])
+    shown = {float(bound): int(count) for bound, count in re.findall(r'le="(.*?)"} (\d+)', text)}
+    assert len(shown) == len(BOUNDS) // 2 + 1
+    assert shown == {bound: sum(value <= bound for value in values) for bound in shown}
 
 
 def test_tokens_that_come_together_share_their_gap() -> None:
@@ -113,17 +114,3 @@ def test_a_reader_is_counted_by_what_it_reports() -> None:
     values = {sample.name: sample.value for sample in model.samples("m")}
     assert (values["reader_reports"], values["reader_reconnects"], values["reader_gap_budget"]) == (1, 2, 1)
     assert (sum(model.buckets[READER_TTFT].counts), sum(model.buckets[FIRST_PAINT].counts)) == (1, 0)
-
-
-def test_a_window_forgets() -> None:
-    """After as many turns as the window has, earlier observations do not count."""
-    model = ModelMeasures()
-    window = Recently(model, (E2E,), 3)
-    model.note("stop", is_error=False, latency=100.0, breakdown={}, gaps=Buckets())
-    for _ in range(2):
-        window.turn()
-        found = window.quantile(E2E, 0.5)
-        assert found is not None
-        assert 85.0 <= found <= 100.0
-    window.turn()
-    assert window.quantile(E2E, 0.5) is None

@@ -73,6 +73,10 @@ class Liveness:
         """Return whether the death of this process can be detected."""
         return host_of(process_id) == self.host
 
+    def lives_here(self, process_id: str) -> bool:
+        """Return whether that process is of this host, and lives."""
+        return bool(self._is_locked(process_id))
+
     def tidy(self) -> None:
         """Remove the files of dead processes. A process without a file counts as dead."""
         for path in self._folder.glob("*.lock"):

@@ -1,17 +1,19 @@
 """What the live page's figures mean: a level and words for each model's panels, and the page's headline. Pure.
 
-level    "ok" · "warn": something is over its threshold · "bad": readers wait, or requests were refused ·
+level    "ok" · "warn": something is beyond its threshold · "bad": readers wait, or requests were refused ·
          "idle": nothing is asked
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from streamserve.protocol.alerts import WINDOW_MINUTES
 from streamserve.protocol.engine import EngineStats, ModelDescription
 from streamserve.protocol.history import Point, last_seconds, load, of_one_engine, shares
 from streamserve.protocol.requests import BATCH, PREFILL_ONLY
+from streamserve.web.live.recent import Recent, distance, sentence
 from streamserve.web.words import in_words
 
 # Of the blocks of the KV cache, held by running answers: above it the next answers wait for memory.
@@ -25,20 +27,24 @@ _LEVELS = ("idle", "ok", "warn", "bad")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A level, what it is in a sentence, and what it means."""
+    """A level, what it is in a sentence, and what it means; `place` of `model` is where to look (alerts.py)."""
 
     level: str
     words: str
     meaning: str = ""
+    model: str = ""
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What one look has shown of a model: its state, its engine's report, and the report's history."""
+    """What one look has shown of a model: its state, its engine's report, the report's history, and the last minutes of
+    its answers on this host."""
 
     description: ModelDescription
     stats: EngineStats
     points: Sequence[Point] = ()
+    recent: Recent = field(default_factory=lambda: Recent(model=""))
 
     @property
     def knows_readers(self) -> bool:
@@ -95,8 +101,14 @@ def headline(models: Mapping[str, Seen]) -> Verdict:
 
 
 def panels(seen: Seen) -> dict[str, Verdict]:
-    """Return the verdicts of a model's four panels."""
-    return {"readers": _readers(seen), "latency": _latency(seen), "memory": _memory(seen), "queue": _queue(seen)}
+    """Return the verdicts of a model's panels."""
+    return {
+        "readers": _readers(seen),
+        "latency": _latency(seen),
+        "memory": _memory(seen),
+        "queue": _queue(seen),
+        "leaving": _leaving(seen),
+    }
 
 
 def _of_readers(models: Sequence[Seen]) -> Verdict:
@@ -115,6 +127,8 @@ def _of_readers(models: Sequence[Seen]) -> Verdict:
     if num_refused:
         meaning = "The machine is full, and serves well what it admits. More memory or a smaller model admits more."
         return Verdict("bad", f"{words}; {_count(num_refused, 'request')} refused in the last minute", meaning)
+    if any(seen.recent.beyond for seen in models):
+        return _beyond(models)
     if queue.level == "warn":
         meaning = "Their first tokens will be late. Whoever reads already goes first."
         return Verdict("warn", f"{words}; {_count(num_waiting, 'request')} waiting too long", meaning)
@@ -122,6 +136,29 @@ def _of_readers(models: Sequence[Seen]) -> Verdict:
         words += f"; {_count(num_waiting, 'request')} waiting for the first token"
     is_idle = not (num_readers or num_waiting or num_elsewhere)
     return Verdict("idle" if is_idle else "ok", words, "Nothing is asked of the models." if is_idle else "")
+
+
+def _beyond(models: Sequence[Seen]) -> Verdict:
+    """Return which figure is farthest beyond its threshold, and how many others are."""
+    found = [(seen.recent.model, one) for seen in models for one in seen.recent.beyond]
+    model, worst = max(found, key=lambda pair: distance(pair[1]))
+    words = f"{model}: {sentence(worst)}" if len(models) > 1 else sentence(worst)
+    if len(found) > 1:
+        words += f"; {_count(len(found) - 1, 'more figure')} beyond {'its' if len(found) == 2 else 'their'} threshold"
+    return Verdict("warn", words, worst.rule.look, model, worst.rule.place)
+
+
+def _leaving(seen: Seen) -> Verdict:
+    recent = seen.recent
+    if not (recent.num_answers or recent.num_disconnects or recent.num_resumes):
+        return Verdict("idle", f"No answer has ended in the last {WINDOW_MINUTES} min.")
+    answers = f"{_count(recent.num_answers, 'answer')} in the last {WINDOW_MINUTES} min"
+    share = f" ({100 * recent.num_left / recent.num_answers:.0f} %)" if recent.num_left else ""
+    left = f"{answers}: {recent.num_left} stopped or left{share}"
+    connections, readers = _count(recent.num_disconnects, "connection"), _count(recent.num_resumes, "reader")
+    is_over = any(one.rule.place == "leaving" for one in recent.beyond)
+    words = f"{left}. {connections} ended early, {readers} came back."
+    return Verdict("warn" if is_over else "ok", words)
 
 
 def _late(num_late: int, num_readers: int, worst: Seen) -> Verdict:

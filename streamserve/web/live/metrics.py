@@ -2,8 +2,9 @@
 
 Each look is a `Snapshot`: every engine's report is read once, and everything shown is derived from it. An engine
 process reports once a second, and keeps the history, so all web processes of a machine show the same of it; a model
-without a process of its own has its history here, since this process began. Streams of other processes are shown with
-the columns of their rows. Runs on the event loop; holds no database connection between two looks.
+without a process of its own has its history here, since this process began. What answers and their readers did in the
+last minutes is of all processes of the host (api/host_figures.py). Streams of other processes are shown with the
+columns of their rows. Runs on the event loop; holds no database connection between two looks.
 """
 
 from __future__ import annotations
@@ -14,33 +15,35 @@ import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextvars import Context
+from dataclasses import replace
 from typing import Any
 
 from django.utils import timezone
 
+from streamserve.api.host_figures import HostFigures, Shared
 from streamserve.api.logs import get_logger
 from streamserve.api.ops import stream_metrics
 from streamserve.clients.base import EmbeddingClient, EngineClient
 from streamserve.models import Stream as StreamRow
+from streamserve.protocol.alerts import WINDOW_MINUTES, Alerts
 from streamserve.protocol.engine import EngineStats
 from streamserve.protocol.errors import DatabaseUnavailable
-from streamserve.protocol.history import WINDOW_SECONDS, History, Point
-from streamserve.protocol.measures import ITL, TTFT, Recently
+from streamserve.protocol.figures import MINUTE_SECONDS
+from streamserve.protocol.history import WINDOW_SECONDS, History, Point, last_seconds, of_one_engine
+from streamserve.protocol.metrics import Sample
 from streamserve.rows import orm
 from streamserve.rows.owners import names_of
 from streamserve.streams.registry import Streams
 from streamserve.web.live.headline import Seen
+from streamserve.web.live.recent import Recent
 from streamserve.web.live.snapshot import SPEED_SECONDS, Snapshot
 
 log = get_logger(__name__)
 
 EVERY_SECONDS = 1.0
 MAX_ROWS = 200  # of other processes' streams; the admin's list of streams shows all
-# The percentiles of this process's answers: the buckets are copied so often.
-_COPY_SECONDS = 60
-_PERCENTILES = {"ttft_p50": (TTFT, 0.5), "ttft_p95": (TTFT, 0.95), "itl_p50": (ITL, 0.5), "itl_p95": (ITL, 0.95)}
 # An engine process reports once a second; these engines do.
 _REPORT_SECONDS, _POLL_SECONDS = 1.2, 0.02
 _NAMES_SECONDS = 60.0  # after which owners are asked for their names again
@@ -48,7 +51,11 @@ _REPORTING = ("ready", "paused", "draining")
 
 
 class LiveMetrics:
-    """One of a site. `start` begins the history; `latest` gives all viewers the same snapshot of this second."""
+    """One of a site. `start` begins the history; `latest` gives all viewers the same snapshot of this second.
+
+    `host` has the figures of the host's processes, without the engines of the models in `shared`. Without it they are
+    of these streams.
+    """
 
     def __init__(
         self,
@@ -57,6 +64,9 @@ class LiveMetrics:
         *,
         are_shared: bool,
         embedders: Mapping[str, EmbeddingClient] = {},
+        host: HostFigures | None = None,
+        shared: Collection[str] = (),
+        alerts: Alerts | None = None,
     ) -> None:
         self.num_made = 0
         self._clients, self._streams, self._are_shared = clients, streams, are_shared
@@ -64,9 +74,8 @@ class LiveMetrics:
         self._process = {"host": socket.gethostname(), "pid": os.getpid(), "id": secrets.token_hex(2)}
         self._histories = {alias: History() for alias in clients}
         self._pasts: dict[str, tuple[Point, ...]] = {}  # the last of each engine that was merged
-        num_copies = WINDOW_SECONDS // _COPY_SECONDS
-        self._recently = {alias: Recently(streams.measures.of(alias), (TTFT, ITL), num_copies) for alias in clients}
-        self._copied_at = time.monotonic()
+        self._host = host or HostFigures(streams.measures.samples, None, None)
+        self._shared, self._alerts = shared, alerts or Alerts()
         self._token_counts: dict[str, deque[tuple[float, int]]] = {}  # of the shown streams, in the last seconds
         self._look: asyncio.Task[Snapshot] | None = None
         self._looked_at = 0.0
@@ -100,6 +109,8 @@ class LiveMetrics:
         await self._news()
         others, num_more = await self._others()
         await self._ask_names(others)
+        host = await self._host.read()
+        seen = {alias: self._see(alias, client) for alias, client in self._clients.items()}
         streams = [stream_metrics(stream) for stream in self._streams.all() if stream.is_live]
         for row in (*streams, *others):
             row["owner_name"] = self._names.get(row["owner"], row["owner"])
@@ -109,8 +120,7 @@ class LiveMetrics:
             id=f"{self._process['id']}-{self.num_made}",
             taken_at=time.time(),
             process={name: self._process[name] for name in ("host", "pid")},
-            models={alias: self._see(alias, client) for alias, client in self._clients.items()},
-            latency={alias: _percentiles(recently) for alias, recently in self._recently.items()},
+            models=self._with_recent(seen, host),
             streams=[*streams, *(row for row in others if row["id"] not in known)],
             num_more=num_more,
             embedders={
@@ -129,6 +139,17 @@ class LiveMetrics:
             history.note(stats.point(time.time()))
         return Seen(description=description, stats=stats, points=history.points())
 
+    def _with_recent(self, models: Mapping[str, Seen], host: Shared) -> dict[str, Seen]:
+        """Return the models with what was counted in the last minutes, and what each engine reports of them itself."""
+        now = time.time()
+        window, minutes = host.of_last(WINDOW_MINUTES, now), host.by_minute(WINDOW_SECONDS // MINUTE_SECONDS, now)
+        for alias, seen in models.items():
+            window.add(_of_engine(alias, seen, is_shared=alias in self._shared))
+        return {
+            alias: replace(seen, recent=Recent(model=alias, alerts=self._alerts, figures=window, minutes=minutes))
+            for alias, seen in models.items()
+        }
+
     async def _run(self) -> None:
         """Note each engine's report, also while no page is open."""
         while True:
@@ -137,10 +158,6 @@ class LiveMetrics:
                     self._see(alias, client)
                 except Exception:  # the edge of the task: a point is lost
                     log.exception("live_history_failed")
-            if time.monotonic() - self._copied_at >= _COPY_SECONDS:
-                self._copied_at = time.monotonic()
-                for recently in self._recently.values():
-                    recently.turn()
             await asyncio.sleep(EVERY_SECONDS)
 
     def _set_speeds(self, streams: list[dict[str, Any]], now: float) -> None:
@@ -192,8 +209,16 @@ class LiveMetrics:
             self._names |= {owner: named.name for owner, named in found.items()}
 
 
-def _percentiles(recently: Recently) -> dict[str, float | None]:
-    return {key: recently.quantile(name, share) for key, (name, share) in _PERCENTILES.items()}
+def _of_engine(alias: str, seen: Seen, *, is_shared: bool) -> Iterator[Sample]:
+    """Yield what an engine reports of the last minutes; the host's figures have it where the engine is in a process of
+    theirs."""
+    labels = {"model_name": alias}
+    yield Sample(name="queue_seconds", value=seen.stats.queued_seconds, labels=labels)
+    points = last_seconds(of_one_engine(seen.points), WINDOW_MINUTES * MINUTE_SECONDS) if is_shared else ()
+    if points:
+        for name in ("prefix_queries", "prefix_hits"):
+            gained = getattr(points[-1], name) - getattr(points[0], name)
+            yield Sample(name=name.replace("prefix_", "prefix_cache_"), value=gained, labels=labels)
 
 
 def _row_metrics(row: StreamRow) -> dict[str, Any]:

@@ -43,13 +43,12 @@ _CHARTED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """One look at everything. `latency`: by model, what this process's answers took; None where none has ended."""
+    """One look at everything."""
 
     id: str
     taken_at: float  # Unix seconds
     process: Mapping[str, Any]
     models: Mapping[str, Seen]
-    latency: Mapping[str, Mapping[str, float | None]]
     streams: Sequence[Mapping[str, Any]]
     num_more: int = 0
     embedders: Mapping[str, Seen] = field(default_factory=dict)  # without a history
@@ -87,7 +86,6 @@ class Snapshot:
         stats, times = seen.stats, shares(seen.points)
         own = of_one_engine(seen.points)
         streams = [stream for stream in self.streams if stream["model"] == alias]
-        latency = self.latency.get(alias, {})
         return {
             **load_metrics(seen.description),
             "alias": alias,
@@ -101,7 +99,7 @@ class Snapshot:
             "load": None if seen.load is None else round(seen.load, 2),
             "capacity": None if times is None else _rounded(times, 4),
             "capacity_seconds": round(own[-1].at - own[0].at) if own else 0,
-            "latency": {name: None if seconds is None else round(seconds, 4) for name, seconds in latency.items()},
+            "recent": seen.recent.as_json(),
             "panels": {name: asdict(verdict) for name, verdict in panels(seen).items()},
             "limits": {"kv_blocks_used": MEMORY_LIMIT * stats.blocks_total, "queue_seconds": seen.queue_limit},
             "points": columns(seen, num_points),

@@ -108,6 +108,7 @@ def test_panels_are_at_rest_without_work() -> None:
         "latency": "idle",
         "memory": "ok",
         "queue": "idle",
+        "leaving": "idle",
     }
 
 
@@ -121,6 +122,7 @@ def test_panels_name_what_is_over_its_threshold() -> None:
         "latency": "warn",
         "memory": "warn",
         "queue": "warn",
+        "leaving": "idle",
     }
     assert found["latency"].words == "chat 800 ms of 500 ms."
     assert found["memory"].words == "93 % used, 2 % cached, 5 % free."

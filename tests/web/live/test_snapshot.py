@@ -71,7 +71,7 @@ async def test_every_figure_is_of_one_report() -> None:
 
 def snapshot_of(seen: Seen, **more: Any) -> Snapshot:
     """A snapshot of one model and no stream."""
-    fields = {"id": "a-1", "taken_at": 100.0, "process": {"host": "h", "pid": 1}, "latency": {}, "streams": []}
+    fields = {"id": "a-1", "taken_at": 100.0, "process": {"host": "h", "pid": 1}, "streams": []}
     return Snapshot(**{**fields, **more}, models={"m": seen})
 
 
@@ -114,8 +114,10 @@ def test_a_viewer_is_sent_the_history_once() -> None:
     """The event of a page that has the earlier points is short."""
     points = [Point(at=slot * POINT_SECONDS) for slot in range(NUM_POINTS)]
     snapshot = snapshot_of(Seen(description=READY, stats=EngineStats(), points=points))
-    assert len(snapshot.next) < len(snapshot.whole) / 2
-    assert json.loads(snapshot.next.partition(b"data: ")[2])["is_whole"] is False
+    whole, later = (json.loads(event.partition(b"data: ")[2]) for event in (snapshot.whole, snapshot.next))
+    assert (whole["is_whole"], later["is_whole"]) == (True, False)
+    num_sent = [len(shown["models"][0]["points"]["at"]) for shown in (whole, later)]
+    assert num_sent == [NUM_POINTS, 6]
 
 
 async def test_the_history_goes_on_at_another_web_process() -> None:
@@ -134,9 +136,7 @@ def test_an_embedding_model_shows_what_it_has_computed() -> None:
     """Requests, inputs and tokens, by the names of `/metrics`; it has no streams."""
     stats = EngineStats(embedded_requests=3, embedded_inputs=40, prompt_tokens=500, waiting=2)
     seen = Seen(description=ModelDescription(alias="search", state="ready", kind="embedding"), stats=stats)
-    shown = Snapshot(
-        id="a-1", taken_at=0.0, process={}, models={}, latency={}, streams=[], embedders={"search": seen}
-    ).as_json()
+    shown = Snapshot(id="a-1", taken_at=0.0, process={}, models={}, streams=[], embedders={"search": seen}).as_json()
     (embedder,) = shown["embedders"]
     assert (embedder["alias"], embedder["state"]) == ("search", "ready")
     figures = embedder["figures"]
