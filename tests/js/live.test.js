@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { figure, joined, percent, sumOf, time } from "../../streamserve/static/streamserve/live_text.js";
+import { figure, joined, minuteCounts, percent, sumOf, time } from "../../streamserve/static/streamserve/live_text.js";
 
 const points = (at, values, chat) => ({ at, late: values, ttft_of_budget: { chat } });
 
@@ -38,4 +38,10 @@ test("the sum of the streams names states and models", () => {
   const totals = { by_state: { starting: 0, running: 1, parked: 1 }, by_model: { echo: 2 } };
   assert.equal(sumOf(2, totals), "2 streams: 0 starting, 1 running, 1 parked · 2 of echo");
   assert.match(sumOf(2, { ...totals, num_more: 7 }), /7 more of other processes/);
+});
+
+test("a minute's row has what was counted in that minute", () => {
+  const columns = { at: [60, 120], request_success: [4, 5], request_errors: [1, 0], left: [2, 0], reader_disconnects: [3, 0], stream_resumes: [1, 0] };
+  assert.deepEqual(minuteCounts(columns, 119), ["5", "2", "3", "1"]);
+  assert.deepEqual(minuteCounts(columns, 180), ["–", "–", "–", "–"]);
 });

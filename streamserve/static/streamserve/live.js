@@ -9,7 +9,7 @@
 // cards are kept and updated in place, so that a button stays under the pointer.
 
 import { element } from "./live_chart.js";
-import { Keyed, ModelCard, showState, stackedRow, write } from "./live_model.js";
+import { isPanel, Keyed, ModelCard, panelId, showState, stackedRow, write } from "./live_model.js";
 import { ageText, clock, joined, known, rate, sumOf, time } from "./live_text.js";
 import { Backoff, readEvents, Sleep, Watchdog } from "./client.js";
 
@@ -83,11 +83,12 @@ class LivePage {
     this.headline = part("headline");
     this.words = part("headline-words");
     this.meaning = part("headline-meaning");
+    this.look = part("headline-look");
     this.source = part("source");
     this.points = new Map(); // by model: the columns of its charts
     const control = root.dataset.controlUrl ? (alias, action) => this.control(alias, action) : null;
     const figures = part("figures");
-    this.cards = new Keyed(part("cards"), (model) => new ModelCard(model, control, figures.content.cloneNode(true)));
+    this.cards = new Keyed(part("cards"), (model) => new ModelCard(model, control, figures.content.cloneNode(true), (alias, place) => this.hrefOf(alias, place)));
     const stop = root.dataset.stopUrl ? (id) => this.stop(id) : null; // null without the permission to stop
     const { streamUrl } = root.dataset;
     const addressOf = (id) => (streamUrl ? streamUrl.replace("STREAM_ID", id) : null);
@@ -158,6 +159,9 @@ class LivePage {
     write(this.words, headline.words);
     write(this.meaning, headline.meaning);
     this.meaning.hidden = headline.meaning === "";
+    const href = headline.place ? this.hrefOf(headline.model, headline.place) : null;
+    this.look.hidden = href === null;
+    if (href !== null && this.look.getAttribute("href") !== href) this.look.setAttribute("href", href);
     this.cards.update(models, ({ alias }) => alias, snapshot, (alias) => this.points.get(alias));
     this.rows.update(streams, ({ id }) => id);
     this.embedderRows.update(snapshot.embedders, ({ alias }) => alias);
@@ -166,9 +170,18 @@ class LivePage {
     this.sum.hidden = streams.length === 0;
     this.none.hidden = streams.length > 0;
     this.table.hidden = streams.length === 0;
-    this.source.textContent = `Snapshot ${snapshot.snapshot}, ${clock(takenAt, true)}. The engines' figures are their own reports: each web process of ${process.host} shows the same. What says "this web process" is of process ${process.pid}.`;
+    this.source.textContent = `Snapshot ${snapshot.snapshot}, ${clock(takenAt, true)}. The engines' figures are their own reports: each web process of ${process.host} shows the same. This is process ${process.pid}.`;
     this.source.hidden = false;
     this.root.dataset.snapshot = snapshot.snapshot;
+  }
+
+  /** Return where an operator looks for the cause of a figure: a panel, or the list of streams; null without a permission. */
+  hrefOf(alias, place) {
+    if (isPanel(place)) return `#${encodeURIComponent(panelId(alias, place))}`;
+    const { streamsUrl } = this.root.dataset;
+    if (!streamsUrl) return null;
+    const query = new URLSearchParams({ model: alias, ...(place === "failed" && { error_code__gt: "" }) });
+    return `${streamsUrl}?${query}`;
   }
 
   showStatus(text, isLost) {

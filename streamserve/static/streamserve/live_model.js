@@ -1,8 +1,9 @@
-// A model on the live page: its state and buttons, four panels with charts, and the same figures as tables.
+// A model on the live page: its state and buttons, its figures against their thresholds, panels with charts, and the same
+// figures as tables.
 // Everything is made once and then updated, from one snapshot each time.
 
 import { Chart, element } from "./live_chart.js";
-import { clock, count, figure, percent, rate, span, time } from "./live_text.js";
+import { clock, count, figure, minuteCounts, percent, rate, span, time } from "./live_text.js";
 import { loadingFigures } from "./loading.js";
 
 const LEVELS = { ok: "in order", warn: "over the threshold", bad: "needs you", idle: "at rest" };
@@ -23,7 +24,16 @@ const PANELS = {
     "Queue",
     "Seconds of computing ahead of a request that comes now. Above the line, which is the shortest first-token budget in use, its first token is late.",
   ],
+  leaving: [
+    "Readers who leave",
+    "Counted each minute, in all processes of the machine. Stopped or left: answers that ended as cancelled or abandoned. Ended early: connections of readers that ended before their answer. Came back: readers that continued on a new connection.",
+  ],
 };
+const LEAVING = [
+  { name: "left", color: "late", label: "stopped or left" },
+  { name: "reader_disconnects", color: "fourth", label: "ended early" },
+  { name: "stream_resumes", color: "third", label: "came back" },
+];
 const READERS = [
   { name: "num_readers_away", color: "away", label: "away" },
   { name: "num_readers_ahead", color: "ahead", label: "ahead" },
@@ -32,7 +42,8 @@ const READERS = [
 ];
 const MEMORY = [{ name: "kv_blocks_used", color: "ahead", label: "used" }]; // what is cached waits for nothing
 const CLASS_COLORS = ["ahead", "second", "third", "fourth"];
-const MINUTE_HEADS = ["Late", "Hungry", "Ahead", "Away", "First token of its budget", "Memory used", "Queue", "Waiting", "Tokens/s"];
+const MINUTE_HEADS = ["Late", "Hungry", "Ahead", "Away", "First token of its budget", "Memory used", "Queue", "Waiting", "Tokens/s", "Answers", "Stopped or left", "Ended early", "Came back"];
+const SIDE_HEADS = ["Server p50", "Server p95", "Server p99", "Reader p50", "Reader p95", "Reader p99"];
 const CLASS_HEADS = ["First token", "Whole answer", "In time", "Answers", "Refused"];
 const MINUTE_SECONDS = 60;
 const WARM = "warm"; // prompts that are only to be cached: the class has no readers
@@ -77,14 +88,15 @@ export class Keyed {
 }
 
 export class ModelCard {
-  /** `figures` is the table of figures without values. */
-  constructor({ alias }, control, figures) {
+  /** `figures` is the table of figures without values; `hrefOf(alias, place)` is where an operator looks, or null. */
+  constructor({ alias }, control, figures, hrefOf) {
     this.state = element("span", { class: "ss-state" });
     this.controls = new Controls(control === null ? null : (action) => control(alias, action));
     this.progress = element("progress", { max: "1", "aria-label": `Loading ${alias}` });
     this.words = element("p", { class: "ss-words" });
     this.now = element("p", { class: "ss-now" });
-    this.panels = Object.fromEntries(Object.keys(PANELS).map((name) => [name, new Panel(name)]));
+    this.recent = new Recent((place) => hrefOf(alias, place));
+    this.panels = Object.fromEntries(Object.keys(PANELS).map((name) => [name, new Panel(name, panelId(alias, name))]));
     this.classes = new ClassTable();
     this.all = new FigureTable(figures);
     this.minutes = new MinuteTable();
@@ -92,6 +104,7 @@ export class ModelCard {
       "div",
       { class: "ss-figures" },
       this.now,
+      this.recent.node,
       element("div", { class: "ss-panels" }, ...Object.values(this.panels).map(({ node }) => node)),
       folded("Budgets of each class", this.classes.node),
       folded("All figures of the engine as a table, with their names in /metrics", this.all.node),
@@ -116,11 +129,12 @@ export class ModelCard {
     this.showLoading(model);
     if (this.figures.hidden) return;
     write(this.now, workOf(model));
+    this.recent.update(model.recent);
     const times = { from: snapshot.taken_at - snapshot.window_seconds, to: snapshot.taken_at };
     for (const panel of Object.values(this.panels)) panel.show(model, points, times);
     this.classes.update(model.classes, model.num_recent);
     this.all.update(model.figures);
-    this.minutes.update(points, model.figures.kv_blocks_total);
+    this.minutes.update(points, model);
   }
 
   showLoading({ state, stage, fraction, message, dtype, linears, loaded_bytes: loadedBytes, total_bytes: totalBytes, elapsed_seconds: elapsedSeconds }) {
@@ -137,7 +151,7 @@ export class ModelCard {
 }
 
 /** What the engine does: "312 tokens/s, read at 240. In the last 15 min it computed 62 % of the time, …". */
-function workOf({ figures, streams, by_state: states, capacity, capacity_seconds: seconds, rate_seconds: rateSeconds, latency }) {
+function workOf({ figures, streams, by_state: states, capacity, capacity_seconds: seconds, rate_seconds: rateSeconds }) {
   const parts = [
     `${count(streams)} ${streams === 1 ? "stream" : "streams"}: ${states.starting} starting, ${states.running} running, ${states.parked} parked.`,
     `In the engine: ${count(figures.num_requests_running)} running, ${count(figures.num_requests_waiting)} waiting.`,
@@ -148,15 +162,95 @@ function workOf({ figures, streams, by_state: states, capacity, capacity_seconds
       `In the last ${span(seconds)} the engine computed ${percent(capacity.useful)} of the time, computed again what it had dropped ${percent(capacity.recomputed)}, and was idle ${percent(capacity.idle)}.`,
     );
   }
-  if (latency.ttft_p50 != null) {
-    parts.push(`Answers that ended in this web process: first token ${time(latency.ttft_p50)} (p95 ${time(latency.ttft_p95)}), gap ${time(latency.itl_p50)} (p95 ${time(latency.itl_p95)}).`);
-  }
   return parts.join(" ");
+}
+
+/** The id of a panel, which the headline's link and those of figures name. */
+export function panelId(alias, name) {
+  return `ss-${alias}-${name}`;
+}
+
+export function isPanel(place) {
+  return place in PANELS;
+}
+
+/** The last minutes: each figure that has a threshold, and what the server measured beside what readers did. */
+class Recent {
+  constructor(hrefOf) {
+    this.title = element("h3");
+    this.parting = element("p", { class: "ss-now" });
+    this.tiles = element("ul", { class: "ss-tiles" });
+    this.keyed = new Keyed(this.tiles, ({ place }) => new Tile(hrefOf(place)));
+    this.sides = new SideTable();
+    this.node = element("section", { class: "ss-recent" }, this.title, this.tiles, this.parting, folded("What readers measured beside the server's own times", this.sides.node));
+  }
+
+  update({ minutes, answers, least_answers: least, figures, num_reports: numReports, parting, sides }) {
+    const few = answers < least ? `; below ${count(least)} answers no percentile and no share is judged` : "";
+    write(this.title, `The last ${minutes} min: ${count(answers)} ${answers === 1 ? "answer" : "answers"}${few}`);
+    this.keyed.update(figures, ({ name }) => name);
+    write(this.parting, parting);
+    this.sides.update(sides, numReports, minutes);
+  }
+}
+
+/** A figure: its value, its threshold, and in words whether it is beyond that; then where to look. */
+class Tile {
+  constructor(href) {
+    this.label = element("span", { class: "ss-tile-label" });
+    this.value = element("strong", { class: "ss-tile-value" });
+    this.limit = element("span", { class: "ss-tile-limit" });
+    this.level = element("span", { class: "ss-level" });
+    this.look = element("p", { class: "ss-meaning" });
+    this.words = element("span");
+    this.look.append(this.words);
+    if (href !== null) this.look.append(" ", element("a", { href }, "Look there"));
+    this.node = element("li", {}, this.label, this.value, this.limit, this.level, this.look);
+  }
+
+  update({ name, label, value, limit, level, words, look }) {
+    this.node.className = `ss-tile is-${level}`;
+    this.node.dataset.figure = name;
+    write(this.label, label);
+    write(this.value, value);
+    write(this.limit, limit);
+    write(this.level, words);
+    write(this.words, look);
+    this.look.hidden = level !== "warn";
+  }
+}
+
+/** The percentiles of the server, and those that readers have reported. */
+class SideTable {
+  constructor() {
+    this.rows = element("tbody");
+    this.caption = element("caption");
+    const table = stacking("ss-sides", ["Time", ...SIDE_HEADS], this.rows);
+    table.prepend(this.caption);
+    this.node = element("div", { class: "ss-scrolls", tabindex: "0", role: "region", "aria-label": "Server and readers" }, table);
+    this.keyed = new Keyed(this.rows, ({ label }) => new SideRow(label));
+  }
+
+  update(sides, numReports, minutes) {
+    write(this.caption, `Of the last ${minutes} min. Readers have reported ${count(numReports)} ${numReports === 1 ? "answer" : "answers"}.`);
+    this.keyed.update(sides, ({ label }) => label);
+  }
+}
+
+class SideRow {
+  constructor(label) {
+    this.cells = SIDE_HEADS.map(() => element("td"));
+    this.node = stackedRow({}, element("th", { scope: "row" }, label), SIDE_HEADS, this.cells);
+  }
+
+  update({ server, reader }) {
+    [...server, ...reader].forEach((seconds, index) => write(this.cells[index], time(seconds)));
+  }
 }
 
 /** One question to the engine: a verdict, its chart, and what the words mean. */
 class Panel {
-  constructor(name) {
+  constructor(name, id) {
     this.name = name;
     const [title, explained] = PANELS[name];
     this.title = title;
@@ -166,7 +260,7 @@ class Panel {
     this.place = element("div");
     this.node = element(
       "section",
-      { class: "ss-panel", "data-panel": name, "aria-label": title },
+      { class: "ss-panel", id, "data-panel": name, "aria-label": title },
       element("h3", {}, title, " ", this.level),
       this.verdict,
       this.meaning,
@@ -192,12 +286,13 @@ class Panel {
       this.place.replaceChildren(this.chart.node);
     }
     this.place.hidden = series.length === 0;
-    if (series.length > 0) this.chart.show(points.at, columns, { ...times, limit });
+    const at = this.name === "leaving" ? model.recent.by_minute.at : points.at;
+    if (series.length > 0) this.chart.show(at, columns, { ...times, limit });
   }
 }
 
 /** Return a panel's series, their columns, how they are drawn, and the threshold. */
-function charted(name, { figures, limits }, points) {
+function charted(name, { figures, limits, recent }, points) {
   const column = (each) => points[each.name];
   const total = figures.kv_blocks_total;
   if (!total && (name === "readers" || name === "memory")) return [[], [], {}, null]; // a server elsewhere does not report these
@@ -205,6 +300,10 @@ function charted(name, { figures, limits }, points) {
   if (name === "memory") {
     const shares = MEMORY.map((each) => points[each.name].map((blocks) => (blocks == null ? null : blocks / total)));
     return [MEMORY, shares, { isStacked: true, unit: percent, least: 1 }, limits.kv_blocks_used / total];
+  }
+  if (name === "leaving") {
+    const columns = LEAVING.map((each) => recent.by_minute[each.name]);
+    return [LEAVING, columns, { isStepped: true, unit: whole, least: 4 }, null];
   }
   if (name === "queue") {
     const series = [{ name: "queue_seconds", color: "ahead", label: "of computing" }];
@@ -240,10 +339,10 @@ class MinuteTable {
     this.keyed = new Keyed(this.rows, () => new MinuteRow());
   }
 
-  update(points, numBlocks) {
+  update(points, { figures, recent }) {
     if (!this.node.checkVisibility()) return;
     const lasts = points.at.map((_, index) => index).filter((index) => isLast(points.at, index));
-    this.keyed.update(lasts.reverse(), (index) => Math.floor(points.at[index] / MINUTE_SECONDS), points, numBlocks);
+    this.keyed.update(lasts.reverse(), (index) => Math.floor(points.at[index] / MINUTE_SECONDS), points, figures.kv_blocks_total, recent.by_minute);
   }
 }
 
@@ -258,9 +357,9 @@ class MinuteRow {
     this.node = stackedRow({}, this.time, MINUTE_HEADS, this.cells);
   }
 
-  update(index, points, numBlocks) {
+  update(index, points, numBlocks, byMinute) {
     write(this.time, clock(points.at[index], true));
-    minuteOf(points, index, numBlocks).forEach((text, place) => write(this.cells[place], text));
+    [...minuteOf(points, index, numBlocks), ...minuteCounts(byMinute, points.at[index])].forEach((text, place) => write(this.cells[place], text));
   }
 }
 

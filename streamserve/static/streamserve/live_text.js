@@ -51,6 +51,14 @@ export function figure(value, unit) {
   return Number.isInteger(value) ? count(value) : value.toLocaleString("en", { maximumFractionDigits: 2 });
 }
 
+/** What was counted in the minute of `at`: answers, those that were stopped or left, connections, readers. */
+export function minuteCounts(columns, at) {
+  const index = columns.at.findIndex((begin) => begin <= at && at < begin + 60);
+  if (index < 0) return ["–", "–", "–", "–"];
+  const answers = columns.request_success[index] + columns.request_errors[index];
+  return [answers, columns.left[index], columns.reader_disconnects[index], columns.stream_resumes[index]].map(count);
+}
+
 /**
  * "6 streams: 1 starting, 4 running, 1 parked · 4 of echo, 2 of billing".
  * @param {number} numStreams

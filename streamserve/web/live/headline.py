@@ -144,7 +144,8 @@ def _beyond(models: Sequence[Seen]) -> Verdict:
     model, worst = max(found, key=lambda pair: distance(pair[1]))
     words = f"{model}: {sentence(worst)}" if len(models) > 1 else sentence(worst)
     if len(found) > 1:
-        words += f"; {_count(len(found) - 1, 'more figure')} beyond {'its' if len(found) == 2 else 'their'} threshold"
+        are_beyond = "is beyond its threshold" if len(found) == 2 else "are beyond their thresholds"
+        words += f"; {_count(len(found) - 1, 'more figure')} {are_beyond}"
     return Verdict("warn", words, worst.rule.look, model, worst.rule.place)
 
 
@@ -156,8 +157,9 @@ def _leaving(seen: Seen) -> Verdict:
     share = f" ({100 * recent.num_left / recent.num_answers:.0f} %)" if recent.num_left else ""
     left = f"{answers}: {recent.num_left} stopped or left{share}"
     connections, readers = _count(recent.num_disconnects, "connection"), _count(recent.num_resumes, "reader")
+    rate = f" ({100 * recent.num_disconnects / recent.num_answers:.0f} per 100 answers)" if recent.num_answers else ""
     is_over = any(one.rule.place == "leaving" for one in recent.beyond)
-    words = f"{left}. {connections} ended early, {readers} came back."
+    words = f"{left}. {connections} ended early{rate}, {readers} came back."
     return Verdict("warn" if is_over else "ok", words)
 
 

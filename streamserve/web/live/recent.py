@@ -12,6 +12,7 @@ from typing import Any
 
 from streamserve.protocol.alerts import ENDED, LEFT_REASONS, MIN_ANSWERS, WINDOW_MINUTES, Alerts, Judged, judged
 from streamserve.protocol.figures import Figures
+from streamserve.protocol.glass import parting
 from streamserve.protocol.measures import (
     FIRST_PAINT,
     ITL,
@@ -86,6 +87,7 @@ class Recent:
             "answers": self.num_answers,
             "figures": [_shown(one) for one in self.judged],
             "num_reports": self._count("reader_reports"),
+            "parting": parting(*[self.quantile(metric, 0.95) for metric in (TTFT, NETWORK, RENDER)]).words,
             "sides": [
                 {"label": label, "server": self._percentiles(here), "reader": self._percentiles(there)}
                 for label, here, there in _SIDES

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
@@ -18,6 +20,7 @@ from tests.support.servers.browser import (
     ask,
     echo_site,
     log_text,
+    manage,
     server_log,
     signed_in,
     stored_turns,
@@ -123,15 +126,92 @@ def test_what_is_shown_at_one_moment_adds_up(browser: Browser, site: str) -> Non
         wait_for_status(visitor.page, "Stopped")
 
 
+# What can be scrolled sideways, by its class.
+SIDEWAYS = """() => [...document.querySelectorAll('#content *')]
+  .filter((each) => each.scrollWidth > each.clientWidth + 1 && each.clientWidth > 2)
+  .filter((each) => /auto|scroll/.test(getComputedStyle(each).overflowX)).map((each) => each.className)"""
+
+ALERTS_KEY = "live-alerts-key-0001"
+
+
+@pytest.fixture(scope="module")
+def alerting(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterator[str]:
+    """A site whose answers are beyond two of its thresholds: as many as a rule needs, some of them stopped."""
+    settings, state = "tests.support.sites.pages.alerts_site", tmp_path_factory.mktemp("alerts")
+    with echo_site(settings, state, migrated) as url:
+        env = {"DJANGO_SETTINGS_MODULE": settings, "STREAMSERVE_STATE_DIR": str(state), "STREAMSERVE_MODEL": "echo"}
+        manage(env, "streamserve_key", "create", "--name", "alerts", "--key", ALERTS_KEY)
+        yield url
+
+
+def have_answers(url: str, num: int, num_stopped: int) -> None:
+    """Have so many answers; the readers of those that are stopped leave before the end."""
+    headers = {"Authorization": f"Bearer {ALERTS_KEY}"}
+    body = {"prompt": "tell me", "ignore_eos": True}
+    with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as client:
+        for _ in range(num):
+            assert client.post("/streams", json={**body, "max_tokens": 8}).status_code == 200
+        for _ in range(num_stopped):
+            with client.stream("POST", "/streams", json={**body, "max_tokens": 3000}) as answer:
+                assert any(line.startswith("event: token") for line in answer.iter_lines())
+            assert client.post(f"/streams/{answer.headers['x-stream-id']}/stop").status_code == 200
+
+
+def test_figures_beyond_their_thresholds_are_marked_and_named(browser: Browser, alerting: str) -> None:
+    """Below 20 answers nothing is judged; then each figure says in words what it is, and the headline where to look."""
+    have_answers(alerting, 2, 0)
+    with watching(browser, alerting, color_scheme="light", viewport={"width": 400, "height": 800}) as staff:
+        page = staff.page
+        open_live_page(staff)
+        tiles = page.locator(".ss-tile")
+        late, left = (
+            page.locator(f"[data-figure=Streamserve{name}].ss-tile") for name in ("FirstTokenP95", "ReadersLeave")
+        )
+        expect(tiles).to_have_count(8)
+        expect(late).to_contain_text("too few answers")
+        have_answers(alerting, 18, 4)
+        headline = page.locator("[data-ss=headline]")
+        expect(headline).to_have_class("ss-headline is-warn")
+        expect(headline).to_contain_text(re.compile(r"First tokens come late: p95 .+, the threshold is 0.0002 s"))
+        expect(headline).to_contain_text("1 more figure is beyond its threshold")
+        for tile in (late, left):
+            expect(tile).to_contain_text("over the threshold")
+            expect(tile.get_by_role("link", name="Look there")).to_be_visible()
+        assert sorted(set(tiles.locator(".ss-level").all_text_contents())) == [
+            "in order",
+            "no threshold",
+            "over the threshold",
+        ]
+        expect(left).to_contain_text("17 %")
+        panel = page.locator("[data-panel=leaving]")
+        expect(panel).to_contain_text(
+            "24 answers in the last 10 min: 4 stopped or left (17 %). 4 connections ended early"
+        )
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            page.wait_for_function("() => document.getAnimations().length === 0")  # links change their colour slowly
+            assert axe_violations(page) == [], scheme
+            for query in (".ss-tile-limit", ".ss-tile-label", ".ss-tile.is-warn .ss-meaning"):
+                assert page.locator(query).first.evaluate(CONTRAST) >= 4.5, (scheme, query)
+        assert page.evaluate(SIDEWAYS) == []
+        left.get_by_role("link", name="Look there").click()
+        assert page.evaluate("location.hash.slice(1) === document.querySelector('[data-panel=leaving]').id")
+        headline.get_by_role("link", name="Look there").click()
+        expect(page).to_have_url(re.compile(r"/admin/streamserve/stream/\?model=echo$"))
+        expect(page.locator("#result_list tbody tr")).to_have_count(24)
+        page.goto(f"{alerting}/admin/streamserve/stream/?model=echo&error_code__gt=")
+        expect(page.locator("#content")).to_contain_text("0 streams")
+
+
 PICTURE = "(canvas) => canvas.toDataURL()"
 
 
 def test_each_chart_is_drawn_and_follows_the_theme(browser: Browser, site: str) -> None:
-    """Four charts with time axes, redrawn in the colours of the dark theme; words can be read, axe finds nothing."""
+    """Five charts with time axes, redrawn in the colours of the dark theme; words can be read, axe finds nothing."""
     with watching(browser, site, color_scheme="light") as staff:
         open_live_page(staff)
         canvas = staff.page.locator("[data-panel=memory] canvas")
-        expect(staff.page.locator(".ss-panel canvas")).to_have_count(4)
+        expect(staff.page.locator(".ss-panel canvas")).to_have_count(5)
         words = [".ss-headline-words", ".ss-level", ".ss-verdict", ".ss-explained", ".ss-key", ".ss-now"]
         for scheme in ("light", "dark"):
             staff.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
@@ -187,12 +267,6 @@ def test_a_model_is_paused_and_resumed_from_the_live_page(browser: Browser, site
         expect(card.get_by_role("button", name="Pause")).to_be_visible()
         (turn,) = stored_turns(page)
         assert turn["text"] == log_text(server_log(page, turn["streamId"]))
-
-
-# What can be scrolled sideways, by its class.
-SIDEWAYS = """() => [...document.querySelectorAll('#content *')]
-  .filter((each) => each.scrollWidth > each.clientWidth + 1 && each.clientWidth > 2)
-  .filter((each) => /auto|scroll/.test(getComputedStyle(each).overflowX)).map((each) => each.className)"""
 
 
 def test_the_live_page_fits_a_phone_and_a_laptop(browser: Browser, site: str) -> None:

@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
+from streamserve.protocol.alerts import MIN_ANSWERS
 from streamserve.protocol.engine import EngineStats, ModelDescription
+from streamserve.protocol.figures import Figures
 from streamserve.protocol.history import POINT_SECONDS, Point
+from streamserve.protocol.measures import Buckets, ModelMeasures
+from streamserve.protocol.metrics import Sample
 from streamserve.web.live.headline import Seen, headline, panels
+from streamserve.web.live.recent import Recent
 
 CHAT = {"ttft_budget": 0.5, "num_answers": 9, "ttft_p95": 0.2}
 
@@ -137,3 +142,47 @@ def test_batches_have_no_budget_that_readers_wait_for() -> None:
     assert (
         replace(one, stats=EngineStats(classes={"batch": {"ttft_budget": 10.0, "num_answers": 5}})).queue_limit is None
     )
+
+
+def recent(num_answers: int, first_token: float, num_left: int = 0, **counts: float) -> Recent:
+    """So many answers with that time to their first token; `counts` are of other metrics."""
+    model = ModelMeasures()
+    for index in range(num_answers):
+        end = "cancelled" if index < num_left else "stop"
+        model.note(end, is_error=False, latency=2.0, breakdown={"ttft": first_token, "tpot": 0.01}, gaps=Buckets())
+    figures = Figures(model.samples("m"))
+    figures.add(Sample(name=name, value=value, labels={"model_name": "m"}) for name, value in counts.items())
+    return Recent(model="m", figures=figures)
+
+
+def test_the_headline_names_what_is_beyond_its_threshold() -> None:
+    """With its value, the threshold and where to look: the figure that is farthest beyond, and how many others are."""
+    one = replace(seen(), recent=recent(MIN_ANSWERS, 7.0))
+    verdict = headline({"m": one})
+    assert (verdict.level, verdict.model, verdict.place) == ("warn", "m", "streams")
+    assert verdict.words.startswith("First tokens come late: p50 ")
+    assert verdict.words.endswith(" s, the threshold is 2 s; 1 more figure is beyond its threshold")
+    assert "phases" in verdict.meaning
+    two = replace(seen(), recent=recent(MIN_ANSWERS, 0.1, num_left=MIN_ANSWERS // 2))
+    verdict = headline({"m": two, "other": seen()})
+    assert verdict.words == "m: Readers stop or leave their answers: 50 %, the threshold is 10 %"
+    assert panels(two)["leaving"].level == "warn"
+    late = replace(seen(running=1, readers_late=1), recent=recent(MIN_ANSWERS, 7.0))
+    assert headline({"m": late}).level == "bad"
+
+
+def test_too_few_answers_are_not_judged() -> None:
+    """As Prometheus' rules: but for the queue, which needs no answer."""
+    assert headline({"m": replace(seen(), recent=recent(MIN_ANSWERS - 1, 7.0))}).level == "idle"
+    verdict = headline({"m": replace(seen(), recent=recent(0, 7.0, queue_seconds=3.5))})
+    assert verdict.words == "The queue is long: 3.5 s, the threshold is 2 s"
+    assert verdict.place == "queue"
+
+
+def test_hits_below_their_threshold_are_beyond_it() -> None:
+    """A figure that should be high is beyond its threshold when it is lower; one that nothing is known of is not."""
+    few = recent(MIN_ANSWERS, 0.1, prefix_cache_hits=8, prefix_cache_queries=100)
+    assert [one.rule.name for one in few.beyond] == ["StreamserveCacheMisses"]
+    [shown] = [one for one in few.as_json()["figures"] if one["name"] == "StreamserveCacheMisses"]
+    assert (shown["value"], shown["limit"], shown["words"]) == ("8.0 %", "at least 20 %", "under the threshold")
+    assert recent(MIN_ANSWERS, 0.1).beyond == []
