@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamserve.protocol.alerts import WINDOW, Alerts, quantile
+from streamserve.protocol.alerts import LEFT_REASONS, WINDOW, Alerts, quantile
+from streamserve.protocol.measures import FIRST_PAINT, ITL, NETWORK, READER_ITL_P95, READER_TTFT, RENDER, TTFT
 from streamserve.protocol.metrics import PREFIX
 
 _SOURCE = {"type": "prometheus", "uid": "${source}"}
@@ -24,10 +25,31 @@ def _gauge(metric: str) -> str:
 
 def dashboard(alerts: Alerts) -> dict[str, Any]:
     """Return the dashboard as JSON."""
-    first, gap = "time_to_first_token_seconds", "inter_token_latency_seconds"
+    left = f'{{finished_reason=~"{"|".join(LEFT_REASONS)}"}}'
     panels = (
-        ("First token", "s", _percentiles(first), alerts.first_token_p95_seconds),
-        ("Gap between tokens", "s", _percentiles(gap), 0.0),
+        ("First token, at the server", "s", _percentiles(TTFT), alerts.first_token_p95_seconds),
+        ("First token, as readers reported it", "s", _percentiles(READER_TTFT), alerts.first_token_p95_seconds),
+        (
+            "From the server to the screen, p95",
+            "s",
+            tuple(
+                (name, quantile(0.95, metric))
+                for name, metric in (("network", NETWORK), ("render", RENDER), ("first paint", FIRST_PAINT))
+            ),
+            0.0,
+        ),
+        ("Gap between tokens, at the server", "s", _percentiles(ITL), 0.0),
+        ("Gap p95 of each answer, as readers reported it", "s", _percentiles(READER_ITL_P95), 0.0),
+        (
+            "Readers who leave, and come back",
+            "reqps",
+            (
+                ("stopped or left", _rate("request_success", left)),
+                ("ended early", _rate("reader_disconnects")),
+                ("came back", _rate("stream_resumes")),
+            ),
+            0.0,
+        ),
         ("Time of an answer", "s", _percentiles("e2e_request_latency_seconds"), 0.0),
         ("Answers", "reqps", (("ended", _rate("request_success")), ("failed", _rate("request_errors"))), 0.0),
         ("Tokens", "short", (("made", _rate("generation_tokens")), ("of prompts", _rate("prompt_tokens"))), 0.0),

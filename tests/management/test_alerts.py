@@ -7,6 +7,9 @@ import os
 import re
 import shutil
 import subprocess
+import typing
+from collections.abc import Iterator
+from enum import Enum
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -136,3 +139,66 @@ def test_the_dashboard_asks_for_metrics_that_there_are(promtool: str, tmp_path: 
     places = [tuple(panel["gridPos"][side] for side in "xy") for panel in made["panels"]]
     assert len(set(places)) == len(places)
     assert len({panel["id"] for panel in made["panels"]}) == len(places)
+
+
+def wrong(value: Any, hint: Any, path: str) -> Iterator[str]:
+    """Yield where a value is not of its type, as Grafana's models declare it."""
+    kind, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint in (Any, object):
+        hint = type(value)
+    if kind is typing.Union:
+        if value is not None and all(any(wrong(value, one, path)) for one in inner):
+            yield f"{path} is {value!r}"
+    elif kind is typing.Literal:
+        if value not in inner:
+            yield f"{path} is {value!r}"
+    elif kind in (list, dict):
+        if not isinstance(value, kind):
+            yield f"{path} is {value!r}"
+            return
+        pairs = value.items() if kind is dict else enumerate(value)
+        for key, one in pairs:
+            yield from wrong(one, inner[-1], f"{path}.{key}")
+    elif issubclass(hint, Enum):
+        if value not in [one.value for one in hint] and value not in hint:
+            yield f"{path} is {value!r}"
+    elif not isinstance(value, (int, float) if hint is float else hint):
+        yield f"{path} is {value!r}"
+    elif hasattr(value, "to_json"):
+        for name, one in vars(value).items():
+            yield from wrong(one, typing.get_type_hints(type(value))[name], f"{path}.{name}")
+
+
+def unread(given: Any, read: Any, path: str) -> Iterator[str]:
+    """Yield what is not in what was read."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        for key, value in given.items():
+            yield from unread(value, read.get(key), f"{path}.{key}")
+    elif isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
+        for index, (one, other) in enumerate(zip(given, read, strict=True)):
+            yield from unread(one, other, f"{path}.{index}")
+    elif given != read:
+        yield path
+
+
+def test_grafanas_own_models_read_the_dashboard() -> None:
+    """Grafana's generated types (Foundation SDK, Grafana 11.6) know each field of the file, and each has its type."""
+    plugins = pytest.importorskip("grafana_foundation_sdk.cog.plugins", reason="pip install grafana-foundation-sdk")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+    from grafana_foundation_sdk.models.prometheus import Dataquery
+    from grafana_foundation_sdk.models.timeseries import Options
+
+    plugins.register_default_plugins()
+    given = json.loads((ROOT / "docs/deploy/grafana.json").read_text())
+    read = Dashboard.from_json(given)
+    assert list(unread(given, json.loads(JSONEncoder().encode(read)), "dashboard")) == []
+    assert list(wrong(read, Dashboard, "dashboard")) == []
+    assert {type(panel.options) for panel in read.panels} == {Options}
+    assert {type(target) for panel in read.panels for target in panel.targets} == {Dataquery}
+    # What the check finds: a field of no panel, and a value of another type.
+    assert list(unread({"made_up": 1}, {}, "panel")) == ["panel.made_up"]
+    given["panels"][0]["gridPos"]["x"] = "left"
+    given["panels"][0]["fieldConfig"]["defaults"]["thresholds"]["mode"] = "sometimes"
+    found = " ".join(wrong(Dashboard.from_json(given), Dashboard, "dashboard"))
+    assert found.startswith("dashboard.panels")

@@ -71,7 +71,7 @@ def worked(**last: Any) -> tuple[Point, ...]:
         (seen("loading", "Reading weights."), "warn", "M is loading"),
         (seen("failed", "No such folder."), "bad", "M has failed"),
         (
-            seen(running=5, blocks_total=0, upstream={"requests": 5.0}, classes={}),
+            seen(running=5, blocks_total=0, upstreams={"a": {"requests": 5.0}}, classes={}),
             "ok",
             "No readers now; 5 answers from a server elsewhere",
         ),
