@@ -107,6 +107,28 @@ def test_a_structured_answer_grows_on_the_page(page: Page) -> None:
     expect(page.locator("option")).to_have_text(["Oslo", "Rome"])
 
 
+@pytest.mark.browser
+def test_another_client_reports_what_its_reader_saw(page: Page, site: str) -> None:
+    """The `fetch` of the document, for the AI SDK: the server joins its report to the stream's phases."""
+    (program,) = [block.text for block in blocks_of(PAGE, "What its reader saw") if block.language == "js"]
+    page.add_script_tag(content=f"{program}\nwindow.measured = measured", type="module")
+    page.wait_for_function("window.measured !== undefined")
+    question = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": "hello"}]}
+    with page.expect_response(lambda response: response.url.endswith("/timings")) as reported:
+        page.evaluate(
+            """async (body) => {
+              const [, token] = /csrftoken=([^;]+)/.exec(document.cookie);
+              const headers = { 'Content-Type': 'application/json', 'X-CSRFToken': token };
+              const request = { method: 'POST', headers, body: JSON.stringify(body) };
+              return (await window.measured('/ai/chat', request)).text();
+            }""",
+            {"id": "c1", "messages": [question], "max_tokens": 20},
+        )
+    assert reported.value.status == 200
+    state = page.request.get(reported.value.url.removesuffix("/timings")).json()
+    assert sum(state["reader"]["whole"].values()) == pytest.approx(state["reader"]["last_paint"], abs=0.001)
+
+
 def test_the_program_runs_on_node(site: str, state: Path, tmp_path: Path) -> None:
     """The package is installed from its folder, and the document's program prints an answer."""
     (program,) = [
