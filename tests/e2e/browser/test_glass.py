@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
+from tests.e2e.browser.test_acks import HIDE
 from tests.e2e.clients.conftest import manage
 from tests.support.plugins.migrated import Migrate
-from tests.support.servers.browser import ask, echo_site, stored_turns, wait_for_status, watching
+from tests.support.servers.browser import ask, echo_site, stored_turns, wait_for_status, wait_for_text, watching
 from tests.support.servers.node import node_of_tests
 from tests.support.servers.slow_relay import Plan, SlowRelay, slow_relay
 from tests.support.servers.web_servers import ROOT
@@ -264,6 +265,44 @@ def test_a_slow_page_is_rendering(reader: Reader, usual: dict[str, Any]) -> None
     assert growth["first render"] > GREW
     assert growth["whole render"] > GREW
     assert found["first_paint"] == pytest.approx(found["seen"][0], abs=TOLERANCE)
+
+
+def test_a_tab_in_the_background_says_so(browser: Browser, relay: SlowRelay) -> None:
+    """It reports that nothing was painted, with what came, instead of the time at which it is looked at again."""
+    relay.plan = UNHINDERED
+    with watching(browser, relay.url) as watched:
+        page = watched.page
+        page.goto(relay.url)
+        with page.expect_response(lambda response: response.url.endswith("/timings")) as reported:
+            ask(page, "Tell me a story.")
+            wait_for_text(page, 20)
+            page.evaluate(HIDE, True)
+            wait_for_status(page, "Answer complete")
+        reader = page.request.get(reported.value.url.removesuffix("/timings")).json()["reader"]
+    assert reader["hidden"] is True
+    assert reader["first_delta"] <= reader["first_paint"] < reader["ended"]
+    assert not {"last_paint", "paint_gap_p95"} & reader.keys()
+    assert "render" not in reader["whole"]
+    check_sums(reader)
+
+
+@pytest.mark.cut_streams("the page is left within its answer")
+def test_a_page_that_is_left_reports_what_it_has(browser: Browser, relay: SlowRelay) -> None:
+    """A beacon outlives its page; the answer is not ended by it, and what follows elsewhere reports nothing more."""
+    relay.plan = UNHINDERED
+    with watching(browser, relay.url) as watched:
+        page, other = watched.page, watched.page.context.new_page()
+        page.goto(relay.url)
+        other.goto(f"{relay.url}/livez")
+        ask(page, "Tell me a story.")
+        wait_for_text(page, 20)
+        (turn,) = stored_turns(page)
+        address = f"{relay.url}/streams/{turn['streamId']}"
+        page.goto("about:blank")
+        while "reader" not in (state := other.request.get(address).json()):
+            assert state["state"] in ("running", "parked", "finished")
+    assert state["reader"]["first_paint"] > 0
+    assert "ended" not in state["reader"]
 
 
 def test_a_busy_engine_is_the_servers(reader: Reader, usual: dict[str, Any], glass_site: str, key: str) -> None:
