@@ -240,13 +240,14 @@ class RemoteServer:
 
     def _take(self, found: Found) -> None:
         """Note what the server tells about itself."""
-        if self.config.server == AUTO:
+        if self.config.server == AUTO and (found.is_listed or self.kind == AUTO):
             self.kind = found.server
         self._num_failed_polls = 0
         self.circuit.find(self.clock())
         if self.description.state == "loading":
             self._is_away = True  # the first time is logged too
-        self.description = replace(self.description, max_model_len=found.max_model_len, was_ready=True, dtype=self.kind)
+        length = found.max_model_len if found.is_listed else self.description.max_model_len
+        self.description = replace(self.description, max_model_len=length, was_ready=True, dtype=self.kind)
         self._describe("ready", message=found.warning)
         self._tell("")
 
@@ -263,9 +264,13 @@ class RemoteServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a server tells about itself. `server` is one of SERVERS; `warning` is for the operator."""
+    """What a server tells about itself. `server` is one of SERVERS; `warning` is for the operator.
+
+    `is_listed` False: it is there, and did not list its models now.
+    """
 
     server: str = "openai"
+    is_listed: bool = True
     max_model_len: int = 0
     warning: str = ""
 
@@ -277,7 +282,7 @@ async def probe(http: httpx.AsyncClient, config: RemoteConfig) -> Found:
     if status in (401, 403):
         raise UpstreamLost(f"it refuses our key ({status}); check API_KEY_ENV")
     if status == 429 or status == 404:  # it is there, and has no such route, or no time for it
-        return Found()
+        return Found(is_listed=False)
     if status != 200:
         raise UpstreamLost(f"GET {config.url}/models answers {status}")
     return _found(body, config)

@@ -353,6 +353,16 @@ async def test_the_server_is_recognised() -> None:
         assert client.describe().dtype == "sglang"
 
 
+async def test_a_server_that_has_no_time_to_list_its_models_stays_what_it_is() -> None:
+    """A 429 says that it is there: it keeps its kind and context length, so that no field is refused of a sudden."""
+    upstream = Upstream(never)
+    async with remote(upstream, poll_seconds=0.01) as client:
+        upstream.models_status, before = "429 Too Many", len(upstream.asked)
+        await until(lambda: len(upstream.asked) > before + 4)
+        description = client.describe()
+        assert (description.state, description.dtype, description.max_model_len) == ("ready", "vllm", 512)
+
+
 async def test_a_wrong_key_is_seen_before_any_request(caplog: pytest.LogCaptureFixture) -> None:
     """The model counts as failed."""
     upstream = Upstream(never)

@@ -10,7 +10,7 @@ import pytest
 
 from streamserve.asgi import anyone, app
 from streamserve.clients.remote.client import RemoteClient
-from streamserve.clients.remote.config import RemoteConfig
+from streamserve.clients.remote.config import RemoteConfig, Upstream
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import BlockText, Done, Event
 from streamserve.protocol.requests import ShownChoice
@@ -91,6 +91,25 @@ async def test_a_site_serves_the_other_sites_model(server: Server) -> None:
         too_long = {"messages": [{"role": "user", "content": "x" * 9000}]}
         refused = await http.post("/streams", json=too_long)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "upstream_refused")
+
+
+async def test_a_site_over_two_sites_outlives_either() -> None:
+    """Of two sites that serve its model the first is killed; every answer of the third is whole."""
+    site = "tests.support.servers.own_upstream:application"
+    with uvicorn(site) as one, uvicorn(site) as two:
+        servers = tuple(Upstream(url=f"{server.url}/v1", remote_model="m") for server in (one, two))
+        here = app(models={"here": RemoteConfig(alias="", upstreams=servers)}, authenticate=anyone)
+        async with here, httpx.AsyncClient(transport=httpx.ASGITransport(app=here), base_url="http://here") as http:
+
+            async def answers(number: int) -> str:
+                body = {"messages": [{"role": "user", "content": f"Pass on {number}."}]}
+                whole = (await http.post("/v1/chat/completions", json=body, timeout=60)).json()
+                return str(whole["choices"][0]["message"]["content"])
+
+            whole = [f"Pass on {number}." for number in range(8)]
+            assert [await answers(number) for number in range(8)] == whole
+            one.process.kill()
+            assert [await answers(number) for number in range(8)] == whole
 
 
 async def test_the_messages_api_of_a_server_without_a_switch(server: Server) -> None:

@@ -411,6 +411,31 @@ async def test_each_has_its_own_places_and_waits_are_shared() -> None:
     assert [answers[0][0], answers[1][0]] == [Status(status="queued", step=1), Status(status="queued", step=2)]
 
 
+async def test_a_full_queue_names_a_time_by_what_waits() -> None:
+    """How long recent answers took, times the requests before it, over the places of the upstreams that are there."""
+    clock, go = Clock(), asyncio.Event()
+
+    async def waits(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        writer.write(STREAM_HEAD + b"".join(map(chunk, WHOLE)) + LAST_CHUNK)
+
+    upstreams = Upstream(waits), Upstream(waits)
+    async with several(*upstreams, clock=clock, max_concurrent=1, max_waiting=1) as client:
+        first = asyncio.create_task(get(client, "first"))
+        await until(lambda: sum(asked_of(*upstreams)))
+        clock.now += 20.0
+        go.set()
+        await first
+        go.clear()
+        asks = [asyncio.create_task(get(client, "again")) for _ in range(4)]
+        await until(lambda: client.stats().waiting == 2)
+        with pytest.raises(Overloaded) as caught:
+            await client.generate(chat("again"), TENANT)
+        go.set()
+        await asyncio.gather(*asks)
+    assert caught.value.retry_after == 30  # three requests of 20 s in two places
+
+
 async def test_requests_that_wait_are_told_when_no_upstream_is_left() -> None:
     """They end within the time of a probe, and not after QUEUE_SECONDS."""
     upstreams = Upstream(never), Upstream(never)

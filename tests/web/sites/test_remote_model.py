@@ -101,6 +101,23 @@ async def test_a_busy_server_is_a_retry(upstream: Upstream, alice_key: str) -> N
     assert (answer.status_code, answer["Retry-After"]) == (503, "9")
 
 
+async def test_a_model_is_ready_while_one_of_its_servers_is(upstream: Upstream, alice_key: str, ops_key: str) -> None:
+    """/readyz says so, its answers come, and `upstream_up` tells the servers apart."""
+    await site.reset()
+    servers = [{"URL": upstream.url, "NAME": "here"}, {"URL": "http://127.0.0.1:9/v1", "NAME": "gone"}]
+    models = {"big": {"UPSTREAMS": servers, "REMOTE_MODEL": "m"}}
+    with override_settings(STREAMSERVE={**settings.STREAMSERVE, "MODELS": models}):
+        await until_ready()
+        for _ in range(3):
+            whole = json.loads(await body_of(await Caller(key=alice_key).post("/v1/chat/completions", ASK)))
+            assert whole["choices"][0]["message"]["content"] == "Hello."
+        assert (await Caller().get("/readyz")).status_code == 200
+        text = (await Caller(key=ops_key).get("/metrics")).content.decode()
+        for name, up in (("here", 1), ("gone", 0)):
+            assert f'{PREFIX}upstream_up{{model_name="big",upstream="{name}"}} {up}' in text
+        await site.reset()
+
+
 async def test_its_metrics_are_scraped(upstream: Upstream, alice_key: str, ops_key: str) -> None:
     """Every metric of upstreams is there for the model."""
     await body_of(await Caller(key=alice_key).post("/streams", ASK))
