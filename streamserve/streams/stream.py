@@ -388,7 +388,7 @@ class Stream:
         finally:
             self._attempt = None
             if not self._is_ending:
-                self._stand_down()
+                self._stand_down(attempt.result() if attempt.done() else None)
 
     def hold(self) -> None:
         """Write the log of a restored stream from now on: no other process can have its lease."""
@@ -405,9 +405,9 @@ class Stream:
         if self._attempt is not None and not self._attempt.done():
             self._attempt.set_result(error)
 
-    def _stand_down(self) -> None:
+    def _stand_down(self, error: Error | None) -> None:
         self._cancel()
-        self._end_span()
+        self._end_span(error)
         self.outbox.drop_own()
         self._timers.disarm_all()
         self._park(NO_READER)
@@ -771,8 +771,11 @@ class Stream:
         if self.span is not None:
             self.engine.admission = replace(self.engine.admission, trace=self.span.trace)
 
-    def _end_span(self) -> None:
-        """End the span of what this process has made of the answer, with a child for each phase of it."""
+    def _end_span(self, failure: Error | None = None) -> None:
+        """End the span of what this process has made of the answer, with a child for each phase of it.
+
+        `failure`: why the attempt of a job is over.
+        """
         span, self.span = self.span, None
         if span is None:
             return
@@ -789,7 +792,7 @@ class Stream:
             "streamserve.network_in_seconds": summary.phases.get("network_in"),
             "streamserve.has_ended": end is not None,
         }
-        span.end(ended_at, values, error=summary.error_code or "")
+        span.end(ended_at, values, error=summary.error_code or (failure.code if failure is not None else ""))
 
     def _span_of(self, reader: Attachment, *, is_return: bool) -> Span | None:
         """Begin the span of a reader, linked to the request that it comes with."""

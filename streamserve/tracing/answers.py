@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from streamserve.protocol.events import Done, Usage
-from streamserve.protocol.measures import GENERATION, LOADING, PARKED, Timings, parts_of
+from streamserve.protocol.measures import FIRST_TOKEN, GENERATION, LOADING, PARKED, Timings, parts_of
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.protocol.trace import Trace
 from streamserve.tracing.spans import CLIENT, INTERNAL, SERVER, Span, start, within
@@ -165,7 +165,7 @@ def _laid_out(
     for name, began, ended in _in_row(timings.started_at, phases, [name for name in _BEFORE if name in phases]):
         yield name, began, ended, ""
     is_parked = any(name == PARKED for name, _, _ in timings.changes)
-    if timings.accepted_at is not None and not is_parked and not is_run and "prefill" in phases:
+    if timings.accepted_at is not None and not is_parked and not is_run and FIRST_TOKEN not in phases:
         for name, began, ended in _in_row(timings.accepted_at, phases, _names(phases)):
             yield name, began, min(ended, ended_at), ""
         return

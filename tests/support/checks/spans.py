@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from tests.support.streams.hand_made import until
+
 
 class Recorded:
     """The spans that have ended."""
@@ -16,6 +18,11 @@ class Recorded:
 
     def all(self) -> Sequence[ReadableSpan]:
         return self._exporter.get_finished_spans()
+
+    async def until(self, *names: str) -> ReadableSpan:
+        """Wait until there are spans of these names; return the first name's."""
+        await until(lambda: set(names) <= {span.name for span in self.all()}, f"the spans {names}")
+        return self.one(names[0])
 
     def one(self, name: str) -> ReadableSpan:
         """Return the one span of that name."""
@@ -30,9 +37,10 @@ class Recorded:
         found = [span for span in self.all() if span.parent is not None and span.parent.span_id == own.span_id]
         return sorted(found, key=lambda span: span.start_time or 0)
 
-    def tree(self, parent: ReadableSpan) -> list[object]:
+    def tree(self, parent: ReadableSpan, without: Sequence[str] = ()) -> list[object]:
         """Return the names below a span, each with those below it."""
-        return [(one.name, self.tree(one)) if self.below(one) else one.name for one in self.below(parent)]
+        shown = [one for one in self.below(parent) if one.name not in without]
+        return [(one.name, inner) if (inner := self.tree(one, without)) else one.name for one in shown]
 
 
 def seconds(span: ReadableSpan) -> float:
