@@ -1,11 +1,12 @@
 """Time from a POST to its response head and first event, and requests a second: two trees and Django, in turns.
 
-    python -m benchmarks.intake [--tree DIR] [--connections 1 4 15 64] [--rounds 5] [--seconds 2] [--limits] [--quick]
+    python -m benchmarks.intake [--tree DIR] [--connections 1 4 15 64] [--rounds 5] [--seconds 2] [--limits] [--traces] [--quick]
 
 Each contender is the demo site on a folder of its own: one daphne worker under FlowServer, SQLite, the file log, the
 echo engine in its process. A request asks for one token on a connection of its own, with an API key. `--tree` adds the
 site of another checkout, run by its own `.venv` if it has one. `--limits` adds this checkout with three windows of
-RATES, which have room for every request. "StreamingHttpResponse" is a view of this checkout's
+RATES, which have room for every request; `--traces` this checkout with all spans recorded, and an exporter that sends
+them nowhere. "StreamingHttpResponse" is a view of this checkout's
 site that sends the same two events without a key, a quota, a row or a log. Contenders take turns, and the one that
 begins changes from round to round. Printed are medians of all requests, and their ratios to this checkout's; CPU is
 that of the worker's process, all threads, divided by the requests.
@@ -65,6 +66,20 @@ STREAMSERVE["RATES"] = {
     "owner": {"REQUESTS_PER_MINUTE": 10**6, "TOKENS_PER_MINUTE": 10**9},
     "site": {"TOKENS_PER_MINUTE": 10**9},
 }
+"""
+TRACES = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+
+class Nowhere(SpanExporter):
+    def export(self, spans):
+        return SpanExportResult.SUCCESS
+
+
+trace.set_tracer_provider(TracerProvider())
+trace.get_tracer_provider().add_span_processor(BatchSpanProcessor(Nowhere()))
 """
 BODY = json.dumps({"messages": [{"role": "user", "content": "Hi there"}], "max_tokens": 1}).encode()
 _END_SECONDS = 10.0
@@ -196,6 +211,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     options.add_argument("--limits", action="store_true", help="also measure this checkout with limits over time")
+    options.add_argument("--traces", action="store_true", help="also measure this checkout with spans recorded")
     options.add_argument("--quick", action="store_true", help="one short round, as a smoke test")
     chosen = options.parse_args()
     if chosen.quick:
@@ -212,6 +228,9 @@ def main() -> None:
         if chosen.limits:
             limited, its_port, its_pid = stack.enter_context(serving(ROOT, Path(name) / "limited", SETTINGS + LIMITS))
             contenders.append(Contender("with limits", "/streams", its_port, limited.key, its_pid))
+        if chosen.traces:
+            traced, its_port, its_pid = stack.enter_context(serving(ROOT, Path(name) / "traced", SETTINGS + TRACES))
+            contenders.append(Contender("with traces", "/streams", its_port, traced.key, its_pid))
         contenders.append(Contender(DJANGO, "/plain", port, site.key, pid))
         measure(contenders, chosen)
         report(contenders, chosen.connections)
