@@ -1,6 +1,7 @@
 """Time from a POST to its response head and first event, and requests a second: two trees and Django, in turns.
 
-    python -m benchmarks.intake [--tree DIR] [--connections 1 4 15 64] [--rounds 5] [--seconds 2] [--limits] [--traces] [--quick]
+    python -m benchmarks.intake [--tree DIR] [--connections 1 4 15 64] [--rounds 5] [--seconds 2] [--quick]
+    python -m benchmarks.intake --limits --traces
 
 Each contender is the demo site on a folder of its own: one daphne worker under FlowServer, SQLite, the file log, the
 echo engine in its process. A request asks for one token on a connection of its own, with an API key. `--tree` adds the

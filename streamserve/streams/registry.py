@@ -43,7 +43,7 @@ from streamserve.streams.stream import Stream
 from streamserve.streams.transcript import StreamSummary
 from streamserve.streams.writer import LogWriter
 from streamserve.tracing.answers import begin_answer, operation_of
-from streamserve.tracing.spans import Span, error_type
+from streamserve.tracing.spans import Span, enter, error_type
 
 logger = logging.getLogger("streamserve.streams")
 
@@ -381,6 +381,7 @@ class Streams:
 
     async def _live(self, stream: Stream, beginning: Coroutine[Any, Any, bool] | None, is_recorded: bool) -> None:
         """Run the stream to its end, write the end, keep the stream, drop it. A server that stops drops nothing."""
+        enter(stream.admission.trace)
         try:
             if beginning is not None and not await beginning:
                 return

@@ -23,7 +23,7 @@ from streamserve.protocol.events import Done, Usage
 from streamserve.protocol.measures import FIRST_TOKEN, GENERATION, LOADING, PARKED, Timings, parts_of
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.protocol.trace import Trace
-from streamserve.tracing.spans import CLIENT, INTERNAL, SERVER, Span, start, within
+from streamserve.tracing.spans import CLIENT, INTERNAL, SERVER, Span, is_in_use, start, within
 
 # `gen_ai.operation.name`.
 CHAT, TEXT_COMPLETION, TOOL = "chat", "text_completion", "execute_tool"
@@ -85,6 +85,8 @@ def of_tool(name: str, call_id: str, kind: str) -> dict[str, Any]:
 
 def begin_answer(request: GenerateRequest, operation: str, parent: Trace | None, at: float) -> Span | None:
     """Begin the span of an answer that a caller has asked for; None where the site records none."""
+    if not is_in_use():
+        return None
     kind = INTERNAL if parent is not None and parent.is_recorded else SERVER
     span = start(f"{operation} {request.model}", parent, at=at, kind=kind, attributes=asked(request, operation))
     if span is not None:

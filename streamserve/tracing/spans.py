@@ -139,6 +139,15 @@ def error_type(error: BaseException) -> str:
     return error.code if isinstance(error, StreamserveError) else type(error).__name__
 
 
+def enter(trace: Trace | None) -> None:
+    """Make a span the current one for the rest of this task: log lines and reports of errors name its trace."""
+    if trace is not None and trace.is_recorded:
+        from opentelemetry import context
+        from opentelemetry import trace as otel
+
+        context.attach(otel.set_span_in_context(_span_of(trace)))
+
+
 @contextmanager
 def entered(trace: Trace | None) -> Iterator[None]:
     """Make a span the current one of OpenTelemetry: what other code records in this context stands below it."""
@@ -194,6 +203,11 @@ class Span:
             self._span.set_attribute("error.type", error)
             self._span.set_status(Status(StatusCode.ERROR, error))
         self._span.end(_wall(at))
+
+
+def is_in_use() -> bool:
+    """Return whether this process has imported OpenTelemetry, as a site does that sets a tracer provider."""
+    return "opentelemetry.trace" in sys.modules
 
 
 def _tracer() -> Tracer | None:

@@ -65,11 +65,11 @@ async def test_an_answer_is_a_tree(recorded: Recorded, alice: Any) -> None:
         "streamserve.stream_id": stream_id,
     }
     assert {name: answer.attributes.get(name) for name in expected} == expected
-    *phases, deliver = recorded.below(answer)
+    phases = [one for one in recorded.below(answer) if one.name != "deliver"]
     names = [one.name for one in phases]
     assert names == [one for one in PHASES if one in names]  # a phase that took no time has none
     assert {"intake", "decode"} <= set(names)
-    assert deliver.name == "deliver"
+    assert "deliver" in recorded.tree(answer)
     assert all(lies_within(one, answer) for one in phases)
     for one, following in pairwise(phases):
         assert one.end_time is not None

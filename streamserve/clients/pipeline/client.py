@@ -55,7 +55,7 @@ from streamserve.protocol.requests import (
 )
 from streamserve.protocol.spelling import Spell, Spelled
 from streamserve.tracing.answers import AGENT, WORKFLOW
-from streamserve.tracing.spans import entered
+from streamserve.tracing.spans import enter
 
 Function = Callable[[Run], Awaitable[Any]]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -356,6 +356,7 @@ class PipelineClient:
         """Run the author's function to its end; the events end with `done` or `error`."""
         IS_IN_RUN.set(True)
         enter_run(run)
+        enter(run.trace)
         started_at = time.monotonic()
         ending: Event | None
         try:
@@ -392,8 +393,7 @@ class PipelineClient:
     async def _whole(self, run: Run, speech: Speech) -> bool:
         """Call the author's function; return whether it has come to its end, and not to a call that asks first."""
         try:
-            with entered(run.trace):
-                result = await self._pipeline.function(run)
+            result = await self._pipeline.function(run)
         except asyncio.CancelledError:
             if run.asked and speech.source.generation.is_open:
                 return False

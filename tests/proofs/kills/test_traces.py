@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.timeout(1800), pytest.mark.cut_streams("workers are ki
 
 NUM_READERS, NUM_TOKENS = 10, 100
 NUM_KILLS = scaled(10)
-ANSWER = "text_completion demo"
+ANSWER = "text_completion echo"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""A collector of OpenTelemetry's: takes spans by OTLP over HTTP from any process, and keeps them decoded."""
+"""A collector of OpenTelemetry's: takes spans by OTLP over HTTP from any process, and keeps them decoded.
+
+Also what Sentry's SDK sends to its server: `received` has every body with its path.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,7 @@ class Collector:
 
     def __init__(self) -> None:
         self.spans: list[Collected] = []
+        self.received: list[tuple[str, bytes]] = []
         collector = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -42,17 +46,20 @@ class Collector:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
-                collector.spans.extend(_decoded(body))
+                if self.path.rstrip("/").endswith("/traces"):
+                    collector.spans.extend(_decoded(body))
+                collector.received.append((self.path, body))
                 self.send_response(200)
-                self.send_header("Content-Length", "0")
+                self.send_header("Content-Length", "2")
                 self.end_headers()
+                self.wfile.write(b"{}")
 
             def log_message(self, format: str, *args: Any) -> None:
                 """Print nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        # Of the processes that send to it: soon, and the first of a batch is the last.
+        # Of the processes that send to it.
         self.variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": self.url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
 
     def __enter__(self) -> Self:
