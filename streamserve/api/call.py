@@ -169,6 +169,9 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+Endpoint = Callable[..., Awaitable[Reply]]  # takes a `Call`, and the services that it names
+
+
 def json_reply(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
     """Return `value` as a JSON response that is not cached."""
     body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -104,7 +104,7 @@ def _after(value: Any, param: str) -> str:
 PAGE: Table = {"limit": digits(1, MAX_PAGE), "after": _after}
 LIST: Table = {**PAGE, "q": plain_text(0, _MAX_SEARCH_CHARS), "source": _any_source}
 EXPORT: Table = {"format": one_of(*FORMATS)}
-_IN_PATH = ("conversation", "messages", "prompt")
+IN_PATH = ("conversation", "messages", "prompt")
 
 
 async def list_conversations(call: Call, conversations: Conversations) -> Reply:
@@ -174,7 +174,7 @@ async def list_messages(call: Call, conversations: Conversations) -> Reply:
 async def ask(call: Call, conversations: Conversations, answers: Answers) -> Reply:
     """POST /conversations/{id}/messages {content?, parent?, continue?, attachments?, …}: start an answer, stream it."""
     body = await call.json(answers.limits)
-    for name in _IN_PATH:
+    for name in IN_PATH:
         if name in body:
             message = f"{name} is no field here: the question is 'content', and the conversation is in the address."
             raise BadRequest(message, code="unknown_field", param=name)

@@ -27,7 +27,7 @@ from streamserve.streams.store import KeyTaken
 from streamserve.streams.stream import Stream
 
 HEADER = "idempotency-key"
-_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+KEY = re.compile(r"[\x21-\x7e]{1,255}")
 # Another process has inserted the record and not committed the first event yet.
 _BEGIN_SECONDS, _POLL_SECONDS = 5.0, 0.05
 
@@ -42,7 +42,7 @@ def once_of(call: Call, endpoint: str, body: Mapping[str, Any]) -> Once | None:
 
 def once_for(caller: Caller, key: str, endpoint: str, body: Mapping[str, Any]) -> Once:
     """Return a caller's key and the digest of what it asks. Raises BadRequest."""
-    if _KEY.fullmatch(key) is None:
+    if KEY.fullmatch(key) is None:
         message = "An Idempotency-Key has 1 to 255 visible ASCII characters. Send a UUID."
         raise BadRequest(message, code="invalid_idempotency_key", param="Idempotency-Key")
     asked = json.dumps([endpoint, body], sort_keys=True, separators=(",", ":"))

@@ -27,7 +27,7 @@ from streamserve.protocol.trace import Trace
 STATUSES = ("queued", "running", "done", "failed", "cancelled")
 MAX_PAGE = 100
 _PAGE = 20
-_OF_READERS = ("on_disconnect", "format", "stream", "model", *PACE)
+OF_READERS = ("on_disconnect", "format", "stream", "model", *PACE)
 _NAME = text(1, 64)
 CONTINUED: Table = Fields(
     {"continues": _NAME, "approvals": read_approvals, "pipeline": _NAME, "webhook": text(0, 200)},
@@ -132,7 +132,7 @@ async def job_request(
     name = body.get("pipeline")
     if not isinstance(name, str) or not name:
         raise BadRequest("A job needs 'pipeline', the name of a pipeline. GET /pipelines lists them.", param="pipeline")
-    for field in _OF_READERS:
+    for field in OF_READERS:
         if field in body:
             message = f"A job has no {field!r}: it runs to its end, and its events are at /jobs/<job_id>/events."
             raise BadRequest(message, code="unknown_field", param=field)

@@ -135,7 +135,7 @@ async def approve(call: Call, answers: Answers, conversations: Conversations | N
 
 async def stream_state(call: Call, answers: Answers) -> Reply:
     """GET /streams/{id}: the state of a stream."""
-    return json_reply(_state_json(await answers.find(call.caller, stream_id=call.params["stream_id"])))
+    return json_reply(state_json(await answers.find(call.caller, stream_id=call.params["stream_id"])))
 
 
 async def stream_events(call: Call, answers: Answers, *, default_format: str = "native") -> Reply:
@@ -154,7 +154,7 @@ async def stop_stream(call: Call, answers: Answers) -> Reply:
     found = await answers.find(call.caller, stream_id=call.params["stream_id"])
     if found.stream is not None:
         await found.stream.stop(seen_seq)
-    return json_reply(_state_json(found))
+    return json_reply(state_json(found))
 
 
 async def ack_stream(call: Call, answers: Answers) -> Reply:
@@ -192,7 +192,7 @@ async def watch(call: Call, watches: Watches) -> Reply:
     return Reply(body=await watches.begin(call, username, found.stream, after))
 
 
-def _state_json(found: Found) -> dict[str, Any]:
+def state_json(found: Found) -> dict[str, Any]:
     """Return the state of a stream: from memory while it is there, else from its record."""
     if found.stream is not None:
         out = _live_json(found.stream)

@@ -114,7 +114,7 @@ async def readyz(call: Call, ops: Ops, answers: Answers) -> Reply:
             state = "has no engine" if model.stage == ABSENT else f"is {model.state}"
             reasons.append(f"{alias if alias in shown else 'a model'} {state}")
         if alias in shown:
-            models.append(_model_json(model, shows_message=is_debug or model.stage in (ABSENT, TOO_LARGE)))
+            models.append(model_state(model, shows_message=is_debug or model.stage in (ABSENT, TOO_LARGE)))
     health = await ops.health()
     if health.get("database", "ok") != "ok":
         way_out = " (manage.py migrate makes its tables)" if health["database"] == "unusable" else ""
@@ -133,7 +133,7 @@ async def _shown(call: Call, answers: Answers) -> Collection[str]:
         return ()
 
 
-def _model_json(model: ModelDescription, *, shows_message: bool) -> dict[str, Any]:
+def model_state(model: ModelDescription, *, shows_message: bool) -> dict[str, Any]:
     """Return a model's state and progress. The engine's own message may name folders and libraries."""
     return {
         "alias": model.alias,

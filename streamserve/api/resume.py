@@ -11,13 +11,14 @@ from streamserve.dialects.ag_ui import events as ag_ui_events
 from streamserve.dialects.ai_sdk import chunks
 from streamserve.dialects.anthropic import message
 from streamserve.dialects.encoder import Encoder
+from streamserve.dialects.fields import Table, digits, flag, one_of
 from streamserve.dialects.native import NativeEncoder
 from streamserve.dialects.openai import chat as openai_chat
 from streamserve.dialects.openai.completions import CompletionEncoder
-from streamserve.dialects.pace import Pace, pace_of_query, refuse_silent
+from streamserve.dialects.pace import PACE, Pace, pace_of_query, refuse_silent
 from streamserve.dialects.plain import TextEncoder, TokensEncoder
 from streamserve.dialects.query import query_values
-from streamserve.protocol.errors import BadRequest, Gone, NotFound
+from streamserve.protocol.errors import Gone, NotFound
 from streamserve.protocol.ids import parse_event_id
 from streamserve.streams.reader.channel import nothing
 from streamserve.streams.reader.delivery import Closing, Delivery, stream_headers
@@ -112,17 +113,25 @@ _ENCODERS: Mapping[str, Callable[[Stream, _Shown], Encoder]] = {
 }
 
 
+# The query of a resume; its other parameters count for nothing.
+AFTER: Table = {"after": digits(0, 10**_MAX_SEQ_CHARS - 1)}
+RESUME: Table = {
+    **AFTER,
+    "format": one_of(*_ENCODERS),
+    **dict.fromkeys(
+        ("include_usage", "continuous_usage_stats", "return_token_ids", "include_reasoning", "show_thinking"), flag
+    ),
+    **PACE,
+}
+
+
 def after_of(call: Call, stream: Stream, query: Mapping[str, str]) -> int | None:
     """Return the seq in `Last-Event-ID`, else in the parameter `after`; None if the id is of another log."""
     event_id, after = call.headers.get("last-event-id"), query.get("after")
     if event_id:
         parsed = parse_event_id(event_id)
         return parsed[1] if parsed is not None and parsed[0] == stream.log_id else None
-    if after is None:
-        return 0
-    if not (after.isascii() and after.isdigit() and len(after) <= _MAX_SEQ_CHARS):
-        raise BadRequest("'after' is the number of the last event you have, 0 for none.", param="after")
-    return int(after)
+    return 0 if after is None else int(AFTER["after"](after, "after"))
 
 
 async def stream_of_event(call: Call, answers: Answers, event_id: str) -> tuple[Stream | None, int]:
@@ -147,9 +156,7 @@ def resume(
     default_format: str = "native",
 ) -> Reply:
     """Return the events after `after`; 204 to a reader that has all of them."""
-    format_ = query.get("format", default_format)
-    if format_ not in _ENCODERS:
-        raise BadRequest(f"'format' is one of {', '.join(_ENCODERS)}.", param="format")
+    format_ = RESUME["format"](query.get("format", default_format), "format")
     shown = _shown(call, answers, query)
     encoder, pace = _ENCODERS[format_](stream, shown), pace_of_query(query_values(query))
     refuse_silent(query, format_)
@@ -183,10 +190,7 @@ def _shown(call: Call, answers: Answers, query: Mapping[str, str]) -> _Shown:
 
 
 def _flag(query: Mapping[str, str], name: str, *, default: bool = False) -> bool:
-    value = query.get(name, "true" if default else "false")
-    if value not in ("true", "false"):
-        raise BadRequest(f"'{name}' is true or false.", param=name)
-    return value == "true"
+    return bool(flag(query[name], name)) if name in query else default
 
 
 def gone() -> Gone:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -31,10 +31,11 @@ from streamserve.api import (
 )
 from streamserve.api import conversation_routes as talk
 from streamserve.api.batch import batches, files
-from streamserve.api.call import Call, Reply, json_reply
+from streamserve.api.call import Call, Endpoint, Reply, json_reply
 from streamserve.api.conversations import conversations_off, shares_off
 from streamserve.api.openai import chats, completions, embeddings, models, moderations, plain_tokens, responses, tokens
 from streamserve.api.openai import conversations as openai_talk
+from streamserve.api.openapi.endpoint import endpoint_of
 from streamserve.dialects import mcp as mcp_dialect
 from streamserve.dialects import native as native_dialect
 from streamserve.dialects.ag_ui import events as ag_ui_events
@@ -76,7 +77,6 @@ SERVICES = (
     "usage",
     "moderator",
 )
-Endpoint = Callable[..., Awaitable[Reply]]
 
 # The variable parts of a path, in the syntax of Django's urlconf.
 CONVERTERS = {
@@ -335,7 +335,7 @@ _THREAD = "ag-ui/<part:name>/<part:thread_id>"
 _TALK = "conversations/<stream_id:conversation_id>"
 _UI_CHAT = "ai/chat/<chat_id:chat_id>"
 
-ROUTES = (
+ROUTES: tuple[Route, ...] = (
     _native("streams", "streams", _CHAT, post=native.start_stream),
     _native("new_stream", "streams/new", _CHAT, native.new_stream),
     _native("stream", f"streams/{_ID}", _CHAT, native.stream_state),
@@ -449,6 +449,7 @@ ROUTES = (
     unknown_route("v1/<rest:path>", error_json=shapes.error_json),
     _openai("tokenize", "tokenize", _CHAT, post=tokens.tokenize),
     _openai("detokenize", "detokenize", _CHAT, post=tokens.detokenize),
+    _native("openapi", "openapi.json", _PROBE, endpoint_of(lambda: ROUTES, CONVERTERS)),
     _native("livez", "livez", _OPEN, ops.livez),
     _native("health", "health", _OPEN, ops.livez),
     _native("readyz", "readyz", _PROBE, ops.readyz),

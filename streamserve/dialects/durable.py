@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from streamserve.dialects.fields import one_of
+from streamserve.dialects.fields import Table, described, one_of, read, wrong_value
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import GoingAway, LoggedEvent, is_terminal
 from streamserve.protocol.sse import FIRST_BYTES, KEEPALIVE, one_line_json
@@ -25,7 +25,28 @@ LONG_POLL, SSE = "long-poll", "sse"
 _EPOCH, _INTERVAL_SECONDS = datetime(2024, 10, 9, tzinfo=UTC).timestamp(), 20.0
 _OFFSET = re.compile(r"([0-9a-z]{1,40})-([0-9]{16})")
 _CURSOR = re.compile(r"[0-9]{1,15}")
-_LIVE = one_of(LONG_POLL, SSE)
+
+
+@described({"type": "string", "pattern": f"^({START}|{NOW}|{_OFFSET.pattern})$"})
+def _position(value: Any, param: str) -> tuple[str, int | None]:
+    """Read an offset: the log's id and the last event that its reader has."""
+    if value in (START, NOW):
+        return "", None if value == NOW else 0
+    match = _OFFSET.fullmatch(value)
+    if match is None:
+        wrong_value(param, f"is the Stream-Next-Offset of an earlier response, {START} or {NOW}")
+    return match[1], int(match[2])
+
+
+@described({"type": "string", "pattern": f"^{_CURSOR.pattern}$"})
+def _cursor(value: Any, param: str) -> int:
+    """Read what the last response had as Stream-Cursor."""
+    if _CURSOR.fullmatch(value) is None:
+        wrong_value(param, "is what the last response had as Stream-Cursor")
+    return int(value)
+
+
+QUERY: Table = {"offset": _position, "live": one_of(LONG_POLL, SSE), "cursor": _cursor}
 
 
 class Tail(Protocol):
@@ -53,25 +74,13 @@ class Read:
 
 def parse(query: Mapping[str, str]) -> Read:
     """Check the query of a read; unknown parameters count for nothing, as in the protocol. Raises BadRequest."""
-    live = _LIVE(query["live"], "live") if "live" in query else ""
+    values = read({name: query[name] for name in QUERY if name in query}, QUERY)
+    live = values.get("live", "")
     if live and "offset" not in query:
         message = f"live={live} needs an offset: {START} is the start, {NOW} the end."
         raise BadRequest(message, param="offset")
-    cursor = query.get("cursor", "0")
-    if _CURSOR.fullmatch(cursor) is None:
-        raise BadRequest("'cursor' is what the last response had as Stream-Cursor.", param="cursor")
-    log_id, seq = _position(query.get("offset", START))
-    return Read(seq=seq, log_id=log_id, live=live, cursor=int(cursor))
-
-
-def _position(offset: str) -> tuple[str, int | None]:
-    if offset in (START, NOW):
-        return "", None if offset == NOW else 0
-    match = _OFFSET.fullmatch(offset)
-    if match is None:
-        message = f"'offset' is the Stream-Next-Offset of an earlier response, {START} or {NOW}."
-        raise BadRequest(message, code="invalid_value", param="offset")
-    return match[1], int(match[2])
+    log_id, seq = values.get("offset", ("", 0))
+    return Read(seq=seq, log_id=log_id, live=live, cursor=values.get("cursor", 0))
 
 
 def offset_of(log_id: str, seq: int) -> str:

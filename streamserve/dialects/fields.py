@@ -263,7 +263,15 @@ def nothing(way_out: str) -> Callable[[_R], _R]:
     return described({"type": "null", "description": way_out})
 
 
-def digits(low: int, high: int, way_out: str = "") -> Reader:
+@described({"type": "boolean"})
+def flag(value: Any, param: str) -> bool:
+    """Read true or false, as a query spells them."""
+    if value not in ("true", "false"):
+        wrong_value(param, "is true or false")
+    return bool(value == "true")
+
+
+def digits(low: int, high: int) -> Reader:
     """Read a whole number that a query spells in digits."""
     most = len(str(high))
 
@@ -271,7 +279,7 @@ def digits(low: int, high: int, way_out: str = "") -> Reader:
     def reader(value: Any, param: str) -> int:
         is_number = isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= most
         if not is_number or not low <= int(value) <= high:
-            wrong_value(param, way_out or f"is a number from {low} to {high}")
+            wrong_value(param, f"is a number from {low} to {high}")
         return int(value)
 
     return reader

@@ -20,6 +20,7 @@ from io import StringIO
 from typing import Any
 
 from streamserve.dialects.encoder import Frame, FrameIds, PieceEncoder
+from streamserve.dialects.fields import Schema
 from streamserve.dialects.fold import STEP, Answer, Cited, Delta, Failed, Piece, Succeeded
 from streamserve.dialects.named import NamedStream
 from streamserve.protocol.errors import BadRequest, ErrorBody, NotFound
@@ -78,6 +79,18 @@ def is_id(value: object) -> bool:
     if isinstance(value, str):
         return len(value) <= _MAX_ID_CHARS
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_INT
+
+
+MESSAGE: Schema = {
+    "type": "object",
+    "properties": {
+        "jsonrpc": {"const": "2.0"},
+        "id": {"type": ["string", "integer"], "maxLength": _MAX_ID_CHARS, "minimum": -_MAX_INT, "maximum": _MAX_INT},
+        "method": {"type": "string"},
+        "params": {"type": "object"},
+    },
+    "required": ["jsonrpc"],
+}
 
 
 def parse(body: Mapping[str, Any]) -> Rpc:

@@ -28,7 +28,7 @@ from streamserve.dialects.batches import (
     digest_of,
     read_lines,
 )
-from streamserve.dialects.fields import any_object, read, required, text
+from streamserve.dialects.fields import Fields, Table, any_object, list_of, object_of, read, text
 from streamserve.protocol.errors import BadRequest, ErrorBody, StreamserveError, UnsupportedMedia
 from streamserve.protocol.json_body import decode_json, too_many_containers
 from streamserve.protocol.limits import Limits
@@ -43,7 +43,14 @@ _BLANK = " \t\r\n"
 _DECODER = json.JSONDecoder()
 # The next bracket outside of strings.
 _BRACKET = re.compile(r'(?:[^"\[\]{}]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+([\[\]{}])', re.DOTALL)
-_TABLE = {"custom_id": text(1, MAX_CUSTOM_ID_CHARS), "params": any_object}
+_REQUEST: Table = Fields({"custom_id": text(1, MAX_CUSTOM_ID_CHARS), "params": any_object}, *("custom_id", "params"))
+
+
+def body_fields(limits: Limits) -> Table:
+    """Return the readers of a body, which is read as it arrives."""
+    return Fields({"requests": list_of(object_of(_REQUEST), low=1, high=limits.max_batch_lines)}, "requests")
+
+
 _TIMES_OF_END = ("completed_at", "expired_at", "cancelled_at", "failed_at")
 
 
@@ -80,8 +87,8 @@ def _line_of(raw: bytes, param: str, seen: set[bytes], limits: Limits) -> bytes:
     except StreamserveError as error:
         code = error.code if isinstance(error, BadRequest) else "invalid_json"
         raise BadRequest(error.message.replace("The body", param), code=code, param=param) from error
-    values = read(fields, _TABLE, prefix=param + ".")
-    custom_id, params = (required(values, name, prefix=param + ".") for name in _TABLE)
+    values = read(fields, _REQUEST, prefix=param + ".")
+    custom_id, params = values["custom_id"], values["params"]
     where = f"{param}.custom_id"
     if "\0" in custom_id:
         raise BadRequest(f"{where} has a NUL character.", code="invalid_value", param=where)

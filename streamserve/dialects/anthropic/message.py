@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from streamserve.dialects.encoder import Frame, FrameIds, PieceEncoder
+from streamserve.dialects.fields import Table, digits, text
 from streamserve.dialects.fold import (
     THINKING,
     TOOL_USE,
@@ -101,11 +102,10 @@ def models_json(models: Sequence[DescribedModel], query: Mapping[str, str]) -> d
 
 def limit_of(query: Mapping[str, str]) -> int:
     """Return how many items a query asks for."""
-    text = query.get("limit", str(_ON_A_PAGE))
-    if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= _MOST_ON_A_PAGE):
-        message = f"'limit' is a number from 1 to {_MOST_ON_A_PAGE:,}."
-        raise BadRequest(message, code="invalid_value", param="limit")
-    return int(text)
+    return int(LIST["limit"](query["limit"], "limit")) if "limit" in query else _ON_A_PAGE
+
+
+LIST: Table = {"limit": digits(1, _MOST_ON_A_PAGE), "before_id": text(0, 256), "after_id": text(0, 256)}
 
 
 def _place(id_: str, ids: Sequence[str], param: str) -> int:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamserve.dialects.batches import Page
-from streamserve.dialects.fields import read, text, wrong_value
+from streamserve.dialects.fields import Table, read, text, wrong_value
 from streamserve.dialects.generate import metadata
-from streamserve.dialects.openai.batches import list_json, parse_page
+from streamserve.dialects.openai.batches import list_json, page_fields, parse_page
 from streamserve.protocol.errors import BadRequest, NotFound
 from streamserve.protocol.limits import Limits
 
@@ -23,6 +23,8 @@ _ID = re.compile(f"{_PREFIX}([0-9a-f]{{32}})")
 _FILTER = re.compile(r"metadata\[(.*)\]", re.DOTALL)
 _model = text(0, 256)
 _LISTED = ("limit", "after", "order")
+MESSAGES: Table = {name: reader for name, reader in page_fields(MOST).items() if name in _LISTED}
+LIST: Table = {**MESSAGES, "model": _model}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +77,16 @@ def no_completion(completion_id: str, param: str = "completion_id") -> NotFound:
     return NotFound(f"{message} requests with store: true.", code="completion_not_found", param=param)
 
 
+def update_fields(limits: Limits) -> Table:
+    """Return the readers of the fields of an update."""
+    return {"metadata": metadata(limits)}
+
+
 def parse_update(body: Mapping[str, Any], limits: Limits) -> Mapping[str, str]:
     """Return the metadata that replaces the old; null is none."""
     if "metadata" not in body:
         raise BadRequest("metadata is missing.", code="missing_field", param="metadata")
-    found: Mapping[str, str] = read(body, {"metadata": metadata(limits)}).get("metadata", {})
+    found: Mapping[str, str] = read(body, update_fields(limits)).get("metadata", {})
     return found
 
 

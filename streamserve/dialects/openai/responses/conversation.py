@@ -51,6 +51,11 @@ def new_fields(limits: Limits) -> Table:
     return {"items": _items(limits), "metadata": metadata(limits)}
 
 
+def metadata_fields(limits: Limits) -> Table:
+    """Return the readers of the fields of an update."""
+    return {"metadata": metadata(limits)}
+
+
 def item_fields(limits: Limits) -> Table:
     """Return the readers of the fields of items that are added."""
     return Fields({"items": _items(limits)}, "items")
@@ -66,7 +71,7 @@ def parse_metadata(body: Mapping[str, Any], limits: Limits) -> Mapping[str, str]
     """Return the metadata that replaces the old; null is none."""
     if "metadata" not in body:
         raise BadRequest("metadata is missing.", code="missing_field", param="metadata")
-    found: Mapping[str, str] = read(body, {"metadata": metadata(limits)}).get("metadata", {})
+    found: Mapping[str, str] = read(body, metadata_fields(limits)).get("metadata", {})
     return found
 
 

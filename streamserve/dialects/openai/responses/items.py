@@ -54,7 +54,7 @@ _STATUSES = ("in_progress", "completed", "incomplete")
 
 # Which fields an item needs depends on its type; an item of no type is a message.
 _ITEM: Mapping[str, Any] = {
-    "title": "ResponseItem",
+    "title": "InputItem",
     "type": "object",
     "properties": {
         "type": {"type": ["string", "null"]},

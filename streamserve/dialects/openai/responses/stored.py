@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamserve.dialects.openai.batches import parse_page
+from streamserve.dialects.fields import Table, digits, flag, read
+from streamserve.dialects.openai.batches import page_fields, parse_page
 from streamserve.dialects.openai.responses.items import Item, with_ids
 from streamserve.dialects.openai.responses.output import PREFIX
 from streamserve.protocol.errors import BadRequest, NotFound
@@ -19,8 +20,8 @@ MOST, USUAL = 100, 20
 _ID = re.compile(f"{PREFIX}([0-9a-f]{{32}})")
 _CONVERSATION = re.compile("conv_([0-9a-f]{32})")
 _LISTED = ("limit", "order", "after")
-_RETRIEVED = ("stream", "starting_after", "include_obfuscation")
-_MAX_DIGITS = 15
+RETRIEVED: Table = {"stream": flag, "starting_after": digits(0, 10**15 - 1), "include_obfuscation": flag}
+LISTED: Table = {name: reader for name, reader in page_fields(MOST).items() if name in _LISTED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,22 +79,12 @@ def no_previous(previous_id: str) -> BadRequest:
 
 def parse_retrieve(query: Mapping[str, str]) -> Retrieve:
     """Return how a query wants a response. `include` has no effect: a response is shown whole."""
-    rest = _known(query, _RETRIEVED)
-    stream = _flag(rest, "stream")
-    after = rest.get("starting_after", "")
-    if after and not stream:
+    values = read(_known(query, tuple(RETRIEVED)), RETRIEVED)
+    stream, after = values.get("stream", False), values.get("starting_after", -1)
+    if after >= 0 and not stream:
         raise BadRequest("'starting_after' is for streams; send stream=true too.", param="starting_after")
-    if after and not (after.isascii() and after.isdigit() and len(after) <= _MAX_DIGITS):
-        raise BadRequest("'starting_after' is the sequence_number of the last event you have.", param="starting_after")
-    options = {"include_obfuscation": _flag(rest, "include_obfuscation")}
-    return Retrieve(stream=stream, starting_after=int(after) if after else -1, options=options)
-
-
-def _flag(query: Mapping[str, str], name: str) -> bool:
-    value = query.get(name, "false")
-    if value not in ("true", "false"):
-        raise BadRequest(f"'{name}' is true or false.", param=name)
-    return value == "true"
+    options = {"include_obfuscation": values.get("include_obfuscation", False)}
+    return Retrieve(stream=stream, starting_after=after, options=options)
 
 
 def _known(query: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
