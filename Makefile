@@ -24,7 +24,7 @@ PROOF_JOBS ?= 2
 # Some hundred servers and commands are started, each of which would compile its modules.
 unexport PYTHONDONTWRITEBYTECODE
 # The folders whose tests have a long version: `scaled` and `IS_SOAK` of tests/proofs/scale.py, SIM_STEPS.
-SOAK := tests/proofs tests/sim tests/asgi tests/streams tests/e2e/test_sockets.py
+SOAK := tests/proofs tests/sim tests/asgi tests/streams tests/e2e/test_openapi.py tests/e2e/test_sockets.py
 
 .PHONY: help run test pytest proofs newest lint soak gpu mutants paths wheel js frontends locale docs reference dist map clean
 

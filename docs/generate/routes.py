@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator
 
 from docs.generate.text import head, linked, table
-from streamserve.api.routes import ROUTES, Access, Endpoint, Route
+from streamserve.api.call import Endpoint
+from streamserve.api.openapi.document import summary_of
+from streamserve.api.routes import ROUTES, Access, Route
 
 _INTRO = """
 Every address that `include("streamserve.urls")` serves. [The HTTP API](../api.md) has what holds for all of them.
@@ -38,11 +40,13 @@ _GROUPS = (
     ),
     ("Anthropic", ("v1/messages",), "[Anthropic's Messages API](../anthropic.md)"),
     ("MCP", ("mcp",), "[MCP](../mcp.md)"),
-    ("Operations", ("livez", "health", "readyz", "metrics"), "[monitoring](../monitoring.md)"),
+    (
+        "Operations",
+        ("openapi", "livez", "health", "readyz", "metrics"),
+        "[OpenAPI](../openapi.md), [monitoring](../monitoring.md)",
+    ),
 )
 _VARIABLE = re.compile(r"<\w+:(\w+)>")
-# The address with which a docstring begins.
-_ADDRESS = re.compile(r"^[A-Z]+ /(?:\{[^}]*\}|[^\s:,])+(?: \{.*?\})?[:,] ")
 
 
 def page() -> str:
@@ -82,6 +86,4 @@ def _who(access: Access) -> str:
 
 
 def _does(endpoint: Endpoint) -> str:
-    first = (endpoint.__doc__ or "").strip().partition("\n")[0]
-    text = _ADDRESS.sub("", first, count=1) if _ADDRESS.match(first) else first
-    return linked(text[:1].upper() + text[1:])
+    return linked(summary_of(endpoint))

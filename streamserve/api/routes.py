@@ -81,8 +81,8 @@ SERVICES = (
 # The variable parts of a path, in the syntax of Django's urlconf.
 CONVERTERS = {
     "stream_id": "[0-9a-f]{32}",
-    "path": ".+",
-    "rest": ".*",
+    "path": r"[\s\S]+",  # line breaks too: an address may have any character
+    "rest": r"[\s\S]*",
     "pipeline_name": "[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
     "part": "[^/]{1,200}",  # of a path: any text without a slash
     "chat_id": "[^/]{1,200}",  # a client's own id of a conversation
@@ -445,6 +445,7 @@ ROUTES: tuple[Route, ...] = (
     _openai("batch", f"v1/batches/{_BATCH}", _KNOWN, batches.batch),
     _openai("cancel_batch", f"v1/batches/{_BATCH}/cancel", _KNOWN, post=batches.cancel),
     _native("mcp", "mcp", _KEYS, mcp.get_events, post=mcp.post_message, error_json=mcp_dialect.error_json),
+    unknown_route("v1/messages/<rest:path>", error_json=anthropic_message.error_json),
     unknown_route("v1", error_json=shapes.error_json),
     unknown_route("v1/<rest:path>", error_json=shapes.error_json),
     _openai("tokenize", "tokenize", _CHAT, post=tokens.tokenize),

@@ -29,8 +29,8 @@ from tests.web.conftest import PROMPT, communicator, make_caller
 
 _HEADS = ("streams", "pipelines", "jobs", "attachments", "conversations", "ai", "ag-ui", "v1")
 _NOWHERE = {f"{head}/<rest:path>" for head in _HEADS}
-_NOWHERE |= {"v1", "livez/", "health/", "readyz/", "metrics/", "ws/streams"}
-OPEN_TO_ALL = {"livez", "health", "readyz", *_NOWHERE}
+_NOWHERE |= {"v1", "v1/messages/<rest:path>", "livez/", "health/", "readyz/", "metrics/", "ws/streams"}
+OPEN_TO_ALL = {"livez", "health", "readyz", "openapi.json", *_NOWHERE}
 UNKNOWN_ID = "0" * 32
 _JSON_RPC_INVALID = -32600  # what MCP says instead
 # tests/web/test_conversations.py, test_mcp.py and api/openai/test_moderations.py have them.

@@ -212,7 +212,7 @@ class _Maker:
             "summary": summary_of(endpoint),
             **({"description": rest} if rest else {}),
         }
-        parameters = self._parameters(operation, method)
+        parameters = self._parameters(operation)
         if parameters:
             out["parameters"] = parameters
         body = self._body(operation)
@@ -223,10 +223,10 @@ class _Maker:
             out["security"] = _security(route, method)
         return out
 
-    def _parameters(self, operation: Operation, method: str) -> list[Any]:
+    def _parameters(self, operation: Operation) -> list[Any]:
         table = operation.query if isinstance(operation.query, Mapping) else operation.query(self._limits)
         found: list[Any] = [_parameter(name, self._hoist(schema_of(reader)), table) for name, reader in table.items()]
-        if operation.is_asking and method == "POST":
+        if operation.has_key:
             found.append(_KEY)
         return [*found, _LAST] if operation.is_resuming else found
 
@@ -247,8 +247,8 @@ class _Maker:
         if operation.reply:
             content[JSON] = {"schema": self._named(operation.reply)}
         if operation.events:
-            shown = {"type": "string", "description": "Server-Sent Events, of which each is an item."}
-            content[EVENT_STREAM] = {"schema": shown, "x-itemSchema": self._named(operation.events)}
+            # 3.1 has no word for the items of a stream; 3.2 calls it itemSchema.
+            content[EVENT_STREAM] = {"x-itemSchema": self._named(operation.events)}
         for media in operation.media:
             binary = {} if media == BYTES else {"type": "string"}
             content[media] = {"schema": binary}
@@ -260,6 +260,8 @@ class _Maker:
                 found[str(status)] = {"description": HTTPStatus(status).phrase, "headers": _refs("X-Request-Id")}
             else:
                 found[str(status)] = self._error(error, status)
+        if operation.says_why:
+            found["503"] = {**found["200"], "description": HTTPStatus(503).phrase}
         return found
 
     def _statuses(self, route: Described, operation: Operation) -> Iterable[int]:
@@ -269,7 +271,7 @@ class _Maker:
             yield from _CLOSED
         if operation.body is not None or operation.form is not None:
             yield from _WITH_BODY
-        if operation.is_asking:
+        if operation.is_asking or operation.has_key:
             yield from _ASKING
         if operation.is_resuming:
             yield from (204, *_RESUMING)

@@ -19,6 +19,7 @@ from streamserve.api import (
     native,
     ops,
     pipelines,
+    timings,
     usage,
 )
 from streamserve.api.batch import batches, files
@@ -78,7 +79,8 @@ class Operation:
     """What a method of a route takes and replies.
 
     `body`: the schema of its JSON, under the name `takes`; `form`: of the form that it takes instead. `reply` and
-    `events` name components (replies.py), `media` are the types of other bodies. `is_asking`: it starts an answer.
+    `events` name components (replies.py), `media` are the types of other bodies. `is_asking`: it asks a model.
+    `has_key`: it takes an Idempotency-Key. `says_why`: what a 503 has is the reply.
     """
 
     takes: str = ""
@@ -92,7 +94,9 @@ class Operation:
     status: int = 200
     statuses: tuple[int, ...] = ()
     is_asking: bool = False
+    has_key: bool = False
     is_resuming: bool = False
+    says_why: bool = False
 
 
 def _body(table: Tables) -> Callable[[Limits], Schema]:
@@ -178,7 +182,7 @@ def _object(limits: Limits) -> Schema:
 
 _EMPTY = _fixed({})
 _streams = partial(Operation, events="StreamEvent", media=(TEXT,))
-_asks = partial(Operation, is_asking=True)
+_asks = partial(Operation, is_asking=True, has_key=True)
 _resumes = partial(Operation, is_resuming=True, query=RESUME)
 _openai_list = partial(Operation, query=stored.LISTED)
 
@@ -199,6 +203,7 @@ OPERATIONS: Mapping[Endpoint, Operation] = {
         takes="ApprovalRequest", body=_fixed(approval_dialect.FIELDS), events="StreamEvent", media=(TEXT,)
     ),
     native.ack_stream: Operation(body=_fixed(native_dialect.ACK_FIELDS), reply="Counted"),
+    timings.report: Operation(takes="ReaderTimes", body=_fixed(native_dialect.TIMES_FIELDS), reply="Counted"),
     native.watch: Operation(events="StreamEvent", query=AFTER, is_resuming=True),
     pipelines.pipelines: Operation(reply="Pipelines"),
     pipelines.get_run: Operation(
@@ -288,8 +293,8 @@ OPERATIONS: Mapping[Endpoint, Operation] = {
     ),
     plain_tokens.get_tokens: Operation(query=_tokens_query, events="PlainToken", is_asking=True, is_resuming=True),
     plain_tokens.post_tokens: _asks(takes="TokensRequest", body=_body(plain_dialect.body_fields), events="PlainToken"),
-    embeddings.embeddings: _asks(
-        takes="EmbeddingsRequest", body=_body(embedding_dialect.body_fields), reply="EmbeddingList"
+    embeddings.embeddings: Operation(
+        takes="EmbeddingsRequest", body=_body(embedding_dialect.body_fields), reply="EmbeddingList", is_asking=True
     ),
     moderations.moderations: Operation(
         takes="ModerationRequest", body=_body(moderation_dialect.body_fields), reply="Moderation"
@@ -298,7 +303,11 @@ OPERATIONS: Mapping[Endpoint, Operation] = {
     anthropic.count_tokens: Operation(takes="CountTokensRequest", body=_count, reply="TokenCount", is_asking=True),
     batches.list_messages: Operation(query=message_dialect.LIST, reply="MessageBatchList"),
     batches.create_messages: Operation(
-        takes="MessageBatchRequest", body=_body(message_batches.body_fields), reply="MessageBatch", statuses=(507,)
+        has_key=True,
+        takes="MessageBatchRequest",
+        body=_body(message_batches.body_fields),
+        reply="MessageBatch",
+        statuses=(507,),
     ),
     batches.message_batch: Operation(reply="MessageBatch"),
     batches.delete_messages: Operation(reply="DeletedMessageBatch"),
@@ -308,15 +317,17 @@ OPERATIONS: Mapping[Endpoint, Operation] = {
     models.models: Operation(reply="ModelList"),
     models.model: Operation(reply="Model"),
     files.list_files: Operation(query=batch_dialect.page_fields(batch_dialect.MOST_FILES), reply="FileList"),
-    files.upload: Operation(form=partial(_form, table=batch_dialect.UPLOAD_FIELDS), reply="File", statuses=(507,)),
+    files.upload: Operation(
+        has_key=True, form=partial(_form, table=batch_dialect.UPLOAD_FIELDS), reply="File", statuses=(507,)
+    ),
     files.file: Operation(reply="File"),
     files.delete: Operation(reply="DeletedObject"),
     files.content: Operation(media=(BYTES,)),
     batches.list_batches: Operation(query=batch_dialect.page_fields(batch_dialect.MOST_BATCHES), reply="BatchList"),
-    batches.create: Operation(takes="BatchRequest", body=_body(batch_dialect.body_fields), reply="Batch"),
+    batches.create: Operation(has_key=True, takes="BatchRequest", body=_body(batch_dialect.body_fields), reply="Batch"),
     batches.batch: Operation(reply="Batch"),
     batches.cancel: Operation(body=_object, is_body_optional=True, reply="Batch"),
-    mcp.get_events: Operation(events="RpcMessage", is_resuming=True),
+    mcp.get_events: Operation(events="RpcMessage", is_resuming=True, statuses=(405,)),
     mcp.post_message: Operation(
         takes="RpcRequest",
         body=lambda limits: mcp_dialect.MESSAGE,
@@ -332,7 +343,7 @@ OPERATIONS: Mapping[Endpoint, Operation] = {
         takes="DetokenizeRequest", body=_body(token_dialect.detokenize_fields), reply="Prompt", is_asking=True
     ),
     ops.livez: Operation(reply="Live"),
-    ops.readyz: Operation(reply="Ready"),
+    ops.readyz: Operation(reply="Ready", says_why=True),
     ops.metrics: Operation(media=(TEXT,)),
 }
 # What the document says of itself.

@@ -125,8 +125,7 @@ def _usage() -> Schema:
 
 
 def _conversation_export() -> Schema:
-    whole = {"conversation": CONVERSATIONS[0].as_json(), "messages": [one.as_json() for one in MESSAGES]}
-    return shape_of(whole)
+    return shape_of(*({"conversation": one.as_json(), "messages": _MESSAGES} for one in CONVERSATIONS))
 
 
 def _states() -> Schema:
@@ -136,7 +135,8 @@ def _states() -> Schema:
     ended = replace(record, is_finished=True, finish_reason="stop", phases={}, error_code="timeout", text="Hi")
     found = [state_json(Found(stream=None, record=one)) for one in (record, ended)]
     usage = {"prompt_tokens": 1, "completion_tokens": 1}
-    return shape_of(*found, {**found[0], **live, "usage": {**usage, "total_tokens": 2}})
+    began = {**found[0], **live, "usage": {**usage, "total_tokens": 2}, "finish_reason": None, "error_code": None}
+    return shape_of(*found, began)
 
 
 def _log_item() -> Schema:

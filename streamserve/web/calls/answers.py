@@ -147,14 +147,17 @@ class LazyAnswer:
         """Begin an answer that ends with its reader, and return its stream."""
         return await self._start(await self.acaller(), "abort")
 
-    def response(self, format: str = "native") -> HttpResponseBase:
-        """Return the response of a view that streams the answer: server-sent events in this `format`."""
-        caller = self.caller("await aresponse()")
-        return background.run(lambda: self._respond(caller, format), "await aresponse()")
+    def response(self, format: str = "native", *, request: HttpRequest | None = None) -> HttpResponseBase:
+        """Return the response of a view that streams the answer: server-sent events in this `format`.
 
-    async def aresponse(self, format: str = "native") -> HttpResponseBase:
+        `request` is the view's, where the answer's owner is given in another way.
+        """
+        caller = self.caller("await aresponse()")
+        return background.run(lambda: self._respond(caller, format, request), "await aresponse()")
+
+    async def aresponse(self, format: str = "native", *, request: HttpRequest | None = None) -> HttpResponseBase:
         """Do what `response` does, from an async view."""
-        return await self._respond(await self.acaller(), format)
+        return await self._respond(await self.acaller(), format, request)
 
     def whole(self) -> Completion:
         """Wait for the end; return the whole answer."""
@@ -247,17 +250,18 @@ class LazyAnswer:
         started = await self._start(caller, "abort")
         return _completion(started, await collect(get_site().streams, started))
 
-    async def _respond(self, caller: Caller, format: str) -> HttpResponseBase:
+    async def _respond(self, caller: Caller, format: str, request: HttpRequest | None) -> HttpResponseBase:
         from streamserve.web.views import needs_asgi, to_django
 
-        if self._request is None:
-            raise BadRequest("A response needs the request: stream(..., request=request).", code="invalid_request")
-        if not hasattr(self._request, "scope"):
+        request = request or self._request
+        if request is None:
+            raise BadRequest("A response needs the request: response(request=request).", code="invalid_request")
+        if not hasattr(request, "scope"):
             raise needs_asgi()
         started = await self._start(caller, "park")
         delivery = Delivery(get_site().streams, started, encoder_for(format, started), pace=self._pace)
-        response = to_django(self._request, Reply(body=delivery))
-        if MORE_HEADERS not in self._request.scope:  # no StreamMiddleware, which sets the cookie
+        response = to_django(request, Reply(body=delivery))
+        if MORE_HEADERS not in request.scope:  # no StreamMiddleware, which sets the cookie
             give_cookie(response, caller)
         return response
 

@@ -1,0 +1,1 @@
+"""An app with pipelines, for the site of openapi_site.py."""
