@@ -34,6 +34,10 @@ class UpstreamLost(Exception):
     """The connection ended, or nothing came in time; the message is for the operator."""
 
 
+class UpstreamAway(UpstreamLost):
+    """The server could not be reached, or says nothing to anyone: no fault of the request."""
+
+
 class UpstreamError(Exception):
     """The server ended the answer by an error of its own, after the response had begun; the message is for the log."""
 

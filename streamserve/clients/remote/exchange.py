@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from streamserve.clients.remote.errors import (
     MAX_ERROR_BYTES,
     MISCONFIGURED,
+    UpstreamAway,
     UpstreamBroken,
     UpstreamLost,
     clean,
@@ -115,7 +116,7 @@ class Exchange:
             try:
                 return await http.send(request, stream=True)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                raise UpstreamLost(f"cannot connect: {clean(str(error)) or type(error).__name__}") from error
+                raise UpstreamAway(f"cannot connect: {clean(str(error)) or type(error).__name__}") from error
             except httpx.TransportError as error:
                 if fresh or attempt == _MAX_RETRIES:
                     raise UpstreamLost(f"no response: {clean(str(error)) or type(error).__name__}") from error
@@ -183,7 +184,7 @@ class _Limit:
             if self._deadline is None:
                 raise UpstreamLost(f"nothing came for {config.silence_seconds:g} s") from late
             if self._timeout.when() != self._deadline:
-                raise UpstreamLost("it is away, and has given no token yet") from late
+                raise UpstreamAway("it is away, and has given no token yet") from late
             self._server.note_loss(f"no token within {config.first_token_seconds:g} s")
             raise unavailable(config.alias, code="upstream_timeout") from late
 

@@ -21,7 +21,7 @@ from typing import Any
 from streamserve.clients.base import Source
 from streamserve.clients.remote.body import body_of, cut_after
 from streamserve.clients.remote.chunks import ChunkParser
-from streamserve.clients.remote.errors import UpstreamBroken, UpstreamError, UpstreamLost, unavailable
+from streamserve.clients.remote.errors import UpstreamAway, UpstreamBroken, UpstreamError, UpstreamLost, unavailable
 from streamserve.clients.remote.exchange import Exchange
 from streamserve.clients.remote.server import RemoteServer
 from streamserve.clients.remote.upstreams import FAILED_RETRY_SECONDS, Route, Upstreams
@@ -130,8 +130,8 @@ class HTTPSource(Source):
                 self.generation.put([Status(status="queued", step=step)])
             while not await self._try():
                 pass
-        except UpstreamLost:
-            self._lose()
+        except UpstreamLost as reason:
+            self._lose(is_counted=not (isinstance(reason, UpstreamAway) and self._upstreams.are_several))
         except StreamserveError as error:
             self._refuse(error)
         except (UpstreamBroken, UpstreamError) as error:
@@ -269,12 +269,15 @@ class HTTPSource(Source):
             ]
         )
 
-    def _lose(self) -> None:
-        """End after the connection was lost: as parked, where a server can continue the answer."""
+    def _lose(self, *, is_counted: bool = True) -> None:
+        """End after the connection was lost: as parked, where a server can continue the answer.
+
+        A loss is counted against the answer, unless no server could be reached: the probes tell when one can.
+        """
         if not self._opened.done():
             self._opened.set_exception(unavailable(self._config.alias, retry_after=FAILED_RETRY_SECONDS))
         elif self.can_park:
-            self.generation.end(parked=Park(reason="lost"))
+            self.generation.end(parked=Park(reason="lost", is_counted=is_counted))
         else:
             self.fail("cannot_continue", cut_after(self.answer.num_tokens))
 

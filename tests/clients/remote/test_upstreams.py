@@ -17,6 +17,7 @@ from streamserve.clients.remote.upstreams import _choose, affinity_of
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, Overloaded
 from streamserve.protocol.events import Done, Error, Event, Status
 from streamserve.protocol.requests import Admission
+from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
@@ -227,6 +228,26 @@ async def test_what_none_continues_ends_in_an_honest_error() -> None:
     assert (events[-1].code, events[-1].retryable) == ("cannot_continue", True)
     assert "after 3 tokens" in events[-1].message
     assert sum(asked_of(*upstreams)) == 1
+
+
+async def test_an_answer_that_has_begun_waits_for_an_upstream_and_then_ends() -> None:
+    """While all are away it waits for one to come back, as for any engine; then it may be asked for again."""
+
+    async def stays(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await begins(delta(content=WORDS[0]))(asked, writer)
+
+    upstreams = Upstream(stays), Upstream(stays)
+    config = StreamConfig(resume_window_seconds=0.5)
+    async with streaming(*upstreams, config=config, poll_seconds=0.05) as (streams, _):
+        stream = await start(streams, Attachment(is_paced=False))
+        await until(lambda: stream.last_seq >= 2)
+        for upstream in upstreams:
+            await upstream.stop()
+        events = await end_of(streams, stream)
+    assert words_of(events) == WORDS[0]
+    assert [event.status for event in events if isinstance(event, Status)] == ["waiting"]
+    assert isinstance(events[-1], Error)
+    assert (events[-1].code, events[-1].retryable) == ("engine_unavailable", True)
 
 
 async def test_a_refusal_of_the_request_is_the_callers_at_once() -> None:
@@ -503,9 +524,11 @@ def test_an_upstream_has_the_name_of_its_host() -> None:
 
 
 @asynccontextmanager
-async def streaming(*upstreams: Upstream, **fields: Any) -> AsyncIterator[tuple[Streams, RemoteClient]]:
+async def streaming(
+    *upstreams: Upstream, config: StreamConfig | None = None, **fields: Any
+) -> AsyncIterator[tuple[Streams, RemoteClient]]:
     async with several(*upstreams, **fields) as client:
-        streams = Streams({"m": client}, MemoryLog())
+        streams = Streams({"m": client}, MemoryLog(), config or StreamConfig())
         try:
             yield streams, client
         finally:

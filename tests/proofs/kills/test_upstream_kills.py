@@ -1,8 +1,8 @@
 """Proof: three upstreams of one model are killed and stopped at random while sixty readers read.
 
 Every answer that ends `done` is complete, none shows a token twice, and every other ends in an error that is honest: it
-may be asked for again, and what was shown is the beginning of the answer. Only an answer that no server takes up, a
-thought, ends so.
+may be asked for again, and what was shown is the beginning of the answer. That is a thought, which no server takes up;
+an answer of text ends so when five upstreams in a row were lost to it, which a machine that is too busy adds to.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ from tests.support.servers.upstreams import chat, client_of, counts, until
 NUM_READERS, NUM_KILLS = 60, scaled(200, least=20)
 PROGRAM = str(Path(upstream_program.__file__))
 THINKS = 5  # one answer in so many begins with a thought
-SETTINGS = StreamConfig(max_finished=20 * NUM_READERS)
+SETTINGS = StreamConfig(max_finished=2 * NUM_READERS)
 DEADLINE_SECONDS = 120
+# How an answer ends that is text so far.
+LATER = {"engine_died", "engine_unavailable", "upstream_timeout"}
 
 
 class Upstreams:
@@ -100,10 +102,11 @@ class Readers:
             self.ends[f"refused: {refused.code}"] += 1
             await until(lambda: self._client.describe().state == "ready")
             return
-        stream.attach(Attachment(is_paced=False))
+        stream.attach(reader := Attachment(is_paced=False))
         async with asyncio.timeout(DEADLINE_SECONDS):
             await stream.ended.wait()
         self._judge(question, [logged.event for logged in await self._streams.log.read(stream.log_id, 0)])
+        stream.detach(reader)  # it may be dropped now
 
     def _judge(self, question: str, events: list[Event]) -> None:
         check_events(events)
@@ -122,9 +125,8 @@ class Readers:
         assert end.retryable, end
         assert thoughts.startswith(shown["thinking"])
         assert words.startswith(shown["text"])
-        assert thoughts, f"an answer of text alone ended in {end}"
-        assert end.code == "cannot_continue", end
-        self.ends[end.code] += 1
+        assert end.code == "cannot_continue" if shown["thinking"] else end.code in LATER, end
+        self.ends["thought" if thoughts else end.code] += 1
 
 
 async def test_kills_of_upstreams_cost_no_answer_that_can_be_continued() -> None:
@@ -142,7 +144,7 @@ async def test_kills_of_upstreams_cost_no_answer_that_can_be_continued() -> None
             Upstream(url=url, name=name, weight=weight)
             for url, name, weight in zip(urls, "abc", (1, 2, 1), strict=True)
         ),
-        connect_seconds=1.0,
+        connect_seconds=2.0,
         silence_seconds=3.0,
         first_token_seconds=30.0,
         poll_seconds=0.5,
@@ -171,7 +173,11 @@ async def test_kills_of_upstreams_cost_no_answer_that_can_be_continued() -> None
     finally:
         for number in range(3):
             await processes.kill(number)
-    assert readers.ends["done"] > 0
+    num_answers, num_failed = (
+        readers.ends.total(),
+        readers.ends.total() - readers.ends["done"] - readers.ends["thought"],
+    )
+    assert num_failed <= num_answers / 50
     assert found["moved"] > 0
     assert found["continued"] > 0
     assert found["away"] > 0
