@@ -20,6 +20,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 _NAMES = re.compile(r'(\w+)="')
 _LINE = re.compile(r"([a-z_0-9]+)(?:\{(.*)\})? (\S+)")
 ASK = {"prompt": "tell me", "max_tokens": 8}
+# What a reader reports of its answer, in seconds since its request.
+SEEN = {"headers": 50.0, "first_delta": 51.0, "first_paint": 51.5, "ended": 60.0, "last_paint": 60.2, "gap_p95": 0.1}
 
 
 async def scrape(ops_key: str) -> dict[tuple[str, str], float]:
@@ -27,7 +29,11 @@ async def scrape(ops_key: str) -> dict[tuple[str, str], float]:
     response = await Caller(key=ops_key).get("/metrics")
     assert response.status_code == 200
     lines = [line for line in response.content.decode().splitlines() if not line.startswith("#")]
-    return {(match[1], match[2] or ""): float(match[3]) for match in map(_LINE.fullmatch, lines) if match}
+    return {(match[1], _sorted(match[2] or "")): float(match[3]) for match in map(_LINE.fullmatch, lines) if match}
+
+
+def _sorted(labels: str) -> str:
+    return ",".join(sorted(labels.split(",")))
 
 
 async def test_every_declared_metric_is_scraped(alice_key: str, ops_key: str) -> None:
@@ -38,7 +44,9 @@ async def test_every_declared_metric_is_scraped(alice_key: str, ops_key: str) ->
         alice = Caller(key=alice_key)
         before = await scrape(ops_key)
         for _ in range(3):
-            assert b"event: done" in await body_of(await alice.post("/streams", ASK))
+            answer = await alice.post("/streams", ASK)
+            assert b"event: done" in await body_of(answer)
+        assert (await alice.post(f"/streams/{answer['X-Stream-Id']}/timings", SEEN)).status_code == 200
         chat = {"prompt": "tell me", "messages": [], "max_tokens": 8}
         assert (await alice.post("/v1/chat/completions", chat)).status_code == 200
         endless = {"prompt": "tell me", "ignore_eos": True, "max_tokens": 4000}
@@ -66,7 +74,7 @@ async def test_every_declared_metric_is_scraped(alice_key: str, ops_key: str) ->
             assert labels <= {*metric.labels, "le"}, name
 
     def more(name: str, labels: str = 'model_name="echo"') -> float:
-        key = f"{PREFIX}{name}", labels
+        key = f"{PREFIX}{name}", _sorted(labels)
         return after[key] - before.get(key, 0.0)
 
     ended = {
