@@ -219,7 +219,8 @@ class SiteConfig:
     request is counted.
     """
     alerts: Alerts = field(default_factory=Alerts)
-    """Thresholds of the rules that `streamserve_alerts` prints for Prometheus (docs/monitoring.md#alerts)."""
+    """Thresholds of the live page, and of the rules that `streamserve_alerts` prints for Prometheus
+    (docs/monitoring.md#alerts)."""
     reserve_tokens: int = 1000
     """Of an answer's tokens so many are reserved at most while it runs, where tokens are limited."""
     prices: Mapping[str, Price] = field(default_factory=dict)

@@ -124,9 +124,11 @@ class Past:
 
     def mark(self, minute: int, figures: Figures) -> bool:
         """Note what all have counted as that minute begins; return whether that is news. Marks of the future go."""
+        if minute in self.marks:
+            return False
         counted = figures.counted()
-        marks = {one: mark for one, mark in self.marks.items() if one <= minute}
-        if marks and (max(marks) == minute or marks[max(marks)].has_same(counted)):
+        marks = {one: mark for one, mark in self.marks.items() if one < minute}
+        if marks and marks[max(marks)].has_same(counted):
             return False
         marks[minute] = counted
         first = max((one for one in marks if one <= minute - _KEPT_MINUTES), default=0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from streamserve.protocol.alerts import ENDED, LEFT_REASONS, MIN_ANSWERS, WINDOW_MINUTES, Alerts, Judged, judged
@@ -65,7 +66,7 @@ class Recent:
         """How many readers came back."""
         return self._count("stream_resumes")
 
-    @property
+    @cached_property
     def judged(self) -> Sequence[Judged]:
         """Each rule's figure."""
         return judged(self.alerts, self.figures, self.model)
