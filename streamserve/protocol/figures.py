@@ -25,7 +25,7 @@ MINUTE_SECONDS = 60
 _FORMAT = 1
 _KEPT_MINUTES = WINDOW_SECONDS // MINUTE_SECONDS
 
-_Labels = tuple[tuple[str, str], ...]
+_Labels = tuple[tuple[str, str], ...]  # in the order of their metric
 
 
 class _Counts(msgspec.Struct, frozen=True, array_like=True):
@@ -70,7 +70,7 @@ class Figures:
     def add(self, samples: Iterable[Sample]) -> None:
         """Join the values of another process: they add up, or the larger value counts (`Metric.adds_up`)."""
         for sample in samples:
-            values, labels = self._values.setdefault(sample.name, {}), tuple(sorted(sample.labels.items()))
+            values, labels = self._values.setdefault(sample.name, {}), tuple(sample.labels.items())
             before = values.get(labels)
             values[labels] = sample.value if before is None else _joined(sample.name, before, sample.value)
 
