@@ -55,9 +55,14 @@ def capacity(
     memory_bytes: int,
     on_gpu: bool,
     parameters: int | None,
+    draft: Mapping[str, Any] | None = None,
 ) -> Capacity:
-    """Compute the capacity of an engine on a device with `memory_bytes`. `model` is its config.json."""
-    bytes_per_token = numbers_per_token(model) * DTYPE_BYTES[dtype]
+    """Compute the capacity of an engine on a device with `memory_bytes`. `model` is its config.json.
+
+    `draft` is its draft model's, whose `parameters` are counted too.
+    """
+    models = [model] if draft is None else [model, draft]
+    bytes_per_token = sum(map(numbers_per_token, models)) * DTYPE_BYTES[dtype]
     weight_bytes = None if parameters is None else parameters * DTYPE_BYTES[dtype]
     block_bytes, longest = bytes_per_token * engine.block_size, engine.max_model_len or model_len(model)
     useful = most_useful_blocks(most_whole(engine), longest, engine.block_size)

@@ -95,6 +95,7 @@ class EngineCore:
         self._usage = Usage(config.policy.hungry_seconds)
         self._is_resting = False
         self._num_out_of_memory = 0
+        self._num_short_drafts = 0  # passes of the draft model that ran out of memory
         self._num_quarantines = 0
         self._seconds_per_token = 0.0  # of what waits, when it was known last
         self._seen = Patience(config.classes)  # at the door, since the last step
@@ -231,7 +232,7 @@ class EngineCore:
         try:
             drafted = self._in_flight.draft(self._drafter, schedule.drafts, self._sequences, drafting.note_pass)
         except StepOutOfMemory:
-            self._num_out_of_memory += 1
+            self._num_short_drafts += 1
             drafting.rest()
             logger.warning("memory ran out in a pass of the draft model, which proposes nothing for a while")
             return schedule.chunks
@@ -401,7 +402,7 @@ class EngineCore:
             queued_tokens=self.scheduler.queued_tokens,
             queued_seconds=self.scheduler.queued_seconds(),
             parks=output.num_parks,
-            out_of_memory=self._num_out_of_memory,
+            out_of_memory=self._num_out_of_memory + self._num_short_drafts,
             quarantines=self._num_quarantines,
             token_budget=self.scheduler.token_budget,
             is_paused=output.is_paused,

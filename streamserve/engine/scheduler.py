@@ -298,6 +298,8 @@ class Scheduler:
         drafting, num_rows = self.drafting, len(step.chunks)
         if drafting is None or self.speculation is None or not step.chunks or step.has_prefill:
             return ()
+        if not drafting.may_draft(num_rows):
+            return ()
         drafts: list[Draft] = []
         num_tokens, num_missing = step.num_tokens, -1
         for sequence in self.running:
@@ -313,8 +315,9 @@ class Scheduler:
                 drafts.append(draft)
                 num_tokens -= max(0, draft.num_wanted - len(chunk.proposed_ids))
                 num_missing -= len(draft.token_ids)
-        wanted = tuple(drafts)
-        return wanted if wanted and drafting.begin(wanted, num_rows) else ()
+        if drafts:
+            drafting.begin(tuple(drafts), num_rows)
+        return tuple(drafts)
 
     def _most_missing(self, drafting: Drafting, num_rows: int, start: int) -> int:
         """Return how many tokens a draft model may compute before a step: readers wait no longer than for a prompt."""

@@ -274,9 +274,10 @@ class Sequence:
         """Drop the block table, the penalty slot and what is computed; returns the blocks, which are not freed yet."""
         blocks, self.block_table = self.block_table, []
         self.num_once_computed = max(self.num_once_computed, self.num_computed_tokens)
-        self.num_computed_tokens = self.num_launched_tokens = self.num_drafted_tokens = 0
+        self.num_computed_tokens = self.num_launched_tokens = 0
         self.num_pending, self.is_counted = 0, False
         self.penalty_slot = None
+        self.num_drafted_tokens = 0
         return blocks
 
     def finish_reason(self, max_model_len: int) -> str | None:

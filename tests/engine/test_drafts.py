@@ -9,7 +9,6 @@ import pytest
 
 from streamserve.engine.echo import EOS, EchoRunner
 from streamserve.engine.plan import Sampled, StepPlan, StepResult
-from streamserve.engine.policy import drafting
 from streamserve.engine.sequence import SequenceRequest
 from tests.support.engines.cores import Answer, Drive, request, sampling
 from tests.support.engines.runners import GuessingRunner, SmallRunner, WrappedRunner
@@ -148,9 +147,8 @@ def test_a_preempted_answer_is_the_same() -> None:
 
 
 @pytest.mark.parametrize("at_collect", [False, True], ids=["launch", "collect"])
-def test_a_pass_out_of_memory_costs_its_proposals(monkeypatch: pytest.MonkeyPatch, at_collect: bool) -> None:
+def test_a_pass_out_of_memory_costs_its_proposals(at_collect: bool) -> None:
     """The step runs without; after a rest the draft model computes what it had lost."""
-    monkeypatch.setattr(drafting, "_REST_STEPS", 3)
     tried: list[StepPlan] = []
 
     def is_too_large(plan: StepPlan) -> bool:
@@ -160,6 +158,8 @@ def test_a_pass_out_of_memory_costs_its_proposals(monkeypatch: pytest.MonkeyPatc
     requests = requests_of("drawn")
     draft = GuessingRunner(SmallRunner(echo(), is_too_large, at_collect=at_collect), 0.2)
     drive = drive_of(draft)
+    assert drive.core.scheduler.drafting is not None
+    drive.core.scheduler.drafting.rest_steps = 3
     assert outcomes(requests, drive) == outcomes(requests, drive_of(speculation="off"))
     assert drive.core.stats.out_of_memory > 1
     assert drive.core.stats.accepted_drafts["chat"] > 0

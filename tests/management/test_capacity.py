@@ -152,3 +152,11 @@ assert not found, found
         [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_draft_model_counts(folder: Path) -> None:
+    """Its keys and values lie in the same blocks."""
+    models = {"large": {"PATH": str(folder), "DRAFT": str(folder)}}
+    with override_settings(STREAMSERVE=settings.STREAMSERVE | {"MODELS": models, "TESTING": False, "CLIENT": "thread"}):
+        report = json.loads(run("large", "--memory", "16GiB", "--json"))
+    assert [one["bytes_per_token"] for one in report["capacities"]] == [131_072, 65_536]

@@ -19,7 +19,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.sim.planted import Mutant, block_pool, core, overlap, park, policy, recovery, scheduler, sequence, sharing
+from tests.sim.planted import (
+    Mutant,
+    block_pool,
+    core,
+    drafts,
+    overlap,
+    park,
+    policy,
+    recovery,
+    scheduler,
+    sequence,
+    sharing,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = (
@@ -32,6 +44,7 @@ MUTANTS = (
     *overlap.MUTANTS,
     *recovery.MUTANTS,
     *sharing.MUTANTS,
+    *drafts.MUTANTS,
 )
 MIN_CAUGHT = 0.95
 NUM_SEEDS = 60
@@ -59,7 +72,7 @@ class Verdict:
 
 def copy_engine(folder: Path) -> None:
     """Copy what the simulation needs, without torch, Django and tests."""
-    for part in (*_COPIED, "tests/support/engines/runners.py"):
+    for part in (*_COPIED, "tests/support/engines/cores.py", "tests/support/engines/runners.py"):
         source, target = ROOT / part, folder / part
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():

@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 
+from tests.sim.proposals import RandomRun
 from tests.sim.simulation import Simulation
 from tests.sim.workload import choose_mix, choose_shape, happen, have_few_places, hold_many, return_ahead, wait_behind
 
@@ -47,6 +48,14 @@ def check_repeats(seed: int) -> Simulation:
     return again
 
 
+def propose(seed: int) -> int:
+    """Run random events in an engine that takes several tokens a step; return the number of steps."""
+    proposing = RandomRun(seed)
+    proposing.play()
+    proposing.check()
+    return proposing.num_steps
+
+
 def main() -> int:
     """Run the seeds, count the steps, print the seed that failed."""
     parser = argparse.ArgumentParser(prog="tests.sim.seeds", description=__doc__.splitlines()[0])
@@ -61,6 +70,7 @@ def main() -> int:
     for seed in range(options.seeds) if options.seed is None else [options.seed]:
         try:
             num_steps += (check_repeats if seed % REPEAT_EVERY == 0 else run)(seed).num_steps
+            num_steps += propose(seed)
         except Exception as error:
             traceback.print_exc()
             print(f"seed {seed}: {type(error).__name__}: {error}", file=sys.stderr)

@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass, field
 
 from streamserve.engine.plan import Draft, StepPlan, StepResult
-from streamserve.engine.policy.speculation import DRAFTED, MOST_PROPOSED, Proposer, speed_of
+from streamserve.engine.policy.speculation import DRAFTED, Proposer
 from streamserve.engine.step_time import StepTime
 
 _UNFITTED_TOKENS = 16  # of which a pass takes as long as for the weights, until its time is known
@@ -51,8 +51,8 @@ class _Mean:
 class Pays:
     """Tokens a second of steps of about as many decodes, with a draft model and `plain`.
 
-    Only steps count in which it could have proposed something. The slower way is looked at for a few steps now and
-    then: a draft model that does not pay ever more seldom.
+    Only steps of nothing but decodes count. The slower way is looked at for a few steps now and then: a draft model
+    that does not pay ever more seldom.
     """
 
     drafted: _Mean = field(default_factory=_Mean)
@@ -84,7 +84,7 @@ class Pays:
 
 @dataclass(slots=True)
 class _Step:
-    """A step that could have proposals of a draft model: `seconds` of its passes; 0: it has none."""
+    """A step with proposals of a draft model, or without to compare with; `seconds` of the passes before it."""
 
     num_decodes: int
     has_drafted: bool
@@ -103,6 +103,7 @@ class Drafting:
     max_len: int
     time: StepTime = field(default_factory=StepTime)
     pays: dict[int, Pays] = field(default_factory=dict)  # by the number of bits of the number of decodes
+    rest_steps: int = _REST_STEPS
     _step: _Step | None = None
     _num_rests: int = 0
 
@@ -116,9 +117,7 @@ class Drafting:
         rate, row = proposer.acceptance[DRAFTED], step_time.share_of(num_rows)
         row = min(1.0, num_rows / _UNFITTED_TOKENS) if row is None else row
         cost = row + self._share(num_rows, num_rows, step_time)
-        depths = range(min(most, MOST_PROPOSED) + 1)
-        best = max(depths, key=lambda depth: speed_of(rate, depth, cost))
-        speed = speed_of(rate, best, cost)
+        best, speed = _best_depth(rate, cost, most)
         if speed < _LEAST_SPEED:
             proposer.acceptance.drift(DRAFTED)
         if speed < max(_LEAST_SPEED, proposer.speed):
@@ -133,13 +132,17 @@ class Drafting:
             return self.weight * max(1.0, num_tokens / _UNFITTED_TOKENS)
         return seconds / plain
 
-    def begin(self, drafts: tuple[Draft, ...], num_decodes: int) -> bool:
-        """Note what the next step could propose; return whether it does."""
+    def may_draft(self, num_decodes: int) -> bool:
+        """Return whether the next step, of so many decodes, may have proposals; if not, it is one to compare with."""
         self._num_rests = max(0, self._num_rests - 1)
         may_draft = not self._num_rests and self._pays(num_decodes).may_draft()
-        is_usual = all(draft.num_wanted and len(draft.token_ids) <= _MOST_MISSING for draft in drafts)
-        self._step = _Step(num_decodes, may_draft, is_usual or not may_draft)
+        self._step = None if may_draft else _Step(num_decodes, has_drafted=False, is_measure=True)
         return may_draft
+
+    def begin(self, drafts: tuple[Draft, ...], num_decodes: int) -> None:
+        """Note what a draft model is asked before the next step."""
+        is_measure = all(draft.num_wanted and len(draft.token_ids) <= _MOST_MISSING for draft in drafts)
+        self._step = _Step(num_decodes, has_drafted=True, is_measure=is_measure)
 
     def note_pass(self, plan: StepPlan, seconds: float) -> None:
         """Learn from a pass before a step."""
@@ -149,22 +152,35 @@ class Drafting:
 
     def rest(self) -> None:
         """Propose nothing for a while: a pass ran out of memory."""
-        self._num_rests = _REST_STEPS
+        self._num_rests = self.rest_steps
 
     def note_step(self, plan: StepPlan, result: StepResult, seconds: float) -> bool:
-        """Learn from a step, if it could have proposals of a draft model; return whether it has."""
+        """Learn from a step; return whether it has proposals of a draft model."""
         step, self._step = self._step, None
         if step is None:
             return False
         if step.num_decodes == len(plan.chunks):
             num_tokens = sum(len(one.token_ids) for one in result.sampled)
+            is_measure = step.is_measure and (step.has_drafted or plan.num_tokens == step.num_decodes)
             self._pays(step.num_decodes).note(
-                num_tokens, seconds + step.seconds, has_drafted=step.has_drafted, is_measure=step.is_measure
+                num_tokens, seconds + step.seconds, has_drafted=step.has_drafted, is_measure=is_measure
             )
         return step.has_drafted
 
     def _pays(self, num_decodes: int) -> Pays:
         return self.pays.setdefault(num_decodes.bit_length(), Pays())
+
+
+def _best_depth(rate: float, cost: float, most: int) -> tuple[int, float]:
+    """Return the number of proposals that gives most, and how many plain steps' worth of tokens that is a time."""
+    best, speed, power, num_tokens = 0, 1.0, 1.0, 1.0
+    for depth in range(1, most + 1):
+        power *= rate
+        num_tokens += power
+        if num_tokens / (1 + cost * depth) <= speed:
+            break
+        best, speed = depth, num_tokens / (1 + cost * depth)
+    return best, speed
 
 
 def num_left(num_output_tokens: int, num_remaining_tokens: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -89,12 +89,21 @@ class Command(BaseCommand):
         self.stdout.write(json.dumps(report, indent=2) if options["json"] else "\n".join(_lines(report)))
 
 
-def _report(chosen: ServedModel, device: str, memory_bytes: int) -> dict[str, Any]:
-    folder = resolve(chosen.model.path, patterns=("config.json",))
+def _read(path: str) -> tuple[Mapping[str, Any], int | None]:
+    """Return a model's config.json and how many numbers its weights have; None: not known."""
+    folder = resolve(path, patterns=("config.json",))
     config, headers = read_config(folder), read_headers(folder)
     quantization = text_config(config).get("quantization_config") or config.get("quantization_config")
     bits = read_scheme(quantization).bits if quantization else 32
-    parameters = sum(num_parameters(header, bits) for header in headers) if headers else None
+    return config, sum(num_parameters(header, bits) for header in headers) if headers else None
+
+
+def _report(chosen: ServedModel, device: str, memory_bytes: int) -> dict[str, Any]:
+    config, parameters = _read(chosen.model.path)
+    draft = None
+    if chosen.model.draft:
+        draft, of_draft = _read(chosen.model.draft)
+        parameters = None if parameters is None or of_draft is None else parameters + of_draft
     longest = chosen.engine.max_model_len or model_len(config)
     found = [
         capacity(
@@ -104,6 +113,7 @@ def _report(chosen: ServedModel, device: str, memory_bytes: int) -> dict[str, An
             memory_bytes=memory_bytes,
             on_gpu=device == "cuda",
             parameters=parameters,
+            draft=draft,
         )
         for dtype in DTYPE_BYTES
     ]

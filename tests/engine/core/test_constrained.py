@@ -17,7 +17,7 @@ from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.requests import Grammar
 from tests.support.bodies.grammars import choice, compiling, one_matcher, regex, schema
 from tests.support.engines.cores import Answer, Drive, request, sampling
-from tests.support.engines.runners import ProposingRunner
+from tests.support.engines.runners import GuessingRunner, ProposingRunner
 
 pytest.importorskip("llguidance", reason="needs llguidance: pip install streamserve[grammar]")
 
@@ -237,3 +237,19 @@ def test_answers_of_several_tokens_a_step_are_the_same(compiler: GrammarCompiler
             assert text_of(answer) == text_of(alone[n])
             assert (answer.token_ids, answer.logprobs) == (alone[n].token_ids, alone[n].logprobs)
         assert runner.num_kept[2] + runner.num_kept[3] > 0
+
+
+def test_with_a_draft_model_answers_are_the_same(compiler: GrammarCompiler) -> None:
+    """It knows no grammar: what one forbids is not tried, and the rest is checked as ever."""
+
+    def requests() -> list[SequenceRequest]:
+        free = regex("[\\x00-\\x7f]{40}")
+        return [constrained(compiler, n, free if n > 1 else WORDS, max_tokens=40) for n in range(1, 5)]
+
+    alone = Drive(num_blocks=257, block_size=8, speculation="off").run(*requests())
+    draft = GuessingRunner(EchoRunner(num_blocks=257, block_size=8), 0.2)
+    drive = Drive(runner=EchoRunner(num_blocks=257, block_size=8), draft=draft)
+    found = drive.run(*requests())
+    assert {n: one.token_ids for n, one in found.items()} == {n: one.token_ids for n, one in alone.items()}
+    assert draft.passes
+    drive.assert_empty()

@@ -128,7 +128,8 @@ def test_passes_count_as_time_of_their_step() -> None:
     result = StepResult(step_id=0, sampled=(Sampled(seq_id=1, token_ids=(7, 8)),))
     drafting._pays(1).num_steps = 5
     for num_missing in (1, 300):
-        assert drafting.begin(asked(num_missing), 1)
+        assert drafting.may_draft(1)
+        drafting.begin(asked(num_missing), 1)
         drafting.note_pass(plan, 0.5)
         drafting.note_pass(plan, 0.5)
         assert drafting.note_step(plan, result, 1.0)
@@ -137,8 +138,8 @@ def test_passes_count_as_time_of_their_step() -> None:
 
 
 def test_it_rests_after_a_pass_out_of_memory() -> None:
-    """And counts its steps as plain."""
+    """For some hundred steps."""
     drafting = Drafting(weight=0.1, max_len=1_000)
     drafting._pays(1).num_steps = 5
     drafting.rest()
-    assert not any(drafting.begin(asked(), 1) for _ in range(100))
+    assert not any(drafting.may_draft(1) for _ in range(100))

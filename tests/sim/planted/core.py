@@ -183,11 +183,11 @@ MUTANTS = (
     _core(
         name="the queue's head is refused while others run",
         law=16,
-        old="        if not (schedule.chunks or schedule.parked or expired or self._in_flight):\n",
+        old="        if not (chunks or schedule.parked or expired or self._in_flight):\n",
         new=(
             "        if len(self.scheduler.waiting) > 2:\n"
             '            self._output.fail(self.scheduler.waiting[0], "never_fits", now)\n'
-            "        if not (schedule.chunks or schedule.parked or expired or self._in_flight):\n"
+            "        if not (chunks or schedule.parked or expired or self._in_flight):\n"
         ),
     ),
 )

@@ -141,13 +141,13 @@ MUTANTS = (
     _budget(
         name="a chunk's table is one block short",
         law=6,
-        old="block_table=tuple(sequence.block_table[: -(-end // self._block_size)]),",
-        new="block_table=tuple(sequence.block_table[: end // self._block_size]),",
+        old="block_table=tuple(sequence.block_table[: -(-end // block_size)]),",
+        new="block_table=tuple(sequence.block_table[: end // block_size]),",
     ),
     _budget(
         name="a chunk starts where nothing is in flight",
         law=28,
-        old="        start = sequence.num_launched_tokens\n        end = start",
-        new="        start = sequence.num_computed_tokens\n        end = start",
+        old="    start = sequence.num_launched_tokens\n    end = start",
+        new="    start = sequence.num_computed_tokens\n    end = start",
     ),
 )

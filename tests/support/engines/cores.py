@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -84,6 +84,7 @@ class Drive:
         overlap: bool = False,
         on_step: OnStep | None = None,
         draft: Runner | DraftModel | None = None,
+        on_evict: Callable[[int], None] | None = None,
         **config: Any,
     ) -> None:
         echo = EchoRunner(num_blocks=num_blocks, block_size=block_size, can_overlap=overlap)
@@ -96,7 +97,7 @@ class Drive:
             self.clock,
             on_plan=self.plans.append,
             revision=revision,
-            on_evict=None if runner else echo.poison,
+            on_evict=on_evict if runner else echo.poison,
             on_step=on_step,
             draft=draft
             if draft is None or isinstance(draft, DraftModel)
