@@ -120,6 +120,9 @@ class ScriptedClient:
     def start(self) -> None:
         """Nothing is loaded here."""
 
+    def wake(self) -> None:
+        """It never sleeps."""
+
     def describe(self) -> ModelDescription:
         return self.description
 
