@@ -111,3 +111,29 @@ def test_one_scrape_has_all_processes(folder: Path) -> None:
         third = serve(stack, folder)
         assert num_ended(third) == 6
         assert num_ended(third, "?process=this") == 0
+
+
+def workers_of(server: Server) -> set[int]:
+    """Return the processes that uvicorn has started for the site: those that write figures."""
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    return {int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
+def test_workers_of_one_server_are_one_target(folder: Path) -> None:
+    """Whichever worker answers the scrape; a worker that is killed and started anew takes no count away."""
+    environ = environment(folder, **SETTINGS)
+    with uvicorn("project.asgi:application", "--workers", "2", env=environ) as server:
+        wait_until_ready(server.url)
+        ask(server, 8)
+        until(lambda: num_ended(server) == 8, "all answers are counted")
+        shown = []
+        for pid in workers_of(server):
+            os.kill(pid, signal.SIGKILL)
+            until(lambda pid=pid: len(workers_of(server) - {pid}) == 2, "another worker has begun")
+            wait_until_ready(server.url)
+            ask(server, 1)
+            shown.append(num_ended(server))
+        # What the other worker counts is there a second later.
+        until(lambda: num_ended(server) == 10, "all answers are counted")
+        assert shown == sorted(shown)
+        assert shown[0] >= 8
