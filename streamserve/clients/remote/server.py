@@ -123,6 +123,11 @@ class RemoteServer:
         self.num_running -= 1
         self.circuit.leave()
 
+    def look(self) -> None:
+        """Ask the server for its state now, and each second from then on: there is no other upstream."""
+        self._num_failed_polls = 0
+        self._poll_now.set()
+
     def note_use(self) -> None:
         """Keep connections warm for a while: there are requests."""
         self._used_at = self.clock()

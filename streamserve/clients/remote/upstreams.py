@@ -70,7 +70,7 @@ class Upstreams:
         self.places: Places[RemoteServer] = Places(
             sum(server.config.max_waiting for server in self.servers), may_pick=self._may_pick, give_back=self.release
         )
-        self._is_closed = False
+        self._is_closed = self._was_ready = False
 
     @property
     def are_several(self) -> bool:
@@ -227,6 +227,10 @@ class Upstreams:
 
     def _note_news(self, server: RemoteServer) -> None:
         """Let requests look again; those that an upstream that is away has not answered go to another."""
+        was_ready, self._was_ready = self._was_ready, self._is_ready
+        if was_ready and not self._is_ready:
+            for one in self.servers:
+                one.look()
         if not server.is_ready and self._is_ready:
             now = asyncio.get_running_loop().time()
             for limit in list(server.begins):

@@ -8,6 +8,7 @@ an answer of text ends so when five upstreams in a row were lost to it, which a 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import signal
@@ -15,6 +16,8 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import Counter
 from pathlib import Path
+
+import pytest
 
 from streamserve.clients.remote.client import RemoteClient
 from streamserve.clients.remote.config import RemoteConfig, Upstream
@@ -129,6 +132,11 @@ class Readers:
         self.ends["thought" if thoughts else end.code] += 1
 
 
+# httpcore 1.0 takes dead connections out of its pool and closes them for a request; where that request is cancelled
+# meanwhile, those that are left wait for the garbage collector.
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <(socket|function _SelectorTransport):pytest.PytestUnraisableExceptionWarning"
+)
 async def test_kills_of_upstreams_cost_no_answer_that_can_be_continued() -> None:
     """See above; the seed is printed."""
     seed = random.randrange(2**32)
@@ -173,11 +181,8 @@ async def test_kills_of_upstreams_cost_no_answer_that_can_be_continued() -> None
     finally:
         for number in range(3):
             await processes.kill(number)
-    num_answers, num_failed = (
-        readers.ends.total(),
-        readers.ends.total() - readers.ends["done"] - readers.ends["thought"],
-    )
-    assert num_failed <= num_answers / 50
+    gc.collect()
+    assert sum(readers.ends[code] for code in LATER) <= readers.ends["done"] / 50
     assert found["moved"] > 0
     assert found["continued"] > 0
     assert found["away"] > 0
