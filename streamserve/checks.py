@@ -309,7 +309,7 @@ def _check_memory(conf: SiteConfig) -> Iterator[CheckMessage]:
 
 
 def _check_budget(conf: SiteConfig) -> Iterator[CheckMessage]:
-    """E018: a model takes more memory than all engines have. W018: engines in web processes have no budget."""
+    """E019: a model takes more memory than all engines have. W018: engines in web processes have no budget."""
     budget = conf.engine_process.memory_bytes
     if not conf.engine_process.is_lazy or conf.testing:
         return
@@ -326,7 +326,7 @@ def _check_budget(conf: SiteConfig) -> Iterator[CheckMessage]:
             yield Error(
                 f"The model {alias!r} can never be loaded.",
                 hint=too_large(alias, num_bytes, budget),
-                id="streamserve.E018",
+                id="streamserve.E019",
             )
 
 

@@ -152,12 +152,12 @@ def test_models_that_want_too_much_memory_together_are_found(engine: Any, device
 
 
 def test_a_model_that_is_larger_than_the_budget_is_found(tmp_path: Path) -> None:
-    """E018: with both sizes. W018: a budget needs engine processes."""
+    """E019: with both sizes. W018: a budget needs engine processes."""
     given = {"MODELS": {"desk": {"PATH": str(HELPDESK)}}, "STATE_DIR": tmp_path}
     with override_settings(STREAMSERVE={**given, "ENGINE_PROCESS": {"MEMORY_BYTES": 1 << 34}}):
-        assert not {"streamserve.E018", "streamserve.W018"} & set(ids())
+        assert not {"streamserve.E019", "streamserve.W018"} & set(ids())
     with override_settings(STREAMSERVE={**given, "ENGINE_PROCESS": {"MEMORY_BYTES": 1 << 29}}):
-        [error] = [one for one in run_checks() if one.id == "streamserve.E018"]
+        [error] = [one for one in run_checks() if one.id == "streamserve.E019"]
         assert "takes 0.8" in str(error.hint)
         assert "have 0.50 GiB" in str(error.hint)
     with override_settings(STREAMSERVE={**given, "CLIENT": "thread", "ENGINE_PROCESS": {"SLEEP_AFTER_SECONDS": 60}}):

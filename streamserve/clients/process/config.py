@@ -190,10 +190,18 @@ def prepare_folder(paths: EnginePaths) -> None:
 
 
 @contextmanager
-def locked(paths: EnginePaths) -> Iterator[bool]:
-    """Hold the lock, as the engine; False if another process holds it."""
-    with _lock_file(paths) as lock:
-        yield _try_lock(lock)
+def locked(paths: EnginePaths, *, until_exit: bool = False) -> Iterator[bool]:
+    """Hold the lock, as the engine; False if another process holds it.
+
+    `until_exit`: the system releases it with the process, after its memory.
+    """
+    lock = _open_lock(paths)
+    is_ours = _try_lock(lock)
+    try:
+        yield is_ours
+    finally:
+        if not (is_ours and until_exit):
+            os.close(lock)
 
 
 def is_locked(paths: EnginePaths) -> bool:
@@ -235,11 +243,15 @@ def open_log(paths: EnginePaths) -> BinaryIO:
 
 @contextmanager
 def _lock_file(paths: EnginePaths) -> Iterator[int]:
-    lock = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    lock = _open_lock(paths)
     try:
         yield lock
     finally:
         os.close(lock)
+
+
+def _open_lock(paths: EnginePaths) -> int:
+    return os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
 
 
 def _try_lock(lock: int) -> bool:

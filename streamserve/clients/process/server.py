@@ -335,7 +335,7 @@ def run(
     """
     paths = engine_paths(config)
     prepare_folder(paths)
-    with locked(paths) as is_ours:
+    with locked(paths, until_exit=True) as is_ours:
         if not is_ours:
             logger.info("model %s has an engine already", config.model.alias)
             return 0
@@ -372,7 +372,8 @@ def main() -> int:
     status = run(config, on_listening=lambda: _release(starter))
     if status == 0:  # also when another process has the lock
         _release(starter)
-    return 0 if status == ASLEEP else status
+    logging.shutdown()
+    os._exit(0 if status == ASLEEP else status)  # its memory is wanted: Python takes seconds to end on a busy machine
 
 
 def _release(starter: IO[bytes]) -> None:

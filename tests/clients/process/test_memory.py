@@ -11,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from django.test import AsyncClient
 
+from streamserve.api.ops import render_metrics
 from streamserve.clients.base import until_loaded
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
@@ -22,6 +24,7 @@ from streamserve.engine.config import EmbedderConfig, ModelConfig
 from streamserve.protocol.embeddings import EmbedRequest
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.events import Done
+from streamserve.web import site
 from tests.support.engines.engine_processes import (
     DEADLINE_SECONDS,
     LONG,
@@ -133,6 +136,14 @@ async def answer(client: ProcessClient, **fields: object) -> None:
             return
 
 
+def resident_bytes_of(pid: int) -> int:
+    """Return what a process holds: nothing, once it ends."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except FileNotFoundError:
+        return 0
+
+
 def state(client: ProcessClient) -> str:
     return client.describe().state
 
@@ -155,7 +166,7 @@ async def test_the_least_recently_used_model_makes_room(folder: Path) -> None:
         pid = a.engine_pid
         assert pid is not None
         await answer(c)
-        assert not is_alive(pid)
+        assert resident_bytes_of(pid) == 0
         assert state(a) == "asleep"
         assert state(b) == "ready"
         await answer(a)
@@ -234,6 +245,25 @@ async def test_workers_that_wake_a_model_together_get_one_engine(folder: Path) -
     async with clients(folder, *["a"] * 4, memory_bytes=ECHO_BYTES) as all_of_a:
         await asyncio.gather(*map(answer, all_of_a))
         assert len({client.engine_pid for client in all_of_a}) == 1
+
+
+@pytest.mark.usefixtures("transactional_db")
+async def test_a_site_whose_model_sleeps_is_ready(folder: Path) -> None:
+    """/readyz names the state, and wakes nothing; the site is ready while the model wakes, too."""
+    async with clients(folder, "a") as [a]:
+        ops = site.get_site().ops
+        ops.clients = {"a": a}
+        try:
+            await until(lambda: state(a) == "asleep")
+            assert (await AsyncClient().get("/readyz")).status_code == 200
+            assert state(a) == "asleep"
+            assert await ops.control("a", "wake") == "loading"
+            assert (await AsyncClient().get("/readyz")).status_code == 200
+            await until(lambda: state(a) == "ready")
+            text = render_metrics({"a": a}, site.get_site().streams)
+            assert 'engine_asleep{model_name="a"} 0' in text
+        finally:
+            await site.reset()
 
 
 async def test_an_embedding_model_counts(folder: Path) -> None:
