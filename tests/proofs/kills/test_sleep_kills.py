@@ -29,7 +29,11 @@ pytestmark = [
     pytest.mark.cut_streams("a web process is killed with -9"),
 ]
 
-SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.sleeping_site", "ECHO_STEP_SECONDS": "0.02"}
+SETTINGS = {
+    "DJANGO_SETTINGS_MODULE": "tests.support.sites.sleeping_site",
+    "ECHO_STEP_SECONDS": "0.02",
+    "RESUME_WINDOW_SECONDS": "300",  # on a busy machine the import of PyTorch alone takes a minute
+}
 NUM_KILLS = scaled(100, least=6)
 MOST_KILLS = 3  # while three answers are read
 NUM_QUESTIONS = 3  # for each model
