@@ -301,7 +301,7 @@ class Scheduler:
         if not drafting.may_draft(num_rows):
             return ()
         drafts: list[Draft] = []
-        num_tokens, num_missing = step.num_tokens, -1
+        num_tokens, num_missing, most_to_look = step.num_tokens, -1, 0.0
         for sequence in self.running:
             chunk = step.chunks.get(sequence.seq_id)
             if chunk is None or not chunk.samples or sequence.num_pending or sequence.has_penalties:
@@ -310,11 +310,15 @@ class Scheduler:
                 return ()
             if num_missing < 0:
                 num_missing = self._most_missing(drafting, num_rows, sequence.num_drafted_tokens)
+                most_to_look = drafting.most_to_look(num_rows, self.step_time)
+            if len(sequence.token_ids) - sequence.num_drafted_tokens > most_to_look:
+                continue
             draft = self._draft_of(sequence, drafting, self.speculation, num_tokens, num_missing, num_rows)
             if draft is not None:
                 drafts.append(draft)
                 num_tokens -= max(0, draft.num_wanted - len(chunk.proposed_ids))
                 num_missing -= len(draft.token_ids)
+                most_to_look -= len(draft.token_ids)
         if drafts:
             drafting.begin(tuple(drafts), num_rows)
         return tuple(drafts)

@@ -58,7 +58,7 @@ class Shape:
             max_model_len=self.max_model_len,
             lead_tokens=self.lead_tokens,
             max_admitted=self.max_admitted,
-            speculation="off",  # the laws count steps by tokens; see tests/engine/test_proposals_at_random.py
+            speculation="off",  # the laws count steps by tokens; see test_proposals.py
             policy=Policy(
                 stalled_seconds=self.stalled_seconds,
                 hungry_seconds=self.hungry_seconds,

@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass, field
 
 from streamserve.engine.plan import Draft, StepPlan, StepResult
-from streamserve.engine.policy.speculation import DRAFTED, Proposer
+from streamserve.engine.policy.speculation import DRAFTED, MOST_PROPOSED, Proposer
 from streamserve.engine.step_time import StepTime
 
 _UNFITTED_TOKENS = 16  # of which a pass takes as long as for the weights, until its time is known
@@ -31,6 +31,8 @@ _SPEED_WEIGHT = 0.1  # of the newest step
 _LOOK_EVERY, _MOST_LOOK_EVERY = 48, 48 << 5  # steps
 _PLAIN_STEPS, _DRAFT_STEPS = 2, 5  # of a look
 _STEPS_TO_KNOW = 2
+_LOOK_SHARE = 0.02  # of the time, for what a look must compute first
+_TOKENS_TO_LOOK = 64  # about as many are computed at once for that
 _REST_STEPS = 500  # after a pass that ran out of memory
 _FIRST_LEN = 16  # tokens that an answer is taken to have left, beside as many as it has
 
@@ -52,13 +54,15 @@ class Pays:
     """Tokens a second of steps of about as many decodes, with a draft model and `plain`.
 
     Only steps of nothing but decodes count. The slower way is looked at for a few steps now and then: a draft model
-    that does not pay ever more seldom.
+    that does not pay ever more seldom, and not before a sequence comes that it knows soon (see `most_to_look`).
+    `num_waited`: steps since it was asked last.
     """
 
     drafted: _Mean = field(default_factory=_Mean)
     plain: _Mean = field(default_factory=_Mean)
     num_steps: int = 0  # of this turn: first the look, then the better way
     look_every: int = _LOOK_EVERY
+    num_waited: int = 0
 
     @property
     def is_better(self) -> bool:
@@ -74,7 +78,9 @@ class Pays:
 
     def note(self, num_tokens: int, seconds: float, *, has_drafted: bool, is_measure: bool) -> None:
         """Learn from a step that gave so many tokens; not `is_measure`: of its time nothing."""
-        self.num_steps += 1
+        is_waiting = not (has_drafted or self.is_better) and self.num_steps < _DRAFT_STEPS
+        self.num_waited = 0 if has_drafted else self.num_waited + 1
+        self.num_steps += not is_waiting
         if self.num_steps >= self.look_every:
             self.look_every = _LOOK_EVERY if self.is_better else min(2 * self.look_every, _MOST_LOOK_EVERY)
             self.num_steps = 0
@@ -123,7 +129,7 @@ class Drafting:
         if speed < max(_LEAST_SPEED, proposer.speed):
             return 0
         to_catch_up = self._share(num_missing, num_rows, step_time) if num_missing > _MOST_MISSING else 0.0
-        return best if to_catch_up <= (1 - 1 / speed) * num_left else 0
+        return best if to_catch_up * num_rows <= (1 - 1 / speed) * num_left else 0
 
     def _share(self, num_tokens: int, num_rows: int, step_time: StepTime) -> float:
         """Return how long a pass over so many tokens takes, as a share of a plain step with so many decodes."""
@@ -136,8 +142,21 @@ class Drafting:
         """Return whether the next step, of so many decodes, may have proposals; if not, it is one to compare with."""
         self._num_rests = max(0, self._num_rests - 1)
         may_draft = not self._num_rests and self._pays(num_decodes).may_draft()
-        self._step = None if may_draft else _Step(num_decodes, has_drafted=False, is_measure=True)
+        self._step = _Step(num_decodes, has_drafted=False, is_measure=True)
         return may_draft
+
+    def most_to_look(self, num_decodes: int, step_time: StepTime) -> float:
+        """Return how many tokens a draft model may compute to know sequences, while it is not known to pay.
+
+        In the time of a small share of the steps since it was asked last: otherwise each look would compute all that
+        sequences have become meanwhile, and looking seldom would cost as much as looking often.
+        """
+        pays = self._pays(num_decodes)
+        if pays.is_better:
+            return math.inf
+        of_tokens = self._share(_TOKENS_TO_LOOK, num_decodes, step_time) / _TOKENS_TO_LOOK
+        usual = MOST_PROPOSED * num_decodes if pays.num_steps else 0  # of sequences that a look has begun with
+        return max(usual, _LOOK_SHARE * pays.num_waited / of_tokens)
 
     def begin(self, drafts: tuple[Draft, ...], num_decodes: int) -> None:
         """Note what a draft model is asked before the next step."""

@@ -143,3 +143,17 @@ def test_it_rests_after_a_pass_out_of_memory() -> None:
     drafting._pays(1).num_steps = 5
     drafting.rest()
     assert not any(drafting.may_draft(1) for _ in range(100))
+
+
+def test_a_look_is_bounded_by_the_time_since_the_last() -> None:
+    """What sequences have become meanwhile is not computed only to look; a new sequence is, after a while."""
+    drafting, step_time = Drafting(weight=0.2, max_len=1_000), StepTime()
+    pays = drafting._pays(1)
+    assert drafting.most_to_look(1, step_time) == float("inf")
+    play(pays, 48, drafted=50.0, plain=60.0)
+    before = drafting.most_to_look(1, step_time)
+    assert before < 100
+    for _ in range(400):
+        assert pays.may_draft()  # the look waits
+        pays.note(100, 2.0, has_drafted=False, is_measure=True)
+    assert before < 300 < drafting.most_to_look(1, step_time) < 1_000
