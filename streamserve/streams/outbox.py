@@ -63,12 +63,15 @@ class Outbox:
         as_kept: Callable[[Done | Error], Done | Error],
         is_new: Callable[[Event], bool] | None = None,
     ) -> Batch | None:
-        """Put the next batch in flight and return it; None while there is no event, or a batch is in flight.
+        """Put the next batch in flight and return it; None if there is none, or a batch is in flight.
 
         `ready` takes what the engine has, up to so many events, of which those that `is_new` are committed;
         `as_kept` makes the terminal event what the log keeps.
         """
         if self.in_flight is not None:
+            return None
+        # Invariant: `meta` is the first event of a log. The ending of a stream that has not begun waits for it.
+        if last_seq == 0 and not (self._own and isinstance(self._own[0], Meta)):
             return None
         is_end = self.ending is not None
         events: list[Event] = []

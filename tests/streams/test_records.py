@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from streamserve.protocol.events import Done, Meta
 from streamserve.protocol.limits import Limits
 from streamserve.streams import registry
 from streamserve.streams.log.base import Batch, EventLog, LogFull, MemoryLog, Result
@@ -93,7 +94,7 @@ async def test_without_a_log_the_record_is_finished(scripted: ScriptedClient) ->
 async def test_a_client_that_leaves_during_the_start_leaves_no_running_record(
     scripted: ScriptedClient, during: str
 ) -> None:
-    """The insert and the commit run to their end; then the stream of the client that left ends as abandoned."""
+    """The insert and the commit run to their end; then the client's stream ends as abandoned, after `meta`."""
     log = StallingLog()
     streams, store, shared = storing(scripted, log)
     if during == "insert":
@@ -114,6 +115,9 @@ async def test_a_client_that_leaves_during_the_start_leaves_no_running_record(
     await until(lambda: store.calls["finish"] == 1, "its end is written")
     [record] = shared.records.values()
     assert (record.is_finished, record.finish_reason) == (True, "abandoned")
+    first, last = (logged.event for logged in await log.read(record.log_id, 0))
+    assert isinstance(first, Meta)
+    assert isinstance(last, Done)
     await streams.aclose()
 
 
