@@ -1,54 +1,56 @@
-"""Bills, usage and limits over time under kill -9 of web processes, on SQLite and PostgreSQL: each answer once.
+"""Bills, usage and limits over time under kill -9 of web processes and engines, on SQLite and PostgreSQL.
 
-Two daphnes on one engine process and one log. Readers ask, read and are cut off; what they leave is continued, or
-ended, by the other web process. The database alone is judged: the rows of streams against the bills of a receiver,
-against the usage, and against what is counted in a window of a day.
+Two daphnes on one engine process and one log. Callers ask, read and are cut off, more of them than a limit has room
+for; what they leave is continued, or ended, by the other web process. Judged are the database and the log: the rows of
+streams against the bills of a receiver, the tokens in the log, the usage, and the windows of limits over time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import random
+import signal
+import sqlite3
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import httpx
+import psycopg
 import pytest
 
+from streamserve.protocol.events import Done, Token
+from streamserve.streams.log.file_log import FileLog
 from tests.proofs.scale import scaled
-from tests.proofs.support.workers import Site, client, two_workers
-from tests.support.docs.demo_site import manage
+from tests.proofs.support.workers import SECONDS, Site, client, two_workers
+from tests.support.docs.demo_site import processes_of
 from tests.support.servers.postgres_server import PostgresServer
 
 pytestmark = [pytest.mark.timeout(7200), pytest.mark.cut_streams("web processes are killed with -9")]
 
-NUM_KILLS = scaled(60)  # on each database
-NUM_READERS = 8
-MOST_ENDS = 16  # answers that end between two kills
+NUM_ANSWERS = scaled(400)  # at least, on each database
+NUM_KILLS = scaled(200)
+NUM_CALLERS = 50
+MOST_ENDS = {"first": 8, "second": 8, "engine": 24}  # answers that end between two kills
+MOST_TOKENS = 500  # of an answer, which holds them; it uses some ten
+TOKENS_PER_MINUTE = 15_000  # room for some twenty of them
 WAYS = ("abort", "park")
-# Waits until no stream runs, and prints the rows of streams and bills.
-LOOK = """
-import json, time
-from django.db.models import F, Sum
-from streamserve.models import RateWindow, Stream, UsageDay
-from tests.support.sites.billing.models import Bill
-while Stream.objects.filter(state="running").exists():
-    time.sleep(0.1)
-tokens = ("prompt_tokens", "completion_tokens")
-print(json.dumps({
-    "streams": [list(row) for row in Stream.objects.values_list("pk", *tokens)],
-    "usage": UsageDay.objects.aggregate(num=Sum("requests"), tokens=Sum(F("prompt_tokens") + F("completion_tokens"))),
-    "counted": {row.what: row.used for row in RateWindow.objects.all()},
-    "bills": [list(row) for row in Bill.objects.values_list("kind", "stream_id", *tokens)],
-}))
-"""
+TOKENS = "prompt_tokens, completion_tokens"
+OF_ALL = "COALESCE(SUM(prompt_tokens + completion_tokens), 0)"
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    variables = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.billing_site"}
+    variables = {
+        "DJANGO_SETTINGS_MODULE": "tests.support.sites.billing_site",
+        "BILLS_TOKENS_PER_MINUTE": str(TOKENS_PER_MINUTE),
+    }
     with ExitStack() as stack:
         if request.param == "postgres":
             variables["BILLS_POSTGRES"] = str(stack.enter_context(PostgresServer()).port)
@@ -56,72 +58,194 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 class Crowd:
-    """Readers that ask one question after the other, and count the answers that have ended for them."""
+    """Callers that ask one question after the other, and count the answers that have ended for them."""
 
     def __init__(self, site: Site, chance: random.Random) -> None:
-        self.num_ended = 0
+        self.num_ended = self.num_refused = 0
         self.is_over = False
         self._site, self._chance = site, chance
         self._ends = asyncio.Condition()
 
-    async def read(self) -> None:
-        while not self.is_over:
-            port, chance = self._chance.choice(self._site.ports), self._chance
-            body = {
-                "prompt": f"question {chance.random()}",
-                "max_tokens": chance.randrange(1, 30),
-                "on_disconnect": chance.choice(WAYS),
-            }
-            async with client(f"http://127.0.0.1:{port}") as http:
+    async def call(self) -> None:
+        chance = self._chance
+        async with contextlib.AsyncExitStack() as stack:
+            doors = [await stack.enter_async_context(client(f"http://127.0.0.1:{port}")) for port in self._site.ports]
+            while not self.is_over:
+                body = {
+                    "prompt": "a question " * chance.randrange(1, 4),
+                    "max_tokens": MOST_TOKENS,
+                    "on_disconnect": chance.choice(WAYS),
+                }
                 try:
-                    await self._ask(http, body, most=chance.choice((2, 1 << 20)))
+                    is_answered = await self._ask(chance.choice(doors), body, most=chance.choice((2, 1 << 20)))
                 except httpx.TransportError:
-                    await asyncio.sleep(0.05)  # that web process has been killed: perhaps the other
-            self.num_ended += 1
-            async with self._ends:
-                self._ends.notify_all()
+                    is_answered = False  # that web process has been killed: perhaps the other
+                if is_answered:
+                    self.num_ended += 1
+                    async with self._ends:
+                        self._ends.notify_all()
+                else:
+                    await asyncio.sleep(chance.random())
 
-    async def _ask(self, http: httpx.AsyncClient, body: dict[str, object], most: int) -> None:
-        """Read an answer, and leave after so many pieces."""
+    async def _ask(self, http: httpx.AsyncClient, body: dict[str, object], most: int) -> bool:
+        """Read an answer, and leave after so many pieces; return whether there was one."""
         async with http.stream("POST", "/streams", json=body) as response:
-            assert response.status_code in (200, 503), await response.aread()
+            assert response.status_code in (200, 429, 503), await response.aread()
+            self.num_refused += response.status_code == 429
+            if response.status_code != 200:
+                return False
             async for _ in response.aiter_raw():
                 most -= 1
                 if not most:
-                    return
+                    break
+        return True
 
     async def until_ended(self, num: int) -> None:
         async with self._ends:
             await self._ends.wait_for(lambda: self.num_ended >= num)
 
 
-async def test_each_answer_is_billed_once(site: Site) -> None:
-    """Whoever is killed: each stream has one start and, once it has ended, one end with its row's tokens.
+class Books:
+    """What the site's database has, read beside it."""
 
-    Usage and the window of a day have the same tokens, and nothing stays held.
+    def __init__(self, site: Site) -> None:
+        self.fullest = self.num_looks = 0
+        self.is_over = False
+        port = site.variables.get("BILLS_POSTGRES")
+        self._rows: Any
+        if port is None:
+            path = site.folder / "site.sqlite3"
+            self._rows = sqlite3.connect(path, isolation_level=None, timeout=60, check_same_thread=False)
+        else:
+            self._rows = psycopg.connect(host="127.0.0.1", port=int(port), user="postgres", autocommit=True)
+        self._begin = "BEGIN" if port is None else "BEGIN ISOLATION LEVEL REPEATABLE READ"
+
+    def close(self) -> None:
+        self._rows.close()
+
+    def all(self, query: str) -> list[tuple[Any, ...]]:
+        return list(self._rows.execute(query).fetchall())
+
+    def look(self) -> None:
+        """The key's window is not above its limit; the site's has what answers have used and hold, to the token."""
+        self._rows.execute(self._begin)  # one moment for all queries
+        windows = dict(self.all("SELECT subject, used FROM streamserve_ratewindow"))
+        used = self.all(f"SELECT {OF_ALL} FROM streamserve_stream WHERE state = 'finished'")[0][0]
+        running = self.all("SELECT held FROM streamserve_stream WHERE state = 'running'")
+        self._rows.execute("COMMIT")
+        held = [amount for (text,) in running for subject, *_, amount in json.loads(text) if subject == "site:"]
+        of_key = max((count for subject, count in windows.items() if subject.startswith("key:")), default=0)
+        assert windows.get("site:", 0) == used + sum(held)
+        assert of_key <= TOKENS_PER_MINUTE
+        self.fullest, self.num_looks = max(self.fullest, of_key), self.num_looks + 1
+
+    async def keep_looking(self) -> None:
+        while not self.is_over:
+            await asyncio.to_thread(self.look)
+            await asyncio.sleep(0.1)
+
+    async def until_idle(self) -> None:
+        async with asyncio.timeout(SECONDS):
+            while self.all("SELECT 1 FROM streamserve_stream WHERE state = 'running' LIMIT 1"):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+
+
+class Killer:
+    """Kills web processes and engines until there were enough kills."""
+
+    def __init__(self, site: Site, crowd: Crowd, chance: random.Random) -> None:
+        self.kills: Counter[str] = Counter()
+        self._site, self._crowd, self._chance = site, crowd, chance
+
+    async def kill_web(self, index: int) -> None:
+        """Kill one of the web processes, and start it again."""
+        while await self._is_next(("first", "second")[index]):
+            self._site.kill(index)
+            await asyncio.to_thread(self._site.start, index)
+
+    async def kill_engines(self) -> None:
+        """Kill the engine, which is started again by the web processes."""
+        while await self._is_next("engine"):
+            for pid in engines_of(self._site):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    async def _is_next(self, which: str) -> bool:
+        await self._crowd.until_ended(self._crowd.num_ended + self._chance.randrange(1, MOST_ENDS[which]))
+        if self.kills.total() == NUM_KILLS:
+            return False
+        self.kills[which] += 1
+        return True
+
+
+def engines_of(site: Site) -> list[int]:
+    """Return the engine processes, without a web process that starts."""
+    found = []
+    for pid in processes_of(site.folder):
+        with contextlib.suppress(OSError):
+            if b"streamserve_engine" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
+async def test_each_answer_is_billed_and_counted_once(site: Site) -> None:
+    """Whoever is killed: each stream has one start and, once it has ended, one end with the tokens of its log.
+
+    Usage and the site's window have the same tokens. At every moment no window is above its limit, and holds what its
+    running answers hold: nothing stays reserved.
     """
     seed = random.randrange(10**6)
-    chance = random.Random(seed)
-    crowd = Crowd(site, chance)
-    async with asyncio.TaskGroup() as reading:
-        for _ in range(NUM_READERS):
-            reading.create_task(crowd.read())
-        for kill in range(NUM_KILLS):
-            await crowd.until_ended(crowd.num_ended + chance.randrange(1, MOST_ENDS))
-            site.kill(kill % 2)
-            await asyncio.to_thread(site.start, kill % 2)
+    print(f"\nseed {seed}")
+    began, chance = time.monotonic(), random.Random(seed)
+    crowd, books = Crowd(site, chance), Books(site)
+    killer = Killer(site, crowd, chance)
+    async with asyncio.TaskGroup() as tasks:
+        looking = tasks.create_task(books.keep_looking())
+        calling = [tasks.create_task(crowd.call()) for _ in range(NUM_CALLERS)]
+        async with asyncio.TaskGroup() as killing:
+            for kill in (killer.kill_web(0), killer.kill_web(1), killer.kill_engines()):
+                killing.create_task(kill)
+        await crowd.until_ended(NUM_ANSWERS)
         crowd.is_over = True
-    looked = await asyncio.to_thread(manage, site.folder, "shell", "-c", LOOK, **site.variables)
-    assert looked.returncode == 0, looked.stderr
-    found = json.loads(looked.stdout.splitlines()[-1])
-    streams = sorted(found["streams"])
-    ends = sorted([stream_id, *tokens] for kind, stream_id, *tokens in found["bills"] if kind == "end")
-    starts = Counter(stream_id for kind, stream_id, *_ in found["bills"] if kind == "start")
-    assert ends == streams, f"seed {seed}"
-    assert starts == Counter(stream_id for stream_id, *_ in streams), f"seed {seed}"
-    tokens = sum(completion for *_, completion in streams)
-    assert tokens > 0
-    of_all = sum(prompt + completion for _, prompt, completion in streams)
-    assert found["usage"] == {"num": len(streams), "tokens": of_all}, f"seed {seed}"
-    assert found["counted"] == {"tokens": of_all}, f"seed {seed}"
-    print(f"\n{NUM_KILLS} kills -9: {len(streams):,} answers, one bill each, {tokens:,} tokens billed; seed {seed}")
+        await asyncio.gather(*calling)
+        await books.until_idle()
+        books.is_over = True
+        await looking
+    books.look()
+    streams = books.all("SELECT id, log_id, prompt_tokens, completion_tokens FROM streamserve_stream ORDER BY id")
+    starts = books.all("SELECT stream_id FROM billing_bill WHERE kind = 'start' ORDER BY stream_id")
+    ends = books.all(f"SELECT stream_id, {TOKENS} FROM billing_bill WHERE kind = 'end' ORDER BY stream_id")
+    usage = books.all(f"SELECT SUM(requests), {OF_ALL} FROM streamserve_usageday")
+    windows = dict(books.all("SELECT subject, used FROM streamserve_ratewindow"))
+    books.close()
+    assert starts == [(stream_id,) for stream_id, *_ in streams]
+    assert ends == [(stream_id, *tokens) for stream_id, _, *tokens in streams]
+    of_all = sum(prompt + completion for *_, prompt, completion in streams)
+    assert usage == [(len(streams), of_all)]
+    assert windows["site:"] == of_all
+    await check_log(site, streams)
+    assert killer.kills.total() == NUM_KILLS
+    assert len(streams) >= NUM_ANSWERS
+    assert crowd.num_refused
+    print(
+        f"{NUM_KILLS} kills -9 in {time.monotonic() - began:.0f} s {dict(killer.kills)}: {len(streams):,} answers of "
+        f"{NUM_CALLERS} callers, one bill each, {of_all:,} tokens = log = usage = window; {crowd.num_refused:,} "
+        f"refused, the fullest window {books.fullest:,} of {TOKENS_PER_MINUTE:,} in {books.num_looks:,} looks"
+    )
+
+
+async def check_log(site: Site, streams: list[tuple[Any, ...]]) -> None:
+    """Each row has the tokens of its log, and its end those of its row."""
+    log = FileLog(site.folder / "streams.sqlite3")
+    try:
+        for _, log_id, *tokens in streams:
+            events = []
+            while page := await log.read(log_id, len(events)):
+                events += page
+            pieces = [len(one.event.token_ids) for one in events if isinstance(one.event, Token)]
+            assert sum(pieces) == tokens[1], log_id
+            end = events[-1].event
+            if isinstance(end, Done):
+                assert [end.usage.prompt_tokens, end.usage.completion_tokens] == tokens
+    finally:
+        await log.aclose()

@@ -1,4 +1,7 @@
-"""Settings: the site of two workers with an app that bills answers, on SQLite or, at BILLS_POSTGRES, PostgreSQL."""
+"""Settings: the site of two workers with an app that bills answers, on SQLite or, at BILLS_POSTGRES, PostgreSQL.
+
+A key has BILLS_TOKENS_PER_MINUTE. The site's window of a day is never full, so that it has the sum of all.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ INSTALLED_APPS = [*OF_THE_DEMO, "tests.support.sites.billing"]
 STREAMSERVE = {
     **TWO_WORKERS,
     "STREAMS": {"RESUME_WINDOW_SECONDS": 4},
-    "RATES": {"site": {"TOKENS_PER_DAY": 10**9}},
+    "RATES": {
+        "key": {"TOKENS_PER_MINUTE": int(os.environ["BILLS_TOKENS_PER_MINUTE"])},
+        "site": {"TOKENS_PER_DAY": 10**9},
+    },
 }
 if os.environ.get("BILLS_POSTGRES"):
     DATABASES = {
