@@ -291,11 +291,22 @@ def _refuse(full: Sequence[_Asked], asked: Sequence[_Asked], windows: dict[_Key,
     """Raise RateLimited for the first of the windows that have no room. Retry when the last of them is over."""
     one = full[0]
     left = (windows[one.key].ends_at_ms - now_ms) / 1000
-    if one.what == REQUESTS and len(_full) < _MAX_FULL:
-        _full[one.subject] = time.monotonic() + left
+    if one.what == REQUESTS:
+        _remember(one.subject, left)
     seconds = max((windows[each.key].ends_at_ms - now_ms) / 1000 for each in full)
     before = {each.key: _Window(windows[each.key].used - each.amount, windows[each.key].ends_at_ms) for each in asked}
     raise _limited(one.scope, one.what, one.seconds, one.limit, _rates(asked, before, now_ms), seconds)
+
+
+def _remember(subject: str, seconds: float) -> None:
+    """Note that a subject has no request left for so long; where too many are noted, forget those that have again."""
+    now = time.monotonic()
+    if len(_full) >= _MAX_FULL:
+        for known, until in list(_full.items()):
+            if until <= now:
+                _full.pop(known, None)
+    if len(_full) < _MAX_FULL:
+        _full[subject] = now + seconds
 
 
 def _limited(scope: str, what: str, seconds: int, limit: int, rates: Rates, wait: float) -> RateLimited:

@@ -158,6 +158,18 @@ async def test_a_process_remembers_who_has_no_request_left(one: Worker) -> None:
         rates.refuse_early(replace(MINE, owner="user:2", tenant="user:2"))
 
 
+async def test_it_forgets_who_has_requests_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where as many are known as may be, those whose windows are over make room for others."""
+    monkeypatch.setattr(rates, "_MAX_FULL", 2)
+    rates._full.update({"owner:user:5": 0.0, "owner:user:6": float("inf")})
+    with limited(owner=per_minute(requests=1)):
+        await orm.call(transaction.atomic(rates.reserve), MINE, rates.Needs())
+        for _ in range(2):
+            with pytest.raises(RateLimited):
+                await orm.call(transaction.atomic(rates.reserve), MINE, rates.Needs())
+    assert rates._full.keys() == {"owner:user:1", "owner:user:6"}
+
+
 async def test_a_window_that_is_over_begins_anew(one: Worker, gate: Gate) -> None:
     """With the next request; what an answer of the old window gives back does not touch the new."""
     with limited(owner=per_minute(tokens=10_000)):
