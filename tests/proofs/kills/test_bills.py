@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.timeout(7200), pytest.mark.cut_streams("web processes 
 NUM_ANSWERS = scaled(400)  # at least, on each database
 NUM_KILLS = scaled(200)
 NUM_CALLERS = 50
-MOST_ENDS = {"first": 8, "second": 8, "engine": 24}  # answers that end between two kills
+MOST_ENDS = 8  # answers that end between two kills of a process
 MOST_TOKENS = 500  # of an answer, which holds them; it uses some ten
 TOKENS_PER_MINUTE = 15_000  # room for some twenty of them
 WAYS = ("abort", "park")
@@ -159,23 +159,23 @@ class Killer:
 
     async def kill_web(self, index: int) -> None:
         """Kill one of the web processes, and start it again."""
-        while await self._is_next(("first", "second")[index]):
+        while await self._is_next():
+            self.kills[("first", "second")[index]] += 1
             self._site.kill(index)
             await asyncio.to_thread(self._site.start, index)
 
     async def kill_engines(self) -> None:
         """Kill the engine, which is started again by the web processes."""
-        while await self._is_next("engine"):
-            for pid in engines_of(self._site):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        while await self._is_next():
+            if pids := engines_of(self._site):
+                self.kills["engine"] += 1
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
 
-    async def _is_next(self, which: str) -> bool:
-        await self._crowd.until_ended(self._crowd.num_ended + self._chance.randrange(1, MOST_ENDS[which]))
-        if self.kills.total() == NUM_KILLS:
-            return False
-        self.kills[which] += 1
-        return True
+    async def _is_next(self) -> bool:
+        await self._crowd.until_ended(self._crowd.num_ended + self._chance.randrange(1, MOST_ENDS))
+        return self.kills.total() < NUM_KILLS
 
 
 def engines_of(site: Site) -> list[int]:
@@ -183,7 +183,7 @@ def engines_of(site: Site) -> list[int]:
     found = []
     for pid in processes_of(site.folder):
         with contextlib.suppress(OSError):
-            if b"streamserve_engine" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"streamserve.clients.process.server" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
 
@@ -212,7 +212,7 @@ async def test_each_answer_is_billed_and_counted_once(site: Site) -> None:
         books.is_over = True
         await looking
     books.look()
-    streams = books.all("SELECT id, log_id, prompt_tokens, completion_tokens FROM streamserve_stream ORDER BY id")
+    streams = books.all(f"SELECT id, log_id, {TOKENS} FROM streamserve_stream ORDER BY id")
     starts = books.all("SELECT stream_id FROM billing_bill WHERE kind = 'start' ORDER BY stream_id")
     ends = books.all(f"SELECT stream_id, {TOKENS} FROM billing_bill WHERE kind = 'end' ORDER BY stream_id")
     usage = books.all(f"SELECT SUM(requests), {OF_ALL} FROM streamserve_usageday")
@@ -223,29 +223,33 @@ async def test_each_answer_is_billed_and_counted_once(site: Site) -> None:
     of_all = sum(prompt + completion for *_, prompt, completion in streams)
     assert usage == [(len(streams), of_all)]
     assert windows["site:"] == of_all
-    await check_log(site, streams)
-    assert killer.kills.total() == NUM_KILLS
+    num_failed = await check_log(site, streams)
+    assert killer.kills.total() >= NUM_KILLS
     assert len(streams) >= NUM_ANSWERS
     assert crowd.num_refused
     print(
-        f"{NUM_KILLS} kills -9 in {time.monotonic() - began:.0f} s {dict(killer.kills)}: {len(streams):,} answers of "
-        f"{NUM_CALLERS} callers, one bill each, {of_all:,} tokens = log = usage = window; {crowd.num_refused:,} "
-        f"refused, the fullest window {books.fullest:,} of {TOKENS_PER_MINUTE:,} in {books.num_looks:,} looks"
+        f"{killer.kills.total()} kills -9 in {time.monotonic() - began:.0f} s {dict(killer.kills)}: {len(streams):,} answers of "
+        f"{NUM_CALLERS} callers ({num_failed} failed), one bill each, {of_all:,} tokens = log = usage = window; "
+        f"{crowd.num_refused:,} refused, the fullest window {books.fullest:,} of {TOKENS_PER_MINUTE:,} in {books.num_looks:,} looks"
     )
 
 
-async def check_log(site: Site, streams: list[tuple[Any, ...]]) -> None:
-    """Each row has the tokens of its log, and its end those of its row."""
+async def check_log(site: Site, streams: list[tuple[Any, ...]]) -> int:
+    """Each row has the tokens of its log, and so has its end; return how many answers failed."""
+    num_failed = 0
     log = FileLog(site.folder / "streams.sqlite3")
     try:
         for _, log_id, *tokens in streams:
             events = []
-            while page := await log.read(log_id, len(events)):
-                events += page
+            with contextlib.suppress(KeyError):  # its process was killed between the row and the log
+                while page := await log.read(log_id, len(events)):
+                    events += page
             pieces = [len(one.event.token_ids) for one in events if isinstance(one.event, Token)]
             assert sum(pieces) == tokens[1], log_id
-            end = events[-1].event
+            end = events[-1].event if events else None
+            num_failed += not isinstance(end, Done)
             if isinstance(end, Done):
                 assert [end.usage.prompt_tokens, end.usage.completion_tokens] == tokens
     finally:
         await log.aclose()
+    return num_failed
