@@ -228,9 +228,10 @@ async def test_each_answer_is_billed_and_counted_once(site: Site) -> None:
     assert len(streams) >= NUM_ANSWERS
     assert crowd.num_refused
     print(
-        f"{killer.kills.total()} kills -9 in {time.monotonic() - began:.0f} s {dict(killer.kills)}: {len(streams):,} answers of "
-        f"{NUM_CALLERS} callers ({num_failed} failed), one bill each, {of_all:,} tokens = log = usage = window; "
-        f"{crowd.num_refused:,} refused, the fullest window {books.fullest:,} of {TOKENS_PER_MINUTE:,} in {books.num_looks:,} looks"
+        f"{killer.kills.total()} kills -9 {dict(killer.kills)} in {time.monotonic() - began:.0f} s: {len(streams):,} "
+        f"answers ({num_failed} failed) of {NUM_CALLERS} callers, one bill each, {of_all:,} tokens = log = usage; "
+        f"{crowd.num_refused:,} requests refused, the fullest window had {books.fullest:,} of {TOKENS_PER_MINUTE:,} in "
+        f"{books.num_looks:,} looks"
     )
 
 
