@@ -244,7 +244,7 @@ def wire_object(value: Any, param: str) -> dict[str, Any]:
     return dict(value)
 
 
-@described({"type": "array"})
+@described({"type": "array", "items": {}})
 def any_list(value: Any, param: str) -> list[Any]:
     """Read an array without checking its content."""
     if not isinstance(value, list):

@@ -146,7 +146,7 @@ def _tool(value: Any, param: str, table: Table) -> Tool:
     return Tool(**read(tool, table, prefix=param + ".")["function"])
 
 
-@described({"type": "object", "properties": {"type": {"enum": ["object"]}}})
+@described({"type": "object", "properties": {"type": {"type": "string", "enum": ["object"]}}})
 def schema_of_arguments(value: Any, param: str) -> Mapping[str, Any]:
     """Read the schema of a function's arguments, which are an object."""
     schema = wire_object(value, param)

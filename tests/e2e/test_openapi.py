@@ -10,6 +10,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 import httpx
@@ -145,6 +146,11 @@ class Run:
         self.session = requests.Session()
         self.session.trust_env = False
 
+    def close(self) -> None:
+        """Close the connections."""
+        self.things.client.close()
+        self.session.close()
+
     def send(self, operation: Any, num_cases: int) -> None:
         """Send cases of an operation: half of those that fit come to what is there."""
         made = self.things.of(operation.path)
@@ -161,6 +167,8 @@ class Run:
         def one(case: Any, is_there: bool) -> None:
             if is_there and case.meta.generation.mode == GenerationMode.POSITIVE:
                 case.path_parameters = {name: made.get(name, value) for name, value in case.path_parameters.items()}
+                if isinstance(case.body, dict) and case.body.get("model"):
+                    case.body["model"] = "search" if "embeddings" in operation.path else "echo"
             if len(str(case.query)) <= _MAX_ADDRESS_CHARS:
                 self.case(operation.label, case)
 
@@ -184,13 +192,15 @@ def test_no_case_is_a_5xx_and_none_contradicts_the_document(
     site: DaphneServer, callers: Mapping[str, Mapping[str, str]]
 ) -> None:
     """Of each operation as many cases: of what it takes, and of what it does not take."""
-    operations, run = operations_of(document_of(site, callers["key"]), site.url), Run(site.url, callers)
-    for operation in operations:
-        run.send(operation, NUM_CASES // len(operations) + 1)
+    operations = operations_of(document_of(site, callers["key"]), site.url)
+    each = NUM_CASES * 6 // (5 * len(operations)) + 1  # an operation that takes little has few different cases
+    with closing(Run(site.url, callers)) as run:
+        for operation in operations:
+            run.send(operation, each)
     num, statuses = sum(run.counts.values()), dict(sorted(run.statuses.items()))
     print(f"{num:,} cases of {len(operations)} operations: {dict(run.counts)}; {statuses}")
     assert not run.failures, "\n\n".join(f"FAIL {key}\n{said}" for key, said in run.failures.items())
-    assert num >= 0.9 * NUM_CASES
+    assert num >= NUM_CASES
 
 
 def cases_of(operation: Any) -> st.SearchStrategy[Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -132,7 +133,9 @@ def _states() -> Schema:
     """Return the shape of a stream's state: while it is in memory, and of its record."""
     live = {"resumable": True, **native.outline_json(RUN.outline)}
     record = Record(admission=_ADMISSION, log_id="1", model="helpdesk", created=0.0)
-    ended = replace(record, is_finished=True, finish_reason="stop", phases={}, error_code="timeout", text="Hi")
+    ended = replace(
+        record, is_finished=True, finish_reason="stop", phases={"queue": 0.1}, error_code="timeout", text="Hi"
+    )
     found = [state_json(Found(stream=None, record=one)) for one in (record, ended)]
     usage = {"prompt_tokens": 1, "completion_tokens": 1}
     began = {**found[0], **live, "usage": {**usage, "total_tokens": 2}, "finish_reason": None, "error_code": None}
@@ -223,10 +226,10 @@ REPLIES: Mapping[str, Callable[[], Schema]] = {
 }
 
 
-def _frames(make: Callable[[Sample], Encoder], *samples: Sample) -> Schema:
+def _frames(*makes: Callable[[Sample], Encoder], samples: Sequence[Sample] = SAMPLES) -> Schema:
     """Return the shape of a stream's frames: of each event its data, or of all where they have no names."""
     seen: dict[str, list[Any]] = {}
-    for sample in samples:
+    for make, sample in itertools.product(makes, samples):
         for event, data in frames(make(sample), sample):
             seen.setdefault(event, []).append(data)
     return _union({event: shape_of(*data) for event, data in seen.items()})
@@ -265,15 +268,23 @@ def _native() -> Schema:
 EVENTS: Mapping[str, Callable[[], Schema]] = {
     "StreamEvent": _native,
     "ChatCompletionChunk": lambda: _frames(
-        lambda one: chat.encoder_for(one, include_usage=True, return_token_ids=True, prompt_token_ids=(1,)), *SAMPLES
+        chat.encoder_for,
+        lambda one: chat.encoder_for(one, include_usage=True, continuous_usage=True, include_obfuscation=True),
+        lambda one: chat.encoder_for(one, return_token_ids=True, prompt_token_ids=(1,)),
     ),
-    "CompletionChunk": lambda: _frames(lambda one: completions.CompletionEncoder(one, include_usage=True), *SAMPLES),
-    "ResponseEvent": lambda: _frames(lambda one: output.encoder_for(one, _HEAD), *SAMPLES),
-    "MessageEvent": lambda: _frames(message.encoder_for, *SAMPLES),
-    "UIMessageChunk": lambda: _frames(chunks.encoder_for, *SAMPLES),
-    "RunEvent": lambda: _frames(ag_ui.encoder_for, *SAMPLES),
-    "TokenEvent": lambda: _frames(lambda one: TokensEncoder(one.log_id), PLAIN),
-    "PlainToken": lambda: _frames(lambda one: PlainEncoder(one.log_id), PLAIN),
+    "CompletionChunk": lambda: _frames(
+        completions.CompletionEncoder,
+        lambda one: completions.CompletionEncoder(one, include_usage=True, continuous_usage=True),
+        lambda one: completions.CompletionEncoder(one, return_token_ids=True, prompt_token_ids=(1,)),
+    ),
+    "ResponseEvent": lambda: _frames(
+        lambda one: output.encoder_for(one, _HEAD), lambda one: output.encoder_for(one, _HEAD, include_obfuscation=True)
+    ),
+    "MessageEvent": lambda: _frames(message.encoder_for),
+    "UIMessageChunk": lambda: _frames(chunks.encoder_for),
+    "RunEvent": lambda: _frames(ag_ui.encoder_for),
+    "TokenEvent": lambda: _frames(lambda one: TokensEncoder(one.log_id), samples=(PLAIN,)),
+    "PlainToken": lambda: _frames(lambda one: PlainEncoder(one.log_id), samples=(PLAIN,)),
     "RpcMessage": lambda: {"type": "object"},
 }
 

@@ -139,8 +139,14 @@ RUN = _sample(
     replace(_APPROVAL, id="call_2"),
     replace(_DONE, finish_reason="interrupt"),
 )
+ASKS = _sample(
+    _META,
+    *_block(0, "server_tool_use", _ARGUMENTS, id="call_1", name="cancel_invoice"),
+    Approval(id="call_1", name="cancel_invoice", arguments="{}"),
+    replace(_DONE, finish_reason="interrupt"),
+)
 FAILED = _sample(_META, _ERROR)
-SAMPLES = (PLAIN, RICH, STOPPED, RUN)
+SAMPLES = (PLAIN, RICH, STOPPED, RUN, ASKS)
 
 
 def frames(encoder: Encoder, sample: Sample) -> Iterator[tuple[str, object]]:

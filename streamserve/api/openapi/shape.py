@@ -20,6 +20,7 @@ MAPS = frozenset(
     {"phases", "breakdown", "metadata", "state", "arguments", "categories", "category_scores", "logit_bias", "input"}
     | {"category_applied_input_types", "properties", "snapshot", "value", "result", "progress", "run_state"}
 )
+SCORES = frozenset({"top_logprobs"})  # of text completions token → number, elsewhere an object of a token's fields
 _NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 
 
@@ -40,10 +41,12 @@ def shape_of(*values: Any, name: str = "") -> dict[str, Any]:
 
 def _shape(kind: str, values: Sequence[Any], name: str) -> dict[str, Any]:
     if kind == "array":
-        items = shape_of(*(item for value in values for item in value))
-        return {"type": kind, "items": items} if items else {"type": kind}
+        return {"type": kind, "items": shape_of(*(item for value in values for item in value), name=name)}
     if kind == "object":
-        return {"type": kind} if name in MAPS else _object(values)
+        is_map = name in MAPS or (
+            name in SCORES and all(type(one) is float for value in values for one in value.values())
+        )
+        return {"type": kind} if is_map else _object(values)
     return {"type": kind}
 
 

@@ -350,7 +350,9 @@ def _without_nulls(value: Any) -> Any:
 def _unsupported(way_out: str, *allowed: Any, code: str = "unsupported_parameter") -> Reader:
     """Refuse every value but the `allowed` values, which have no effect."""
 
-    @described({"enum": [*allowed, None], "description": way_out})
+    empty = {"type": "array", "items": {}, "maxItems": 0}
+
+    @described({**(empty if [] in allowed else {"type": "null"}), "description": way_out})
     def reader(value: Any, param: str) -> None:
         if value not in allowed:
             raise BadRequest(f"{param} is not supported by this server. {way_out}", code=code, param=param)

@@ -166,7 +166,7 @@ def refused(allows: Callable[[Any, str], bool], way_out: str = "") -> Reader:
     return reader
 
 
-@described({"type": "array", "maxItems": 0})
+@described({"type": "array", "items": {}, "maxItems": 0})
 def is_empty_list(value: Any, param: str) -> bool:
     """Return whether a list is empty."""
     return not any_list(value, param)
@@ -181,7 +181,9 @@ def never(value: Any, param: str) -> bool:
 def only(*values: Any) -> Callable[[Any, str], bool]:
     """Return whether a value is one of `values`, which this server does anyway."""
 
-    @described({"enum": list(dict.fromkeys(values))})
+    different = list(dict.fromkeys(values))
+
+    @described({"enum": different} if len(different) > 1 else {"const": different[0]})
     def allows(value: Any, param: str) -> bool:
         return any(type(value) is type(one) and value == one for one in values)
 

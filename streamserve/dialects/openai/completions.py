@@ -108,7 +108,7 @@ def body_fields(limits: Limits) -> Mapping[str, Reader]:
 
 
 def _refused(way_out: str) -> Reader:
-    @described({"anyOf": [{"const": ""}, {"type": "array", "maxItems": 0}], "description": way_out})
+    @described({"anyOf": [{"const": ""}, {"type": "array", "items": {}, "maxItems": 0}], "description": way_out})
     def reader(value: Any, param: str) -> None:
         if value not in ("", []):
             message = f"{param} is not supported by /v1/completions. {way_out}"
