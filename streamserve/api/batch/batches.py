@@ -22,7 +22,7 @@ from streamserve.api.call import Call, Caller, Reply, json_reply
 from streamserve.api.idempotency import once_of
 from streamserve.dialects.anthropic import batches as anthropic_batches
 from streamserve.dialects.anthropic.batches import ANTHROPIC
-from streamserve.dialects.anthropic.message import limit_of
+from streamserve.dialects.anthropic.message import parse_list
 from streamserve.dialects.batches import ENDED, PURPOSE, BatchDialect, BatchRecord, NewBatch, Page
 from streamserve.dialects.openai.batches import (
     FEWEST_BATCHES,
@@ -186,9 +186,10 @@ def _write_lines(body: IO[bytes], is_lines: bool, lines: IO[bytes], limits: Limi
 
 async def _message_page(call: Call, batches: Batches, query: Mapping[str, str]) -> tuple[list[BatchRecord], bool]:
     """Return the batches that a query asks for, newest first, and whether there are more in its direction."""
-    is_before = "before_id" in query
-    after = query["before_id"] if is_before else query.get("after_id", "")
-    page = Page(limit=limit_of(query), after=after, is_newest_first=not is_before)
+    asked = parse_list(query)
+    is_before = "before_id" in asked
+    after = asked["before_id"] if is_before else asked.get("after_id", "")
+    page = Page(limit=asked["limit"], after=after, is_newest_first=not is_before)
     found, has_more = await batches.page(call.caller, page, dialect=ANTHROPIC)
     return list(reversed(found)) if is_before else list(found), has_more
 

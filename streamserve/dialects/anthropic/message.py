@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from streamserve.dialects.encoder import Frame, FrameIds, PieceEncoder
-from streamserve.dialects.fields import Table, digits, text
+from streamserve.dialects.fields import Table, digits, plain_text, read
 from streamserve.dialects.fold import (
     THINKING,
     TOOL_USE,
@@ -85,14 +85,15 @@ def model_json(model: DescribedModel) -> dict[str, Any]:
 
 def models_json(models: Sequence[DescribedModel], query: Mapping[str, str]) -> dict[str, Any]:
     """Return a page of `GET /v1/models`: `limit` of them, after `after_id` or before `before_id`."""
-    items, limit = [model_json(model) for model in models], limit_of(query)
+    asked = parse_list(query)
+    items, limit = [model_json(model) for model in models], asked["limit"]
     ids = [item["id"] for item in items]
-    if "before_id" in query:
-        end = _place(query["before_id"], ids, "before_id")
+    if "before_id" in asked:
+        end = _place(asked["before_id"], ids, "before_id")
         begin = max(0, end - limit)
         has_more = begin > 0
     else:
-        begin = _place(query["after_id"], ids, "after_id") + 1 if "after_id" in query else 0
+        begin = _place(asked["after_id"], ids, "after_id") + 1 if "after_id" in asked else 0
         end = min(begin + limit, len(items))
         has_more = end < len(items)
     shown = list(items[begin:end])
@@ -100,12 +101,12 @@ def models_json(models: Sequence[DescribedModel], query: Mapping[str, str]) -> d
     return {"data": shown, "has_more": has_more, **edges}
 
 
-def limit_of(query: Mapping[str, str]) -> int:
-    """Return how many items a query asks for."""
-    return int(LIST["limit"](query["limit"], "limit")) if "limit" in query else _ON_A_PAGE
+LIST: Table = {"limit": digits(1, _MOST_ON_A_PAGE), "before_id": plain_text(0, 256), "after_id": plain_text(0, 256)}
 
 
-LIST: Table = {"limit": digits(1, _MOST_ON_A_PAGE), "before_id": text(0, 256), "after_id": text(0, 256)}
+def parse_list(query: Mapping[str, str]) -> dict[str, Any]:
+    """Check the query of a list; other parameters count for nothing, as there. It always has a `limit`."""
+    return {"limit": _ON_A_PAGE, **read({name: query[name] for name in LIST if name in query}, LIST)}
 
 
 def _place(id_: str, ids: Sequence[str], param: str) -> int:
