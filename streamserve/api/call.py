@@ -86,6 +86,7 @@ class Call:
     received_at: float = field(default_factory=time.monotonic)  # when the server had the request's head
     started: list[Stream] = field(default_factory=list)  # the answers that it has begun
     named: list[str] = field(default_factory=list)  # the model or pipeline that its body names
+    origin: Trace | None = None  # the trace of what it is a part of, as a batch
 
     def query(self) -> dict[str, str]:
         """Return the query parameters. Raises BadRequest for a parameter that is given twice."""
@@ -119,7 +120,7 @@ class Call:
     @property
     def trace(self) -> Trace | None:
         """The distributed trace that it belongs to; None for none."""
-        return incoming(self.headers)
+        return self.origin or incoming(self.headers)
 
     @property
     def model(self) -> str:

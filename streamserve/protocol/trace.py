@@ -28,7 +28,7 @@ class Trace:
     """The parent of what is done for a request: a span, of a trace. `flags` has the caller's decision to sample.
 
     `state` is the header `tracestate`, which is OpenTelemetry's to read. `is_recorded`: this process records spans
-    below it.
+    below it. `begins_anew`: what is done for it is a trace of its own, linked to it.
     """
 
     trace_id: str
@@ -36,6 +36,7 @@ class Trace:
     flags: int = 0
     state: str = ""
     is_recorded: bool = False
+    begins_anew: bool = False
 
     @property
     def header(self) -> str:

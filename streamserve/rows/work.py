@@ -88,6 +88,12 @@ class JobQuerySet(WorkQuerySet["Job"]):
         return num_ended
 
 
+def _traceparent() -> models.CharField[str, str]:
+    """Return the column of the trace that a row belongs to."""
+    text = _("The header traceparent of the request that has made it.")
+    return models.CharField(blank=True, max_length=55, default="", db_default="", editable=False, help_text=text)
+
+
 class Job(Work, Keyed):
     """A run of a pipeline that a worker makes. `id` is the job id of the API; its stream has its events and request."""
 
@@ -102,6 +108,7 @@ class Job(Work, Keyed):
         blank=True, editable=False, help_text=_("JSON of the whole answer of a job that is done.")
     )
     webhook = models.CharField(_("webhook"), max_length=64, blank=True, editable=False)
+    traceparent = _traceparent()
 
     objects = JobQuerySet.as_manager()
 
@@ -304,6 +311,7 @@ class Batch(Work, Keyed):
     expired_at = models.DateTimeField(null=True, editable=False)
     cancelling_at = models.DateTimeField(null=True, editable=False)
     cancelled_at = models.DateTimeField(null=True, editable=False)
+    traceparent = _traceparent()
 
     objects = BatchQuerySet.as_manager()
 

@@ -87,8 +87,12 @@ def begin_answer(request: GenerateRequest, operation: str, parent: Trace | None,
     """Begin the span of an answer that a caller has asked for; None where the site records none."""
     if not is_in_use():
         return None
+    links: tuple[Trace, ...] = ()
+    if parent is not None and parent.begins_anew:
+        links, parent = (parent,), None
     kind = INTERNAL if parent is not None and parent.is_recorded else SERVER
-    span = start(f"{operation} {request.model}", parent, at=at, kind=kind, attributes=asked(request, operation))
+    name, values = f"{operation} {request.model}", asked(request, operation)
+    span = start(name, parent, at=at, kind=kind, attributes=values, links=links)
     if span is not None:
         span.is_of_run = operation in _NAME_OF_RUN
     return span

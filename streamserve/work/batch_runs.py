@@ -40,6 +40,7 @@ from streamserve.dialects.batches import (
 from streamserve.models import ApiKey, Batch, BatchRow
 from streamserve.protocol.errors import NotFound
 from streamserve.protocol.requests import Admission
+from streamserve.protocol.trace import parse
 from streamserve.rows import orm, rates, usage
 from streamserve.rows.receivers import tell_rows, together, written
 from streamserve.signals import answer_finished
@@ -120,6 +121,8 @@ class BatchRun:
         self._claim, self._row = claim, claim.row
         self._files, self._rows, self._limits, self._at_once = files, rows, rows.limits, at_once
         self._caller = Caller(self._row.owner, self._row.tenant)
+        trace = parse(self._row.traceparent)
+        self._origin = None if trace is None else dataclasses.replace(trace, begins_anew=True)
         self._taking = asyncio.Lock()  # one slot at a time takes the next line
         self._writer = RowWriter(claim)
 
@@ -233,7 +236,7 @@ class BatchRun:
             if line is None:
                 return
             await self._wait_for_room()
-            result = await answer_line(self._rows, self._caller, line)
+            result = await answer_line(self._rows, self._caller, line, origin=self._origin)
             await self._writer.store(result)
 
     async def _wait_for_room(self) -> None:

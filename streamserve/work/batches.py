@@ -28,6 +28,7 @@ from streamserve.dialects.openai.batches import OPENAI
 from streamserve.models import Batch, StoredFile
 from streamserve.protocol.errors import BadRequest, QuotaExceeded
 from streamserve.protocol.requests import Once
+from streamserve.protocol.trace import Trace
 from streamserve.rows import orm
 from streamserve.rows.queries import hold_limit, last_of, made_once, part_of, sent_before
 from streamserve.work.files import seconds_of
@@ -49,6 +50,7 @@ class Batches:
         dialect: BatchDialect = OPENAI,
         num_rows: int = 0,
         once: Once | None = None,
+        trace: Trace | None = None,
     ) -> BatchRecord:
         """Queue a batch; with `once`, return the batch that its key has queued before."""
         now = timezone.now()
@@ -67,6 +69,7 @@ class Batches:
             expires_at=now + timedelta(seconds=WINDOW_SECONDS),
             request_key=None if once is None else once.key,
             request_digest=None if once is None else once.digest,
+            traceparent="" if trace is None else trace.header,
         )
 
         async def make() -> BatchRecord:

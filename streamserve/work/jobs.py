@@ -229,6 +229,7 @@ def _row_of(record: Record, webhook: str, once: Once | None) -> Job:
         owner=record.admission.owner,
         tenant=record.admission.tenant,
         webhook=webhook,
+        traceparent="" if record.admission.trace is None else record.admission.trace.header,
         request_key=None if once is None else once.key,
         request_digest=None if once is None else once.digest,
     )

@@ -43,7 +43,7 @@ def webhook_kind(
             message = f"The settings have no webhook {claim.row.webhook!r} any more."
             raise Failed(message, code="webhook_not_found", is_retryable=False)
         job = await orm.read(Job.objects.get, pk=claim.row.job_id)
-        status = await _answer(target, claim.id, message_of(job))
+        status = await _answer(target, claim.id, message_of(job), job.traceparent)
         if not 200 <= status < 300:
             message = f"The webhook answered {status}."
             raise Failed(message, code="webhook_refused", is_retryable=status != _GONE)
@@ -52,7 +52,7 @@ def webhook_kind(
     return Kind(name=WEBHOOKS, model=WebhookDelivery, run=run, concurrency=concurrency, retry=retry)
 
 
-async def _answer(target: Webhook, message_id: str, body: bytes) -> int:
+async def _answer(target: Webhook, message_id: str, body: bytes, traceparent: str) -> int:
     """Post a message and return the status. Raises Failed.
 
     On a thread of its own: a receiver that hangs must hold up neither the shared pool nor a worker that stops.
@@ -68,7 +68,7 @@ async def _answer(target: Webhook, message_id: str, body: bytes) -> int:
     def work() -> None:
         status, failure = 0, None
         try:
-            status = post(connection, target, message_id, body, round(time.time()))
+            status = post(connection, target, message_id, body, round(time.time()), traceparent)
         except Failed as error:
             failure = error
         except Exception as error:  # the edge of a thread
@@ -122,7 +122,14 @@ def connection_to(target: Webhook) -> http.client.HTTPConnection:
     return cls(parts.hostname or "", parts.port, timeout=target.timeout_seconds)
 
 
-def post(connection: http.client.HTTPConnection, target: Webhook, message_id: str, body: bytes, timestamp: int) -> int:
+def post(
+    connection: http.client.HTTPConnection,
+    target: Webhook,
+    message_id: str,
+    body: bytes,
+    timestamp: int,
+    traceparent: str = "",
+) -> int:
     """Post a message and return the status; blocks. Raises Failed where there is no answer."""
     parts = urlsplit(target.url)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -132,6 +139,7 @@ def post(connection: http.client.HTTPConnection, target: Webhook, message_id: st
         "webhook-id": message_id,
         "webhook-timestamp": str(timestamp),
         "webhook-signature": signature_of(target.secret, message_id, timestamp, body),
+        **({"traceparent": traceparent} if traceparent else {}),
     }
     try:
         connection.request("POST", path, body, headers)

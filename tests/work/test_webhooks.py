@@ -29,6 +29,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 SECRET = bytes(range(32))
 JOB = "a" * 32
+TRACEPARENT = f"00-{'b' * 32}-{'c' * 16}-01"
 
 
 class Receiver:
@@ -74,7 +75,9 @@ def receiver(statuses: list[int]) -> Iterator[Receiver]:
 
 
 def ended(webhook: str = "billing") -> None:
-    Job.objects.create(id=JOB, stream_id=JOB, pipeline="p", owner="o", tenant="t", webhook=webhook)
+    Job.objects.create(
+        id=JOB, stream_id=JOB, pipeline="p", owner="o", tenant="t", webhook=webhook, traceparent=TRACEPARENT
+    )
     assert Job.objects.end(JOB, "done", fence=0, result=json.dumps({"text": "Hi"}))
 
 
@@ -103,6 +106,7 @@ async def test_a_jobs_end_is_posted_and_signed(receiver: Receiver, tmp_path: Pat
     signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
     wanted = base64.b64encode(hmac.new(SECRET, signed, hashlib.sha256).digest()).decode()
     assert headers["webhook-signature"] == f"v1,{wanted}"
+    assert headers["traceparent"] == TRACEPARENT
     assert (row.state, row.attempts, row.pk) == ("done", 1, headers["webhook-id"])
 
 

@@ -36,6 +36,7 @@ from streamserve.dialects.openai.batches import (
 from streamserve.protocol.errors import BadRequest, NotFound
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import Once
+from streamserve.protocol.trace import Trace
 
 
 class Batches(Protocol):
@@ -49,6 +50,7 @@ class Batches(Protocol):
         dialect: BatchDialect = OPENAI,
         num_rows: int = 0,
         once: Once | None = None,
+        trace: Trace | None = None,
     ) -> BatchRecord:
         """Queue a batch; with `once`, return the batch that its key has queued before. `num_rows` as far as known.
 
@@ -78,7 +80,7 @@ async def create(call: Call, batches: Batches, answers: Answers) -> Reply:
     body = await call.json(answers.limits)
     asked, once = parse(body, answers.limits), once_of(call, "batches", body)
     await check_endpoint(asked.endpoint, answers, call.caller)
-    return json_reply(batch_json(await batches.create(call.caller, asked, once=once)))
+    return json_reply(batch_json(await batches.create(call.caller, asked, once=once, trace=call.trace)))
 
 
 async def list_batches(call: Call, batches: Batches) -> Reply:
@@ -167,7 +169,9 @@ async def _create_messages(call: Call, batches: Batches, files: Files, limits: L
             )
     asked = NewBatch(endpoint=anthropic_batches.ENDPOINT, input_file_id=file.id)
     try:
-        batch = await batches.create(call.caller, asked, dialect=ANTHROPIC, num_rows=num_rows, once=once)
+        batch = await batches.create(
+            call.caller, asked, dialect=ANTHROPIC, num_rows=num_rows, once=once, trace=call.trace
+        )
     except BaseException:
         await files.delete(call.caller, file.id)
         raise

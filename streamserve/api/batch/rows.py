@@ -24,6 +24,7 @@ from streamserve.dialects.batches import Line, RowAnswer, RowResult
 from streamserve.dialects.openai import shapes
 from streamserve.protocol.errors import BadRequest, ErrorBody, Refused, StreamserveError, to_body
 from streamserve.protocol.events import Usage
+from streamserve.protocol.trace import Trace
 from streamserve.streams.stream import Stream
 
 log = get_logger(__name__)
@@ -81,13 +82,20 @@ async def check_endpoint(url: str, answers: Answers, caller: Caller) -> None:
 
 
 async def answer_line(
-    answers: Answers, caller: Caller, line: Line, on_wait: Callable[[str], None] = lambda message: None
+    answers: Answers,
+    caller: Caller,
+    line: Line,
+    on_wait: Callable[[str], None] = lambda message: None,
+    origin: Trace | None = None,
 ) -> RowResult:
-    """Return how a line's row ended. While it is refused for the load, or for the lack of an engine, wait."""
+    """Return how a line's row ended. While it is refused for the load, or for the lack of an engine, wait.
+
+    `origin`: the trace of its batch.
+    """
     request_id, wait = f"req_{secrets.token_hex(12)}", _FIRST_WAIT_SECONDS
     while True:
         try:
-            reply = await run_row(answers, caller, line.url, line.body, request_id)
+            reply = await run_row(answers, caller, line.url, line.body, request_id, origin)
         except TryLater as refusal:
             on_wait(str(refusal))
             await asyncio.sleep(max(wait, min(refusal.seconds, _MAX_WAIT_SECONDS)))
@@ -103,7 +111,14 @@ async def answer_line(
             )
 
 
-async def run_row(answers: Answers, caller: Caller, url: str, body: Mapping[str, Any], request_id: str) -> RowReply:
+async def run_row(
+    answers: Answers,
+    caller: Caller,
+    url: str,
+    body: Mapping[str, Any],
+    request_id: str,
+    origin: Trace | None = None,
+) -> RowReply:
     """Return the response that `url` gives to `body`. Raises TryLater; cancelled, it ends the answer."""
     endpoint = ENDPOINTS.get(url, _RUN)
     raw = json.dumps(body, ensure_ascii=False).encode()
@@ -118,6 +133,7 @@ async def run_row(answers: Answers, caller: Caller, url: str, body: Mapping[str,
             body=lambda: _pieces(raw),
             wait=_wait,
             params=params,
+            origin=origin,
         )
         try:
             reply = await endpoint.answer(call, answers)
