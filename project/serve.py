@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import signal
 import socket
@@ -28,7 +29,7 @@ LOGIN = "demo"
 NUM_WEB_PROCESSES = 2
 _POLL_SECONDS = 0.25
 _END_SECONDS = 10.0
-# A web process that ends sooner is not started again: it would end again.
+# A web process that ends sooner, and has not served yet, is not started again: it would end again.
 _LEAST_SECONDS = 3.0
 
 
@@ -150,6 +151,7 @@ def serve(listening: socket.socket, host: str, password: str, key: str) -> int:
     web = WebProcesses(listening)
     try:
         model = wait_until_ready(url, web)
+        web.note_ready()
         print(greeting(url, model, password, key), flush=True)
         while True:
             web.check()
@@ -176,6 +178,10 @@ class WebProcesses:
         self._running: dict[subprocess.Popen[bytes], float] = {}
         for _ in range(NUM_WEB_PROCESSES):
             self._start()
+
+    def note_ready(self) -> None:
+        """Note that these serve: whatever kills them, others can take their place at once."""
+        self._running = dict.fromkeys(self._running, -math.inf)
 
     def check(self) -> None:
         """Start killed processes again. Raises Problem for a process that ended by itself, or at once."""

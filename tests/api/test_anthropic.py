@@ -97,11 +97,11 @@ async def test_errors_are_in_anthropics_shape(caller: Caller) -> None:
 
 
 async def test_under_v1_the_version_header_chooses_the_shape(caller: Caller) -> None:
-    """An unknown address and an unknown model are errors of the API that the client speaks."""
-    for path in ("/v1/messages/nowhere", "/v1/models/nope"):
+    """An unknown address and an unknown model are errors of the API that the client speaks, or whose address it is."""
+    for path in ("/v1/messages/nowhere", "/v1/models/nope", "/v1/nowhere"):
         theirs = (await caller.get(path, **VERSION)).json()
         assert (theirs["type"], theirs["error"]["type"]) == ("error", "not_found_error")
-        assert "type" not in (await caller.get(path)).json()
+        assert ("type" in (await caller.get(path)).json()) is path.startswith("/v1/messages/")
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

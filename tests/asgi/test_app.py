@@ -121,7 +121,7 @@ async def test_resume_state_and_the_end(ai: StreamApp) -> None:
     state = json.loads((await ask(ai, "GET", f"/streams/{stream_id}")).body)
     assert (state["state"], state["finish_reason"], state["last_seq"]) == ("finished", "length", frames[-1].seq)
     assert error_of(await ask(ai, "GET", f"{path}?after=99999")) == (410, "unknown_event_id")
-    assert error_of(await ask(ai, "GET", f"{path}?after=one")) == (400, "invalid_request")
+    assert error_of(await ask(ai, "GET", f"{path}?after=one")) == (400, "invalid_value")
     assert (await ask(ai, "GET", f"{path}?after=99999", accept="text/event-stream")).start["status"] == 204
 
 

@@ -17,7 +17,8 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install streamserv
 def test_there_is_one_openmp_runtime(library: Library) -> None:
     """No second libgomp comes with the library, and a region has as many threads as are asked for."""
     torch.ones(4).sum()
-    assert len(mapped_openmp()) == 1
+    # scikit-learn, which another test may have imported, has a copy of its own under another name.
+    assert len([one for one in mapped_openmp() if "scikit_learn" not in one]) == 1
     for num_threads in (1, 2, 3):
         assert library.team_size(num_threads) == num_threads
 

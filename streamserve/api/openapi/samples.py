@@ -256,7 +256,10 @@ BATCHES = (
         output_file_id="file-2",
         error_file_id="file-3",
         metadata={},
-        errors=(LineError(code="invalid_url", message="", line=1, param="url"), LineError(code="empty", message="")),
+        errors=(
+            LineError(code="invalid_url", message="", line=1, param="url"),
+            LineError(code="invalid_body", message=""),
+        ),
         times=dict.fromkeys(TIMES, NOW_SECONDS),
     ),
 )
