@@ -104,7 +104,7 @@ def parse_options() -> argparse.Namespace:
     chosen.lengths = Lengths(long=chosen.long, mixed=chosen.mixed)
     if chosen.quick:
         chosen.model, chosen.rounds, chosen.streams, chosen.rate, chosen.busy = "tiny", 1, "1,4", 2.0, True
-        chosen.lengths = Lengths(answer=8, long=100, mixed=300, beside=4, beside_answer=24, arrivals_seconds=2.0)
+        chosen.lengths = Lengths(answer=8, long=100, mixed=300, beside=4, beside_answer=160, arrivals_seconds=2.0)
     chosen.streams = sorted(int(number) for number in _listed(chosen.streams))
     known = {"loads": LOADS, "ours": LIKE, LLAMA: FORMATS, VLLM: ("fp32", "bf16"), TRANSFORMERS: ("fp32", "bf16")}
     for name, names in known.items():
