@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import socketserver
 import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
-from urllib.parse import urlsplit
+
+from tests.support.servers.relay import address_of, listening
 
 _PIECE = 4096
 
 
 @dataclass
-class Relay:
+class CuttingRelay:
     """Cuts the first connection that has asked for `path`, once `num_bytes` of its answer have passed."""
 
     upstream: tuple[str, int]
@@ -54,31 +53,6 @@ class Relay:
             server.shutdown(socket.SHUT_WR)
 
 
-@contextlib.contextmanager
-def cutting(server_url: str, path: str, *, num_bytes: int) -> Iterator[Relay]:
+def cutting(server_url: str, path: str, *, num_bytes: int) -> AbstractContextManager[CuttingRelay]:
     """Listen on a free port while the block runs."""
-    target = urlsplit(server_url)
-    assert target.hostname is not None
-    assert target.port is not None
-    relay = Relay((target.hostname, target.port), path.encode(), num_bytes)
-
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            relay.serve(self.request)
-
-    class Listener(socketserver.ThreadingTCPServer):
-        daemon_threads = True
-        allow_reuse_address = True
-
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            """A connection that breaks is what this is for."""
-
-    with Listener(("127.0.0.1", 0), Handler) as listener:
-        thread = threading.Thread(target=listener.serve_forever, daemon=True)
-        thread.start()
-        relay.url = f"http://127.0.0.1:{listener.server_address[1]}"
-        try:
-            yield relay
-        finally:
-            listener.shutdown()
-            thread.join()
+    return listening(CuttingRelay(address_of(server_url), path.encode(), num_bytes))

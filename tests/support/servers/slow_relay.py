@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import socketserver
 import threading
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
-from urllib.parse import urlsplit
+
+from tests.support.servers.relay import address_of, listening
 
 _PIECE = 4096
 _END_OF_HEAD = b"\r\n\r\n"
@@ -81,32 +80,6 @@ class SlowRelay:
                 time.sleep(stalls.pop(0)[1])
 
 
-@contextlib.contextmanager
-def slow_relay(server_url: str, path: str) -> Iterator[SlowRelay]:
+def slow_relay(server_url: str, path: str) -> AbstractContextManager[SlowRelay]:
     """Listen on a free port while the block runs."""
-    target = urlsplit(server_url)
-    assert target.hostname is not None
-    assert target.port is not None
-    relay = SlowRelay((target.hostname, target.port), path.encode())
-
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            relay.serve(self.request)
-
-    class Listener(socketserver.ThreadingTCPServer):
-        daemon_threads = True
-        allow_reuse_address = True
-
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            """A connection that breaks is the browser's to close."""
-
-    with Listener(("127.0.0.1", 0), Handler) as listener:
-        thread = threading.Thread(target=listener.serve_forever, daemon=True)
-        thread.start()
-        relay.url = f"http://127.0.0.1:{listener.server_address[1]}"
-        try:
-            yield relay
-        finally:
-            listener.shutdown()
-            thread.join()
+    return listening(SlowRelay(address_of(server_url), path.encode()))
