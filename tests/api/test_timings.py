@@ -62,7 +62,7 @@ async def test_a_report_joins_the_phases_of_its_stream(caller: Caller) -> None:
         assert shown.items() >= TIMES.items()
         assert sum(shown["first"].values()) == pytest.approx(51.5, abs=0.01)
         assert sum(shown["whole"].values()) == pytest.approx(60.25, abs=0.01)
-        assert {"prefill", "network", "render"} <= shown["whole"].keys()
+        assert {"auth", "network", "render"} <= shown["whole"].keys()
     assert counted["reader_reports echo"] == counted["reader_network_seconds echo"] == 1
     assert counted["reader_reconnects echo"] == 2
     assert counted["reader_gap_budget completion echo kept"] == 1

@@ -167,7 +167,7 @@ async def test_the_least_recently_used_model_makes_room(folder: Path) -> None:
         assert pid is not None
         await answer(c)
         assert resident_bytes_of(pid) == 0
-        assert state(a) == "asleep"
+        await until(lambda: state(a) == "asleep")
         assert state(b) == "ready"
         await answer(a)
         await until(lambda: state(b) == "asleep")
@@ -187,7 +187,7 @@ async def test_a_model_that_answers_stays(folder: Path) -> None:
         assert generation.is_open
         generation.cancel()
         await answer(b)
-        assert state(a) == "asleep"
+        await until(lambda: state(a) == "asleep")
 
 
 async def test_a_killed_engine_leaves_no_reservation(folder: Path) -> None:
@@ -256,7 +256,7 @@ async def test_a_site_whose_model_sleeps_is_ready(folder: Path) -> None:
         try:
             await until(lambda: state(a) == "asleep")
             assert (await AsyncClient().get("/readyz")).status_code == 200
-            assert state(a) == "asleep"
+            await until(lambda: state(a) == "asleep")
             assert await ops.control("a", "wake") == "loading"
             assert (await AsyncClient().get("/readyz")).status_code == 200
             await until(lambda: state(a) == "ready")
