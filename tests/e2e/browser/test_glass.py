@@ -246,7 +246,7 @@ def test_a_proxy_that_buffers_is_the_networks(reader: Reader, usual: dict[str, A
 
 def test_stalls_of_the_answer_are_gaps(reader: Reader, usual: dict[str, Any]) -> None:
     """The tail of the gaps grows as they came and as they were painted; the first token is not late."""
-    # After some deltas: a stall is one gap, and what comes meanwhile one delta, so that stalls are the tail of the gaps.
+    # After some deltas: a stall is one gap, and what comes meanwhile is one delta, so stalls are the tail of the gaps.
     stalls = tuple((num_bytes, PLANTED) for num_bytes in (1000, 2500, 4000))
     found = reader(Plan(stalls=stalls))
     check_sums(found)
