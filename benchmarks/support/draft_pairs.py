@@ -4,7 +4,7 @@
 
 OUT/plain answers as the model, slowly: beside it the model itself is cheap and nearly always right. OUT/first
 is a draft model that is cheap and nearly always wrong. Both show
-what a draft model gives where no family of models is at hand.
+what a draft model gives without a family of models.
 """
 
 from __future__ import annotations

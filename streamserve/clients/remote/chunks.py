@@ -211,7 +211,7 @@ class ChunkParser:
         ]
         self._num_shown = self.num_tokens
         self.usage: Usage | None = None
-        self.queue_seconds: float | None = None  # as the server tells it
+        self.queue_seconds: float | None = None  # as the server reports it
         self.prefill_seconds: float | None = None
         self.is_done = False  # the server's own end mark has come
 
@@ -375,7 +375,7 @@ def _count(given: dict[str, Any], names: tuple[str, ...]) -> int:
 
 
 def _seconds(given: Any, unit: float = 1.0) -> float | None:
-    """Return a time that a server tells; None for what is no time."""
+    """Return a time that a server reports, in seconds; None if the value is no time."""
     is_time = isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given < math.inf
     return given * unit if is_time else None
 
