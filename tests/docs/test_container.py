@@ -26,7 +26,8 @@ from tests.support.docs.container import Image, ignored, instructions, is_ignore
 from tests.support.docs.demo_site import end_engines
 from tests.support.docs.doc_blocks import blocks_of
 from tests.support.docs.doc_site import DocSite
-from tests.support.servers.web_servers import ROOT, free_port, wait_until_ready
+from tests.support.servers.ports import free_port
+from tests.support.servers.web_servers import ROOT, wait_until_ready
 
 KEY = "the-key-of-a-container-0001"
 DOCKERFILE = ROOT / "Dockerfile"

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.checks.stream_checks import check_native, text_of
-from tests.support.docs.demo_site import end_engines, free_port, manage, serve
+from tests.support.docs.demo_site import end_engines, manage, serve
 from tests.support.docs.doc_blocks import Block, blocks_of
+from tests.support.servers.ports import free_port
 from tests.support.servers.web_servers import ROOT, wait_until_ready
 
 KEY = "the-key-of-a-readers-first-minute"
@@ -34,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def url(folder: Path) -> Iterator[str]:
     """The demo site as `make run` starts it, with the model that the repository ships."""
-    port = free_port()
+    port = str(free_port())
     demo = serve(folder, PORT=port, STREAMSERVE_DEMO_KEY=KEY, MODEL="")
     assert demo.stdout is not None
     try:

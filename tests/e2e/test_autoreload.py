@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from tests.support.docs.doc_site import DocSite
-from tests.support.servers.web_servers import free_port, run_server, wait_until_listening, wait_until_ready
+from tests.support.servers.ports import free_port
+from tests.support.servers.web_servers import run_server, wait_until_listening, wait_until_ready
 
 SLOW = 'STREAMSERVE |= {"ECHO_STEP_SECONDS": 0.02, "MODELS": {"chat": {"PATH": "echo", "ANSWERS": None}}}\n'
 KEY = "a-key-of-the-tests-0001"

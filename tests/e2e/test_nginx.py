@@ -22,7 +22,8 @@ from tests.support.checks.stream_checks import check_native, check_native_part, 
 from tests.support.docs.demo_site import manage
 from tests.support.servers.flow_driver import flow
 from tests.support.servers.nginx_server import nginx
-from tests.support.servers.web_servers import Server, free_port
+from tests.support.servers.ports import free_port
+from tests.support.servers.web_servers import Server
 
 _SECONDS = 60.0
 WIRE_APP = "tests.support.apps.wire_app:app"

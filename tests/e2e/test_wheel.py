@@ -19,8 +19,9 @@ import pytest
 
 from tests import dist, newest
 from tests.support.docs.doc_blocks import Block, blocks_of, is_server
+from tests.support.servers.ports import free_port
 from tests.support.servers.sockets import open_socket
-from tests.support.servers.web_servers import ROOT, free_port, run_server, wait_until_ready
+from tests.support.servers.web_servers import ROOT, run_server, wait_until_ready
 
 SECTION = "Add it to your own site"
 README_MODEL = "Qwen/Qwen3-0.6B"

@@ -19,7 +19,7 @@ from streamserve.management.commands.streamserve_doctor import _model
 from streamserve.models import ApiKey
 from streamserve.testing import DaphneServer
 from streamserve.web.probe import Plan, token_for
-from tests.support.servers.web_servers import free_port
+from tests.support.servers.ports import free_port
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -13,7 +13,8 @@ import pytest
 
 from project import serve as serve_module
 from project.help.review import EXAMPLE
-from tests.support.docs.demo_site import free_port, manage, processes_of, serve
+from tests.support.docs.demo_site import manage, processes_of, serve
+from tests.support.servers.ports import free_port
 
 
 def test_the_demo_starts_serves_and_ends(tmp_path: Path) -> None:
@@ -21,7 +22,7 @@ def test_the_demo_starts_serves_and_ends(tmp_path: Path) -> None:
 
     Of its processes only the engine and what it has started are left; the output names how to end it.
     """
-    key, port = "my-demo-key-0123456789", free_port()
+    key, port = "my-demo-key-0123456789", str(free_port())
     demo = serve(tmp_path, PORT=port, STREAMSERVE_DEMO_KEY=key)
     assert processes_of(tmp_path) == {demo.pid}
     assert demo.stdout is not None
@@ -60,7 +61,7 @@ def test_the_demo_starts_serves_and_ends(tmp_path: Path) -> None:
 
 def test_a_killed_web_process_is_replaced(tmp_path: Path) -> None:
     """Its port answers all the while, by the other; a web process that ends by itself ends the demo."""
-    port = free_port()
+    port = str(free_port())
     demo = serve(tmp_path, PORT=port)
     assert demo.stdout is not None
     try:
@@ -109,9 +110,9 @@ def test_the_demo_refuses_in_sentences(tmp_path: Path) -> None:
         taken.listen()
         cases = [
             ({"PORT": str(taken.getsockname()[1])}, "make run PORT="),
-            ({"PORT": free_port(), "KEY": "short"}, "16 to 128"),
+            ({"PORT": str(free_port()), "KEY": "short"}, "16 to 128"),
             ({"PORT": "many"}, "1 to 65535"),
-            ({"PORT": free_port(), "MODEL": "/no/such/folder"}, "make run MODEL="),
+            ({"PORT": str(free_port()), "MODEL": "/no/such/folder"}, "make run MODEL="),
         ]
         started = [(serve(tmp_path, **variables), words) for variables, words in cases]
         for demo, words in started:

@@ -24,7 +24,8 @@ from tests.support.servers.flow_driver import (
     terminate,
     until,
 )
-from tests.support.servers.web_servers import ROOT, Server, free_port, wait_until_listening
+from tests.support.servers.ports import free_port
+from tests.support.servers.web_servers import ROOT, Server, wait_until_listening
 
 _SETTINGS = """
 DEBUG = True

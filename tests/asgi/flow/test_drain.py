@@ -33,7 +33,8 @@ from tests.support.servers.flow_driver import (
     until,
     websocket,
 )
-from tests.support.servers.web_servers import ROOT, Server, free_port
+from tests.support.servers.ports import free_port
+from tests.support.servers.web_servers import ROOT, Server
 
 pytestmark = pytest.mark.proof
 

@@ -39,7 +39,8 @@ from tests.support.servers.flow_driver import (
     until,
     websocket,
 )
-from tests.support.servers.web_servers import Server, free_port, uvicorn
+from tests.support.servers.ports import free_port
+from tests.support.servers.web_servers import Server, uvicorn
 
 NUM_READERS = 50
 ANSWER_BYTES = scaled(20 * 2**20 // BLOCK, least=2 * 2**20 // BLOCK) * BLOCK

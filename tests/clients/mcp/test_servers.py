@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ pytest.importorskip("mcp", reason="needs the package mcp")
 from streamserve.clients.mcp.config import McpConfig
 from streamserve.clients.mcp.servers import MAX_RESULT_CHARS, McpServers, McpUnavailable
 from streamserve.protocol.measures import MCP_CALLS
+from tests.support.servers.ports import free_port
 from tests.support.streams.hand_made import until
 
 SERVER = Path(__file__).parents[2] / "support" / "servers" / "mcp_tools_server.py"
@@ -47,9 +47,7 @@ async def servers(notes: Path) -> AsyncIterator[McpServers]:
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
     """The same server over streamable HTTP."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     program = subprocess.Popen(
         [sys.executable, str(SERVER), str(port)],
         env={**os.environ, "NOTES": str(tmp_path / "notes")},

@@ -12,8 +12,9 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from project.lab.pace import SCENARIOS
 from project.lab.views import WAYS
 from tests.support.checks.axe import axe_violations
-from tests.support.docs.demo_site import free_port, serve
+from tests.support.docs.demo_site import serve
 from tests.support.servers.browser import watching
+from tests.support.servers.ports import free_port
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -25,7 +26,7 @@ DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a demo whose lab writes faster."""
-    port = free_port()
+    port = str(free_port())
     process = serve(tmp_path_factory.mktemp("demo"), PORT=port, LAB="1", ECHO_STEP_SECONDS="0.012")
     assert process.stdout is not None
     try:

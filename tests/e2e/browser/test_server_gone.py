@@ -21,7 +21,8 @@ from tests.support.servers.browser import (
     wait_for_text,
     watching,
 )
-from tests.support.servers.web_servers import Server, daphne, free_port, wait_until_ready
+from tests.support.servers.ports import free_port
+from tests.support.servers.web_servers import Server, daphne, wait_until_ready
 
 pytestmark = [pytest.mark.browser, pytest.mark.proof, pytest.mark.timeout(180)]
 

@@ -17,7 +17,8 @@ from tests.support.docs.demo_site import end_engines
 from tests.support.docs.doc_blocks import blocks_of
 from tests.support.plugins.migrated import Migrate
 from tests.support.servers.node import FRONT_ENDS, run_script
-from tests.support.servers.web_servers import Server, daphne, free_port, wait_until_ready
+from tests.support.servers.ports import free_port
+from tests.support.servers.web_servers import Server, daphne, wait_until_ready
 
 READER = FRONT_ENDS / "durable" / "reader.mjs"
 ASK = {"model": "echo", "prompt": "tell me", "seed": 7, "ignore_eos": True}

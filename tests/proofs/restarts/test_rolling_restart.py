@@ -34,7 +34,8 @@ from tests.support.docs.demo_site import ROOT, environment, manage, processes_of
 from tests.support.docs.deploy_units import ENGINE, WEB, command_of
 from tests.support.docs.installed_site import Site, install
 from tests.support.servers.nginx_server import nginx
-from tests.support.servers.web_servers import Server, free_port, wait_until_listening, wait_until_ready
+from tests.support.servers.ports import free_port
+from tests.support.servers.web_servers import Server, wait_until_listening, wait_until_ready
 
 pytestmark = [pytest.mark.timeout(3600)]
 

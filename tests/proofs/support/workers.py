@@ -18,7 +18,8 @@ from streamserve.protocol.events import Done, Token
 from streamserve.streams.log.base import EventLog
 from tests.support.checks.stream_checks import Frame, check_native_part, text_of
 from tests.support.docs.demo_site import environment, manage, processes_of
-from tests.support.servers.web_servers import Server, daphne, free_port, wait_until_ready
+from tests.support.servers.ports import free_port
+from tests.support.servers.web_servers import Server, daphne, wait_until_ready
 
 KEY, OTHER_KEY = "a-key-for-these-tests", "another-key-for-these"
 KEYS = (KEY, OTHER_KEY)

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.support.docs.doc_blocks import Block, blocks_of
-from tests.support.servers.web_servers import ROOT, Server, free_port, run_server, stop
+from tests.support.servers.ports import free_port
+from tests.support.servers.web_servers import ROOT, Server, run_server, stop
 
 README_SECTION = "Add it to your own site"
 README_MODEL = "Qwen/Qwen3-0.6B"

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tests.support.servers.web_servers import ROOT, Server, daphne, environ_of, free_port, run_server
+from tests.support.servers.ports import free_port
+from tests.support.servers.web_servers import ROOT, Server, daphne, environ_of, run_server
 
 HELLO = b": hello\n\n"  # the first bytes of /wait
 APP = "tests.support.apps.flow_app:app"

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.servers.web_servers import ROOT, Server, free_port, stop, wait_until_listening
+from tests.support.servers.ports import free_port
+from tests.support.servers.web_servers import ROOT, Server, stop, wait_until_listening
 
 CONF = ROOT / "docs" / "deploy" / "nginx.conf"
 _MAIN = """\

@@ -13,7 +13,7 @@ from types import TracebackType
 
 import pytest
 
-from tests.support.servers.web_servers import free_port
+from tests.support.servers.ports import free_port
 
 # Debian's folder, which is not on PATH.
 _PLACES = sorted(Path("/usr/lib/postgresql").glob("*/bin"))

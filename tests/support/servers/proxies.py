@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.servers.nginx_server import CONF
-from tests.support.servers.web_servers import Server, free_port, stop, wait_until_listening
+from tests.support.servers.ports import free_port
+from tests.support.servers.web_servers import Server, stop, wait_until_listening
 
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"
 _MODULES = (

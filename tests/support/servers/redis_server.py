@@ -13,6 +13,8 @@ from types import TracebackType
 
 import pytest
 
+from tests.support.servers.ports import free_port
+
 _START_SECONDS = 20.0
 
 
@@ -34,7 +36,7 @@ class RedisServer:
         self._folder = folder
         self._config = {"appendonly": "yes", "appendfsync": "always", "save": "", **config}
         self._path = redis_path()
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -95,9 +97,3 @@ class RedisServer:
                 return connection.recv(4096).decode().splitlines()[0]
         except OSError:
             return ""
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

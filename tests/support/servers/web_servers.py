@@ -17,6 +17,8 @@ from typing import IO
 
 import httpx
 
+from tests.support.servers.ports import free_port
+
 ROOT = Path(__file__).resolve().parents[3]
 _READY_SECONDS = 120.0
 _STOP_SECONDS = 15.0
@@ -44,13 +46,6 @@ class Server:
     def connect(self) -> socket.socket:
         """Return a new TCP connection to the server."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=30)
-
-
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

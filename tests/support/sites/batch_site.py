@@ -12,7 +12,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.servers.web_servers import ROOT, free_port
+from tests.support.servers.ports import free_port
+from tests.support.servers.web_servers import ROOT
 
 SETTINGS = "tests.support.sites.batch_settings"
 
