@@ -102,14 +102,16 @@ async def run_until_ended() -> None:
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="the trigger is SQLite's")
 @pytest.mark.usefixtures("slow_engine")
-async def test_rows_end_with_an_attempt_that_fails(tenant: Tenant) -> None:
+async def test_rows_end_with_an_attempt_that_fails(tenant: Tenant, site_gate: Gate) -> None:
     """A row that cannot be stored fails the attempt: no other row goes on in its name, beside the next attempt."""
+    site_gate.allow(1)  # all rows have begun when the short one ends
     await orm.call(_refuse_rows, "CREATE TRIGGER refuse BEFORE INSERT ON streamserve_batchrow")
     batch = (await tenant.create(jsonl([long("one"), long("two"), line("short"), long("three")]))).json()
     worker = site.get_site().work.new_worker(["batch"])
     running = asyncio.create_task(worker.run())
     try:
-        await until(lambda: len(live_rows()) >= 3)
+        await until(lambda: len(live_rows()) == 4)
+        site_gate.open()
         async with asyncio.timeout(60):
             while (await Batch.objects.aget(pk=batch["id"])).state != "queued":  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

@@ -108,9 +108,9 @@ async def test_an_oversized_frame_is_refused_by_its_length(shared_engine: Launch
                 pass
 
 
-async def test_an_id_cannot_be_used_twice_at_once(shared_engine: LaunchConfig) -> None:
+async def test_an_id_cannot_be_used_twice_at_once(slow_engine: LaunchConfig) -> None:
     """A second request with an open id ends the connection."""
-    async with dialled(shared_engine) as connection:
+    async with dialled(slow_engine) as connection:
         for _ in range(2):
             connection.send(messages.encode(Open(1, *asking(max_tokens=400))))
         await connection.lost()

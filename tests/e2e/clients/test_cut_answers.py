@@ -5,8 +5,10 @@ The reader leaves and comes back, so that the answer parks and is admitted again
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGKILL
@@ -19,7 +21,7 @@ from tests.e2e.clients.conftest import MODEL
 from tests.support.checks.sse_reader import Read, read_events
 from tests.support.docs.demo_site import processes_of
 from tests.support.models.thinking_world import tool
-from tests.support.servers.web_servers import Server
+from tests.support.servers.web_servers import Server, wait_until_ready
 
 TOOLS = [tool("set_light"), tool("get_weather"), tool("put_record")]
 ASKED = "Tell me the weather in Paris, and turn the lamp red."
@@ -112,13 +114,14 @@ def test_a_killed_engine_goes_on_in_the_block(
     http: httpx.Client, site: Server, env: dict[str, str], whole: dict[str, Any], kind: str, num_tokens: int
 ) -> None:
     """The reader stays; the next engine continues the thought or the call where it was."""
-    for _ in range(5):  # on a busy machine the answer may have ended before the kill
+    for _ in range(15):  # on a busy machine the answer may have ended before the kill
         read, is_killed = b"", False
+        engine = engine_of(env, site)  # before it is asked: to look takes as long as some tokens
         with http.stream("POST", "/streams", json=BODY) as response:
             for chunk in response.iter_raw():
                 read += chunk
                 if not is_killed and is_at(read_events(read), kind, num_tokens):
-                    os.kill(engine_of(env, site), SIGKILL)
+                    os.kill(engine, SIGKILL)
                     is_killed = True
         events = read_events(read)
         assert said_in(logged(events)) == whole
@@ -128,7 +131,20 @@ def test_a_killed_engine_goes_on_in_the_block(
 
 
 def engine_of(env: dict[str, str], site: Server) -> int:
-    """Return the engine's process: a process that compiles grammars may be its child."""
-    pids = processes_of(Path(env["STREAMSERVE_STATE_DIR"])) - {site.process.pid}
-    [pid] = [pid for pid in pids if f"engine-{MODEL}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return pid
+    """Return the engine's process once it serves: a process that compiles grammars may be its child.
+
+    Right after a kill the site may not know of it yet, and says that it is ready.
+    """
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        wait_until_ready(site.url)
+        found = [pid for pid in processes_of(Path(env["STREAMSERVE_STATE_DIR"])) - {site.process.pid} if is_engine(pid)]
+        if len(found) == 1:
+            return found[0]
+    raise AssertionError("no engine serves")
+
+
+def is_engine(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return f"engine-{MODEL}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
