@@ -176,7 +176,13 @@ def _with_record(record: Record, max_conversations: int) -> Callable[[], None] |
         if thread is not None:
             note_thread(thread, admission)
         if turn is not None:
-            insert_turn(turn, admission, model=record.model, max_conversations=max_conversations)
+            insert_turn(
+                turn,
+                admission,
+                model=record.model,
+                created_at=datetime.fromtimestamp(record.created, UTC),
+                max_conversations=max_conversations,
+            )
 
     return write
 

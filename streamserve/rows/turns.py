@@ -1,6 +1,8 @@
 """What the start of an answer adds to a conversation (`Turn`): inserted with the stream's row, read back, withdrawn.
 
-    parent ◄── given … given ◄── question ◄── answer      at created_at, + 1 µs, + 2 µs …: that is how they are known
+    parent ◄── given … given ◄── question ◄── answer      each 1 µs after the one before: that is how they are known
+
+The answer is as old as its stream.
 
 Blocks; `insert_turn` and `withdraw` belong into the transaction of the stream's row.
 """
@@ -8,7 +10,7 @@ Blocks; `insert_turn` and `withdraw` belong into the transaction of the stream's
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.utils import timezone
@@ -37,17 +39,19 @@ def insert_conversation(row: Conversation, most: int) -> None:
     row.save(force_insert=True)
 
 
-def insert_turn(turn: Turn, admission: Admission, *, model: str, max_conversations: int) -> None:
-    """Insert the messages of an answer that starts, and show its branch.
+def insert_turn(
+    turn: Turn, admission: Admission, *, model: str, created_at: datetime, max_conversations: int
+) -> None:
+    """Insert the messages of an answer that starts, and show its branch. `created_at` is the stream's.
 
     Raises NotFound where the conversation, or a file, was deleted meanwhile, QuotaExceeded where there may be no more
     conversations: then nothing is stored.
     """
-    now, tenant = timezone.now(), admission.tenant
+    tenant = admission.tenant
     if turn.source:
         _begin_conversation(turn, admission, model, max_conversations)
     rows = Conversation.objects.filter(pk=turn.conversation_id, tenant=tenant, deleted_at=None)
-    if not rows.update(leaf=turn.answer_id, updated_at=now, model=model):
+    if not rows.update(leaf=turn.answer_id, updated_at=timezone.now(), model=model):
         raise no_conversation()
     messages, question = [_row_of(one, one.role) for one in turn.given], turn.question
     if question is not None:
@@ -55,10 +59,7 @@ def insert_turn(turn: Turn, admission: Admission, *, model: str, max_conversatio
     messages.append(
         Message(id=turn.answer_id, role="assistant", state="running", stream_id=admission.stream_id, model=model)
     )
-    parent_id = turn.parent_id or None
-    for number, message in enumerate(messages):
-        message.conversation_id, message.parent_id = turn.conversation_id, parent_id
-        message.created_at, parent_id = now + number * _AFTER, message.pk
+    _put_in_order(messages, turn.conversation_id, turn.parent_id, created_at - (len(messages) - 1) * _AFTER)
     Message.objects.bulk_create(messages)
     asked = [one.text for one in messages if one.role == "user"]
     if asked:
@@ -72,11 +73,16 @@ def insert_turn(turn: Turn, admission: Admission, *, model: str, max_conversatio
 
 def rows_of(given: Sequence[Given], conversation_id: str, parent_id: str) -> list[Message]:
     """Return messages that come without an answer, each after the message before it; they are not inserted yet."""
-    rows, now = [_row_of(one, one.role) for one in given], timezone.now()
+    rows = [_row_of(one, one.role) for one in given]
+    _put_in_order(rows, conversation_id, parent_id, timezone.now())
+    return rows
+
+
+def _put_in_order(rows: Sequence[Message], conversation_id: str, parent_id: str, first_at: datetime) -> None:
+    """Let each message follow the one before it, the first one `parent_id` ("": it begins the conversation)."""
     for number, row in enumerate(rows):
         row.conversation_id, row.parent_id = conversation_id, parent_id or None
-        row.created_at, parent_id = now + number * _AFTER, row.pk
-    return rows
+        row.created_at, parent_id = first_at + number * _AFTER, row.pk
 
 
 def _begin_conversation(turn: Turn, admission: Admission, model: str, most: int) -> None:

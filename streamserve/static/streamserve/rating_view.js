@@ -15,6 +15,7 @@ export class RatingView {
     this.parts = parts;
     this.turn = turn;
     this.on = on;
+    this.isStoring = false;
     parts.good.addEventListener("click", () => this.press(GOOD));
     parts.bad.addEventListener("click", () => this.press(BAD));
     parts["remark-cancel"].addEventListener("click", () => this.leave());
@@ -63,12 +64,17 @@ export class RatingView {
     (this.turn.rating === BAD ? this.parts.bad : this.parts.good).focus();
   }
 
+  /** Store it; return whether that was done. While one is being stored, another is not: it would come of what is about to change. */
   async store(rating, comment) {
+    if (this.isStoring) return false;
+    this.isStoring = true;
     try {
       await this.on.rate(this.turn, rating, comment);
     } catch {
       this.tell(words("Your rating could not be stored. Try again."));
       return false;
+    } finally {
+      this.isStoring = false;
     }
     Object.assign(this.turn, { rating, comment });
     this.show();
