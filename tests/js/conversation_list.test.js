@@ -139,6 +139,11 @@ function serverOf(messages, pageSize = 100) {
       asked.push(fields);
       return {};
     },
+    async rate(_id, messageId, fields) {
+      const at = messages.findIndex(({ id }) => id === messageId);
+      messages[at] = { ...messages[at], ...fields };
+      return messages[at];
+    },
   };
 }
 
@@ -200,6 +205,34 @@ test("the same question again is another answer to it", async () => {
   const again = chat.add("One?", "");
   assert.deepEqual(await chat.fieldsFor(again, ""), { conversation: "c1", parent: "q1" });
   assert.deepEqual(await chat.fieldsFor(chat.add("Else?", ""), ""), { conversation: "c1", parent: null, prompt: "Else?" });
+});
+
+test("a rating stays, whatever was loaded before it, or is being loaded", async () => {
+  const server = serverOf([question("q1", null, "One?"), answer("a1", "q1", "Yes")]);
+  const chat = open(server);
+  const { messages } = server;
+  let release = () => {};
+  let isHeld = true;
+  server.messages = async (...asked) => {
+    const page = await messages.apply(server, asked);
+    if (isHeld) await new Promise((resolve) => (release = resolve));
+    return page;
+  };
+  const loading = chat.load();
+  await new Promise(setImmediate); // the page is on its way, from before the rating
+  chat.messages.set("q1", question("q1", null, "One?")).set("a1", answer("a1", "q1", "Yes"));
+  merge(chat);
+  const [turn] = chat.turns;
+  await chat.rate(turn, -1, "Too short");
+  Object.assign(turn, { rating: -1, comment: "Too short" });
+  isHeld = false;
+  release();
+  await loading;
+  merge(chat);
+  assert.deepEqual([turn.rating, turn.comment], [-1, "Too short"]);
+  await chat.load(); // what has ended is not asked for again
+  merge(chat);
+  assert.deepEqual([turn.rating, turn.comment], [-1, "Too short"]);
 });
 
 test("a question whose response was lost gives way to the server's", async () => {

@@ -18,6 +18,7 @@ export class ServerConversation extends TurnTree {
     this.source = source;
     this.on = on;
     this.messages = new Map();
+    this.numRatings = 0;
     this.open(null);
   }
 
@@ -42,8 +43,10 @@ export class ServerConversation extends TurnTree {
     const { id } = this;
     let after = this.settledUntil();
     for (let hasMore = true; hasMore; ) {
+      const { numRatings } = this;
       const { messages, has_more: isMore } = await this.routes.messages(id, { limit: PAGE, after });
       if (this.id !== id) return false;
+      if (this.numRatings !== numRatings) continue; // these may be from before
       for (const message of messages) this.messages.set(message.id, message);
       after = messages.at(-1)?.id ?? null;
       hasMore = isMore && after !== null;
@@ -164,8 +167,12 @@ export class ServerConversation extends TurnTree {
   }
 
   /** Rate an answer: 1, -1, or null for no rating. */
-  rate(turn, rating, comment) {
-    return this.routes.rate(this.id, turn.id, { rating, comment });
+  async rate(turn, rating, comment) {
+    const { id } = this;
+    const message = await this.routes.rate(id, turn.id, { rating, comment });
+    if (this.id !== id) return;
+    this.messages.set(message.id, message); // what has ended is not loaded again
+    this.numRatings += 1;
   }
 
   get exportUrl() {
