@@ -20,7 +20,7 @@ PORT ?= 8000
 # Processes of `make test` and of `make proofs`, on two cores: many tests wait for servers. A file runs in one of them,
 # so that its tests share their server.
 JOBS ?= 5
-PROOF_JOBS ?= 2
+PROOF_JOBS ?= 3
 # Some hundred servers and commands are started, each of which would compile its modules.
 unexport PYTHONDONTWRITEBYTECODE
 # The folders whose tests have a long version: `scaled` and `IS_SOAK` of tests/proofs/scale.py, SIM_STEPS.
@@ -47,7 +47,7 @@ test: ## Install the test dependencies; run ruff, mypy and the tests (minutes)
 pytest:
 	$(BIN)/python -m pytest -m "not proof" -n $(JOBS) --dist loadfile
 
-proofs: ## Run the tests that kill, restart, abandon and overload real servers, and try all cases
+proofs: ## Run the tests that kill and overload real servers, use whole pages and documents, and try all cases
 	@$(PYTHON) project/install.py --venv $(VENV) $(TESTED)
 	$(BIN)/python -m pytest -m "proof and not alone" -n $(PROOF_JOBS) --dist loadfile; proofs=$$?; \
 	$(BIN)/python -m pytest -m "proof and alone" && exit $$proofs

@@ -39,9 +39,7 @@ def insert_conversation(row: Conversation, most: int) -> None:
     row.save(force_insert=True)
 
 
-def insert_turn(
-    turn: Turn, admission: Admission, *, model: str, created_at: datetime, max_conversations: int
-) -> None:
+def insert_turn(turn: Turn, admission: Admission, *, model: str, created_at: datetime, max_conversations: int) -> None:
     """Insert the messages of an answer that starts, and show its branch. `created_at` is the stream's.
 
     Raises NotFound where the conversation, or a file, was deleted meanwhile, QuotaExceeded where there may be no more

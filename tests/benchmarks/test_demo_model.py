@@ -15,6 +15,8 @@ from benchmarks.demo_model.phrases import ASKED, ASPECTS, SITUATIONS
 from benchmarks.demo_model.quality import HELPDESK, REFUSAL_MARK, Answer, score, transformers_answer
 from benchmarks.demo_model.questions import OFF_TOPIC, QUESTIONS
 
+pytestmark = pytest.mark.proof
+
 pytest.importorskip("transformers", reason="needs the engine extra: pip install '.[engine]'")
 
 MAX_FOLDER_BYTES = 12 * 1024 * 1024

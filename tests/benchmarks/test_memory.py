@@ -13,6 +13,8 @@ from benchmarks.memory import FORMS, in_a_process, memory_of_this_process
 from benchmarks.support.llama_8b import write
 from streamserve.engine.model.load.gguf.file import GGUFFile
 
+pytestmark = pytest.mark.proof
+
 
 def test_sizes_are_read_from_the_status(tmp_path: Path) -> None:
     """Kilobytes there are bytes here."""

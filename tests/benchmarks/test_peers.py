@@ -24,6 +24,8 @@ from benchmarks.qoe_http.readers import Prompts
 from benchmarks.qoe_http.servers import ROOT
 from benchmarks.support.shape import HELPDESK, SHAPES, model_folder
 
+pytestmark = pytest.mark.proof
+
 ONE = at_once(1)
 
 

@@ -17,6 +17,8 @@ from benchmarks.quality import BOUNDS, Bounds, Quality, Reading, compare  # noqa
 from tests.support.models.quantized_checkpoints import from_gguf, rounded_fp8  # noqa: E402
 from tests.support.models.smollm2 import smollm2  # noqa: E402
 
+pytestmark = pytest.mark.proof
+
 PAGE = Path(__file__).parents[2] / "docs" / "quantised.md"
 NUM_TOKENS = 128
 

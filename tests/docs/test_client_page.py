@@ -18,6 +18,8 @@ from tests.support.plugins.migrated import Migrate
 from tests.support.servers.browser import chromium, echo_site, sse
 from tests.support.servers.node import node_of_tests
 
+pytestmark = pytest.mark.proof
+
 PAGE, SETTINGS = "docs/client.md", "tests.support.sites.pages.browser_site"
 CLIENT = ROOT / "streamserve" / "static" / "streamserve"
 _IMPORT = re.compile(r'from "\./([\w.]+)"')

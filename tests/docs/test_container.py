@@ -29,6 +29,8 @@ from tests.support.docs.doc_site import DocSite
 from tests.support.servers.ports import free_port
 from tests.support.servers.web_servers import ROOT, wait_until_ready
 
+pytestmark = pytest.mark.proof
+
 KEY = "the-key-of-a-container-0001"
 DOCKERFILE = ROOT / "Dockerfile"
 [SERVICE] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values()

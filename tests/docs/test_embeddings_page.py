@@ -11,6 +11,8 @@ from tests.support.docs.doc_blocks import blocks_of
 from tests.support.docs.doc_site import DocSite
 from tests.support.servers.web_servers import wait_until_ready
 
+pytestmark = pytest.mark.proof
+
 PAGE = "docs/embeddings.md"
 MODEL = {"BAAI/bge-small-en-v1.5": "echo"}
 

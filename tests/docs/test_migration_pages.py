@@ -14,6 +14,8 @@ from tests.support.docs.doc_blocks import Block, blocks_of
 from tests.support.docs.doc_site import DocSite
 from tests.support.servers.web_servers import Server, wait_until_ready
 
+pytestmark = pytest.mark.proof
+
 STREAMING, CELERY = "docs/from-streaming-response.md", "docs/from-celery-channels.md"
 FASTAPI, AG_UI = "docs/from-vllm-fastapi.md", "docs/from-django-ag-ui.md"
 PAGES = [STREAMING, CELERY, FASTAPI, AG_UI]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.docs.doc_blocks import blocks_of
 from tests.support.docs.doc_site import DocSite
 from tests.support.servers.web_servers import wait_until_ready
+
+pytestmark = pytest.mark.proof
 
 PAGE = "docs/moderations.md"
 

@@ -12,6 +12,8 @@ from tests.support.docs.doc_blocks import blocks_of
 from tests.support.docs.doc_site import DocSite
 from tests.support.servers.web_servers import wait_until_ready
 
+pytestmark = pytest.mark.proof
+
 PAGE = "docs/openapi.md"
 USER = "from django.contrib.auth import get_user_model as g; g().objects.create_user('alice', password='pw')"
 

@@ -12,6 +12,8 @@ from tests.support.docs.doc_blocks import blocks_of
 from tests.support.docs.doc_site import DocSite
 from tests.support.servers.web_servers import wait_until_ready
 
+pytestmark = pytest.mark.proof
+
 PAGE = "docs/python.md"
 CELERY = "def shared_task(function):\n    return function\n"  # Celery is not installed: a task is a function
 FORKED = """

@@ -11,6 +11,8 @@ from tests.support.docs.doc_blocks import blocks_of, is_server
 from tests.support.docs.doc_site import DocSite
 from tests.support.servers.web_servers import wait_until_ready
 
+pytestmark = pytest.mark.proof
+
 USER = "from django.contrib.auth.models import User; User.objects.create_user('alice')"
 KEY = "a-key-of-the-tests-0001"
 

@@ -22,6 +22,8 @@ from tests.support.docs.doc_blocks import Block, blocks_of
 from tests.support.servers.ports import free_port
 from tests.support.servers.web_servers import ROOT, wait_until_ready
 
+pytestmark = pytest.mark.proof
+
 KEY = "the-key-of-a-readers-first-minute"
 URL, NAMED_KEY = "http://127.0.0.1:8000", "the key that make run printed"
 

@@ -15,6 +15,8 @@ from tests.support.docs.doc_site import README_SECTION, DocSite
 from tests.support.servers.browser import ask, chromium, wait_for_status, watching
 from tests.support.servers.web_servers import wait_until_ready
 
+pytestmark = pytest.mark.proof
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DocSite]:

@@ -12,6 +12,8 @@ from streamserve.models import ApiKey
 from streamserve.testing import DaphneServer
 from tests.support.docs.doc_blocks import blocks_of
 
+pytestmark = pytest.mark.proof
+
 PAGE = "docs/responses.md"
 SHOWN = "http://127.0.0.1:8000"
 MODEL = "echo"

@@ -12,6 +12,8 @@ from streamserve import signals
 from tests.support.docs.doc_blocks import ROOT, blocks_of
 from tests.support.docs.doc_site import DocSite
 
+pytestmark = pytest.mark.proof
+
 PAGE = "docs/signals.md"
 
 

@@ -15,6 +15,8 @@ from tests.support.docs.doc_blocks import ROOT, blocks_of
 from tests.support.docs.doc_site import DocSite
 from tests.support.servers.collector import Collector
 
+pytestmark = pytest.mark.proof
+
 PAGE = "docs/tracing.md"
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

@@ -18,6 +18,8 @@ from tests.support.servers.browser import ask, chromium, wait_for_status, watchi
 from tests.support.servers.postgres_server import PostgresServer
 from tests.support.servers.web_servers import Server, wait_until_ready
 
+pytestmark = pytest.mark.proof
+
 PAGE = "docs/tutorial.md"
 ADDRESS = "http://127.0.0.1:8000"
 # What a machine does once; the wheel's test does it (tests/e2e/test_wheel.py).

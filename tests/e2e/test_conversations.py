@@ -17,6 +17,8 @@ from streamserve.models import ApiKey
 from streamserve.testing import DaphneServer
 from tests.support.checks.stream_checks import check_native, text_of
 
+pytestmark = pytest.mark.proof
+
 UNKNOWN = "0" * 32
 DEADLINE = 60.0
 

@@ -21,6 +21,7 @@ from streamserve.testing import DaphneServer
 from tests.support.checks.stream_checks import check_native
 
 pytestmark = [
+    pytest.mark.proof,
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(connection.vendor != "sqlite", reason="the lock and the file are SQLite's"),
 ]

@@ -16,7 +16,7 @@ import pytest
 from tests.support.plugins.migrated import Migrate
 from tests.support.servers.browser import ADMIN_NAME, ADMIN_PASSWORD, echo_site, manage
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(180)]
 
 SETTINGS = "tests.support.sites.pages.browser_site"
 KEY = {"Authorization": "Bearer live-sums-key-0001"}

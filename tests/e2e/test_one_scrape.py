@@ -17,7 +17,7 @@ from tests.support.docs.demo_site import end_engines, environment, manage
 from tests.support.servers.flow_driver import until
 from tests.support.servers.web_servers import Server, uvicorn, wait_until_ready
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(300)]
 
 KEY = "a-key-for-these-tests"
 HEADERS = {"Authorization": f"Bearer {KEY}"}

@@ -36,6 +36,8 @@ from streamserve.models import ApiKey
 from streamserve.testing import DaphneServer
 from tests.proofs.scale import scaled
 
+pytestmark = pytest.mark.proof
+
 NUM_CASES = scaled(10_000)
 CHECKS = [
     not_a_server_error,

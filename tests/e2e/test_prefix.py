@@ -16,6 +16,8 @@ from tests.support.plugins.migrated import Migrate
 from tests.support.servers.sockets import open_socket
 from tests.support.servers.web_servers import ROOT, Server, daphne, uvicorn, wait_until_ready
 
+pytestmark = pytest.mark.proof
+
 SETTINGS = "tests.support.sites.prefixed_site"
 KEY = "a-key-of-the-tests"
 LOGIN = {"username": "root", "password": "a-long-password"}

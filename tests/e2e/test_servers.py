@@ -24,6 +24,8 @@ from tests.support.servers.flow_driver import until
 from tests.support.servers.sockets import open_socket
 from tests.support.servers.web_servers import ALL_SERVERS, Server, wait_until_ready
 
+pytestmark = pytest.mark.proof
+
 KEY = "a-key-for-these-tests"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.workers.two_workers_site", "DRAIN_SECONDS": "3"}

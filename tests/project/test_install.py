@@ -11,6 +11,8 @@ import pytest
 
 from project import install
 
+pytestmark = pytest.mark.proof
+
 CPU = ["--index-url", "https://download.pytorch.org/whl/cpu"]
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the default build is no CUDA build")
 

@@ -16,6 +16,8 @@ from project.help.review import EXAMPLE
 from tests.support.docs.demo_site import manage, processes_of, serve
 from tests.support.servers.ports import free_port
 
+pytestmark = pytest.mark.proof
+
 
 def test_the_demo_starts_serves_and_ends(tmp_path: Path) -> None:
     """It prints its address, accepts a key of one's own, serves page and static files, and ends by SIGINT with 0.

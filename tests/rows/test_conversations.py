@@ -104,7 +104,7 @@ async def test_a_start_adds_a_question_and_a_running_answer(one: Worker, gate: G
     )
     assert (answer.role, answer.state, answer.parent_id) == ("assistant", "running", question.pk)
     assert (answer.stream_id, answer.content) == (stream.id, "")
-    assert answer.created_at == (await StreamRow.objects.aget(pk=stream.id)).created_at, "what its stream says of itself"
+    assert answer.created_at == (await StreamRow.objects.aget(pk=stream.id)).created_at
     found = await ROWS.find(ann, conversation.id)
     assert (found.leaf, found.model, found.title, found.is_running) == (answer.pk, "echo", "Why is it late?", True)
     assert await ROWS.turn_of(stream.id) == turn_with_ids(prepared)

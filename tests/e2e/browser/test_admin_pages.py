@@ -16,7 +16,7 @@ from tests.support.plugins.migrated import Migrate
 from tests.support.servers.browser import ADMIN_NAME, ADMIN_PASSWORD, Watched, echo_site, watching
 from tests.support.servers.web_servers import ROOT
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(300)]
 SETTINGS = "tests.support.sites.pages.browser_site"
 # The page's width, and what can be scrolled sideways inside it.
 SIDEWAYS = """() => [document.documentElement.scrollWidth, ...[...document.querySelectorAll('body *')]

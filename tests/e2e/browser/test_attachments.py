@@ -24,7 +24,7 @@ from tests.support.servers.browser import (
     wait_for_status,
 )
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(300)]
 
 SETTINGS = "tests.support.sites.pages.conversations_site"
 PHONE = {"viewport": {"width": 390, "height": 780}, "has_touch": True}

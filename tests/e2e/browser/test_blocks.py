@@ -22,7 +22,7 @@ from tests.support.servers.browser import (
 from tests.support.servers.web_servers import daphne, wait_until_ready
 from tests.support.sites.pages.blocks_site import JSON, THOUGHT
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(180)]
 
 CALL = '{"city": "Oslo", "html": "<img src=x onerror=alert(1)>"}'
 SHOWN_CALL = '{\n  "city": "Oslo",\n  "html": "<img src=x onerror=alert(1)>"\n}'

@@ -37,7 +37,7 @@ from tests.support.servers.browser import (
 from tests.support.servers.ports import free_port
 from tests.support.servers.web_servers import Server, daphne, wait_until_ready
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(300)]
 
 SETTINGS = "tests.support.sites.pages.conversations_site"
 # A whole answer takes some twenty seconds: long enough for a second device to open it. Tests shorten the others.

@@ -26,7 +26,7 @@ from tests.support.servers.node import node_of_tests
 from tests.support.servers.slow_relay import Plan, SlowRelay, slow_relay
 from tests.support.servers.web_servers import ROOT
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(300)]
 
 SETTINGS = "tests.support.sites.pages.glass_site"
 PLANTED = 1.2  # seconds: more than a busy machine adds by itself

@@ -16,7 +16,7 @@ from tests.support.docs.demo_site import serve
 from tests.support.servers.browser import watching
 from tests.support.servers.ports import free_port
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(300)]
 
 MINUTE = 60_000
 PATHS = ("/lab/", "/lab/compare/", "/lab/token/")

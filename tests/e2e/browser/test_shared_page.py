@@ -11,7 +11,7 @@ from tests.support.checks.axe import axe_violations
 from tests.support.plugins.migrated import Migrate
 from tests.support.servers.browser import echo_site, manage, watching
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(300)]
 
 SETTINGS = "tests.support.sites.pages.conversations_site"
 TOKEN = "t" * 43

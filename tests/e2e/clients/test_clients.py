@@ -17,6 +17,8 @@ import pytest
 from tests.e2e.clients.conftest import MODEL
 from tests.support.servers.web_servers import Server
 
+pytestmark = pytest.mark.proof
+
 ROOT = Path(__file__).parents[3]
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("use_*.py"))
 VENV = Path(os.environ.get("STREAMSERVE_CLIENTS_VENV") or ROOT / ".venv-clients")

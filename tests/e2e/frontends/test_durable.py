@@ -20,6 +20,8 @@ from tests.support.servers.node import FRONT_ENDS, run_script
 from tests.support.servers.ports import free_port
 from tests.support.servers.web_servers import Server, daphne, wait_until_ready
 
+pytestmark = pytest.mark.proof
+
 READER = FRONT_ENDS / "durable" / "reader.mjs"
 ASK = {"model": "echo", "prompt": "tell me", "seed": 7, "ignore_eos": True}
 APP = "project.asgi:application"

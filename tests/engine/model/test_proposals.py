@@ -17,6 +17,8 @@ from tests.support.engines.cores import Answer, Drive, request, sampling  # noqa
 from tests.support.models.model_driver import load_tiny  # noqa: E402
 from tests.support.models.smollm2 import smollm2  # noqa: E402
 
+pytestmark = pytest.mark.proof
+
 NUM_NEW = 40
 
 

@@ -19,6 +19,8 @@ from tests.support.servers.cutting_relay import cutting
 from tests.support.servers.node import FRONT_ENDS, run_script
 from tests.support.servers.web_servers import Server, daphne, wait_until_ready
 
+pytestmark = pytest.mark.proof
+
 AGENT = Path(__file__).parent / "agent.mjs"
 APP = "project.asgi:application"
 FIND = {

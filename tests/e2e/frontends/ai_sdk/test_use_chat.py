@@ -26,7 +26,7 @@ from tests.support.servers.cutting_relay import cutting
 from tests.support.servers.node import bundle
 from tests.support.servers.web_servers import daphne, wait_until_ready
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(300)]
 
 PAGE = Path(__file__).parent / "page.jsx"
 WEATHER = Path(__file__).parent / "weather.jsx"  # beside useWeather.jsx of the docs

@@ -17,7 +17,10 @@ from tests.support import gpu_laws
 from tests.support.models.model_driver import Driver, load_tiny, prompts
 from tests.support.models.tiny_models import VOCAB_SIZE
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, at numbers that are not finite
+pytestmark = [
+    pytest.mark.proof,
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of NumPy, at numbers that are not finite
+]
 
 
 @pytest.fixture(scope="module")

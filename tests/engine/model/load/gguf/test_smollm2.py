@@ -19,6 +19,8 @@ from streamserve.protocol.events import Done, Token
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
 from tests.support.models.smollm2 import smollm2
 
+pytestmark = pytest.mark.proof
+
 pytest.importorskip("gguf", reason="needs gguf: pip install gguf")
 
 QUESTION = "What is the capital of France?"
