@@ -291,7 +291,7 @@ def _check_remote(conf: SiteConfig) -> Iterator[CheckMessage]:
 
 def is_local(entry: ServedModel) -> bool:
     """Return whether an engine of ours has to load the model's weights."""
-    return entry.remote is None and entry.model.path != ECHO_PATH
+    return entry.remote is None and entry.model.path != ECHO_PATH and not entry.adapter_of
 
 
 def _check_memory(conf: SiteConfig) -> Iterator[CheckMessage]:

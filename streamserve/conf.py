@@ -67,7 +67,7 @@ class ServedModel:
     """One entry of MODELS: the model, its engine's config, and what the site does with its requests and answers.
 
     `remote`: the server elsewhere that runs the model; then `model.path` is its address, and there is no engine of
-    ours.
+    ours. `adapter_of`: of an adapter, the model that it changes, whose engine serves it.
     """
 
     model: ModelConfig
@@ -88,6 +88,7 @@ class ServedModel:
     caller. For anyone else the model does not exist (docs/access.md#who-may-use-a-model).
     """
     remote: RemoteConfig | None = None
+    adapter_of: str = ""
     filters: tuple[str, ...] = ()
     """Dotted paths of functions (or classes) without arguments, each of which makes an output filter
     (docs/pipelines.md#output-filters) that every answer of this model goes through before a reader sees it.
@@ -271,6 +272,11 @@ class SiteConfig:
     flow: FlowConfig = field(default_factory=FlowConfig)
     """What FlowServer allows a connection."""
 
+    @property
+    def engines(self) -> Mapping[str, ServedModel]:
+        """The entries of MODELS without their adapters."""
+        return {alias: entry for alias, entry in self.models.items() if not entry.adapter_of}
+
     def engine_spec(self, alias: str) -> LaunchConfig:
         """Return the config of a model's engine process. The state folder identifies the site."""
         embedder = self.embedding_models[alias].model if alias in self.embedding_models else None
@@ -428,7 +434,44 @@ class _SiteReader(SettingsReader):
         for alias, options in given.items():
             entry = self._model(alias, options, classes, shared)
             if entry is not None:
-                out[alias] = _as_echo(entry) if testing else entry
+                entry = _as_echo(entry) if testing else entry
+                adapters = self._adapters(entry, options, given)
+                paths = {name: one.model.path for name, one in adapters.items()}
+                out[alias] = dataclasses.replace(entry, model=dataclasses.replace(entry.model, adapters=paths))
+                out |= adapters
+        return out
+
+    def _adapters(self, entry: ServedModel, raw: Any, models: Mapping[str, Any]) -> dict[str, ServedModel]:
+        """Return the adapters of a model by name, each as an entry that is like the model's own."""
+        base = entry.model.alias
+        given = raw.get("ADAPTERS", {}) if isinstance(raw, Mapping) and entry.remote is None else {}
+        out: dict[str, ServedModel] = {}
+        for name, options in self.mapping(given, f'MODELS["{base}"]["ADAPTERS"]').items():
+            where = f'MODELS["{base}"]["ADAPTERS"]["{name}"]'
+            options = {"PATH": options} if isinstance(options, str) else dict(self.mapping(options, where))
+            path = options.pop("PATH", "")
+            if not isinstance(name, str) or not name or not isinstance(path, str) or not path:
+                self.wrong(f"{where} needs a PATH.", "Give the folder that PEFT has written.")
+                continue
+            if name in models or sum(name in _names_in(other) for other in models.values()) > 1:
+                self.wrong(
+                    f"{where} has the name of another model.", "Callers choose by it: give it a name of its own."
+                )
+                continue
+            title, system = options.pop("TITLE", ""), options.pop("SYSTEM", entry.system)
+            for key, text in (("TITLE", title), ("SYSTEM", system)):
+                if not isinstance(text, str):
+                    self.wrong(f'{where}["{key}"] is {type(text).__name__}.', "It takes a text.")
+            permission = self._permission(options.pop("PERMISSION", entry.permission), f'{where}["PERMISSION"]')
+            self.refuse_unknown(options, ["PATH", "TITLE", "SYSTEM", "PERMISSION"], where)
+            out[name] = dataclasses.replace(
+                entry,
+                model=ModelConfig(alias=name, path=path),
+                title=str(title),
+                system=str(system),
+                permission=permission,
+                adapter_of=base,
+            )
         return out
 
     def _model(
@@ -468,6 +511,7 @@ class _SiteReader(SettingsReader):
             ]
             self.refuse_unknown(options, known, where)  # one of them may be meant to be PATH or URL
             return None
+        options.pop("ADAPTERS", None)  # see `_adapters`
         answers = self._answers(options.pop("ANSWERS", {}), where) if options["PATH"] == ECHO_PATH else None
         model = self.dataclass(ModelConfig, options, where, fixed={"alias": alias, "answers": answers})
         self.one_of(model.dtype, DTYPES, f'{where}["DTYPE"]')
@@ -779,6 +823,12 @@ class _SiteReader(SettingsReader):
             hint = 'Give STREAMSERVE["STATE_DIR"], or define BASE_DIR as startproject does.'
             self.problem("missing", "There is no folder for streams and the engine's output.", hint)
         return ""
+
+
+def _names_in(options: object) -> Mapping[str, Any]:
+    """Return the names of the adapters of an entry of MODELS, as far as it can be read."""
+    found = options.get("ADAPTERS") if isinstance(options, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 def _as_echo(entry: ServedModel) -> ServedModel:

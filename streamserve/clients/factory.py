@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -79,6 +79,7 @@ def make_client(
             step_delay_seconds=step_delay_seconds,
             on_step=on_step,
             memory=memory,
+            adapters=model.adapters,
         )
     return hf_client(model, config, on_step=on_step, compiles=compiles, memory=memory)
 
@@ -107,17 +108,26 @@ def echo_client(
     on_plan: Callable[[StepPlan], None] | None = None,
     on_step: OnStep | None = None,
     memory: Memory | None = None,
+    adapters: Iterable[str] = (),
 ) -> ThreadClient:
     """Return a client of the echo engine. It is loaded once it is started, so that no test's first question is refused;
     with a `memory` that it may have to wait for, it is loaded as a model is.
 
     `format_name`: the tags of that format in `answers` mark thoughts and tool calls, as a real model's do. A step gives
-    one token of an answer, so that its delay is seen.
+    one token of an answer, so that its delay is seen. `adapters` give other words to the same prompt.
     """
     config = replace(config or EngineConfig(), speculation="off")
     return ThreadClient(
         alias,
-        partial(_load_echo, config, step_delay_seconds, answers=answers, format_name=format_name, memory=memory),
+        partial(
+            _load_echo,
+            config,
+            step_delay_seconds,
+            answers=answers,
+            format_name=format_name,
+            memory=memory,
+            adapters=frozenset(adapters),
+        ),
         config,
         on_plan=on_plan,
         on_step=on_step,
@@ -153,6 +163,7 @@ def _load_echo(
     answers: Mapping[str, str] | None = None,
     format_name: str | None = None,
     memory: Memory | None = None,
+    adapters: frozenset[str] = frozenset(),
 ) -> LoadedEngine:
     if memory is not None:
         memory.reserve(ECHO_BYTES, progress)
@@ -170,6 +181,7 @@ def _load_echo(
         dtype="int",
         device="cpu",
         revision="echo",
+        adapters=adapters,
     )
     format_ = None
     if format_name is not None:
@@ -217,6 +229,7 @@ def _load_hf(
         linears=runner.linears,
         revision=runner.revision,
         sampling_defaults=sampling_defaults(Path(folder)),
+        adapters=frozenset(model.adapters),
     )
     return LoadedEngine(
         runner=cast(Runner, runner), tokenizer=tokenizer, facts=facts, format=format_, draft=runner.draft

@@ -44,5 +44,9 @@ class DescribedModel(Protocol):
     @property
     def kind(self) -> str: ...
     @property
+    def parent(self) -> str:
+        """Of an adapter, the model that it changes."""
+
+    @property
     def dimensions(self) -> int:
         """Of an embedding model's vectors."""

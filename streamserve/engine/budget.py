@@ -129,4 +129,5 @@ def chunk_of(sequence: Sequence, num_tokens: int, num_rows: int, block_size: int
         block_table=tuple(sequence.block_table[: -(-end // block_size)]),
         samples=samples,
         scores=sequence.score_spec(start, end),
+        adapter=sequence.request.adapter,
     )

@@ -220,6 +220,10 @@ class ModelConfig:
     """
     draft_quantize: str = ""
     """`QUANTIZE` of the draft model."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """LoRA adapters by name, each the folder that PEFT has written (docs/adapters.md): each is a model of its own for
+    callers, and all share this model's weights and its steps.
+    """
     parity_probe: bool = True
     """Compare the engine with plain attention at load, and refuse a model that differs."""
     chat_template: str = ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import zlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -139,7 +140,8 @@ class EchoRunner:
         table, size = chunk.block_table, self.block_size
         # Slot of position i = table[i // size] * size + i % size.
         last = chunk.start - 1
-        before = self._slots[table[last // size] * size + last % size] if chunk.start else 0
+        first = zlib.crc32(chunk.adapter.encode())  # 0 without
+        before = self._slots[table[last // size] * size + last % size] if chunk.start else first
         for position, token_id in enumerate(chunk.token_ids, chunk.start):
             before = (before * _MIX + (position << 32 | token_id)) & _MAX_SLOT
             self._slots[table[position // size] * size + position % size] = before

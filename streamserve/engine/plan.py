@@ -113,7 +113,7 @@ class Chunk:
     token. With n of them the last n - 1 tokens are proposals, which no reader has seen: what is chosen after the row
     before a proposal decides whether it was right. `token_ids` is (PENDING,) where the token is the token that the
     sequence gets from the launched step before this step: only for runners that `can_overlap`. `scores`: which of its
-    positions are scored.
+    positions are scored. `adapter`: the name of the adapter that its tokens are computed with, "" for none.
     """
 
     seq_id: int
@@ -122,6 +122,7 @@ class Chunk:
     block_table: tuple[int, ...]
     samples: tuple[SampleSpec, ...] = ()
     scores: ScoreSpec | None = None
+    adapter: str = ""
 
     @property
     def proposed_ids(self) -> tuple[int, ...]:

@@ -42,7 +42,8 @@ class SequenceRequest:
     prompt are the server's own, the same for all tenants, and are cached without the salt. `queue_seconds`: how long it
     may wait for its first step; None: as the scheduler's queue stands. `matcher`: what the answer must match, after the
     tokens of `resume`; it changes. `bad_word_ids`: the tokens of `sampling.bad_words`. `prediction_token_ids`: what the
-    caller expects the output to be.
+    caller expects the output to be. `adapter` is the name of the adapter that changes the model for it, "" for none:
+    nothing of the prefix cache is shared with another adapter's.
     """
 
     seq_id: int
@@ -59,6 +60,7 @@ class SequenceRequest:
     matcher: Matcher | None = None
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     prediction_token_ids: tuple[int, ...] = ()
+    adapter: str = ""
 
     @property
     def output_token_ids(self) -> tuple[int, ...]:

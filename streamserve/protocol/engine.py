@@ -96,7 +96,7 @@ class ModelDescription:
     bytes and `elapsed_seconds` describe loading; `message` names the failure and the way out. `linears` names what
     computes its linear layers. `was_ready`: there was an engine before, so that another engine can be expected. `kind`:
     what it gives, ANSWERS or EMBEDS; of an embedding model, `dimensions` are its vectors'. `on_demand`: its engine
-    sleeps, and is loaded when it is asked.
+    sleeps, and is loaded when it is asked. `parent`: of an adapter, the model that it changes.
     """
 
     alias: str
@@ -118,6 +118,7 @@ class ModelDescription:
     kind: str = ANSWERS
     dimensions: int = 0
     on_demand: bool = False
+    parent: str = ""
 
     @property
     def is_loading(self) -> bool:

@@ -25,6 +25,7 @@ from streamserve.api.host_figures import HostFigures
 from streamserve.api.mcp import McpEndpoint
 from streamserve.api.openai.responses import LocalResponses
 from streamserve.api.ops import Ops
+from streamserve.clients.adapted import AdaptedClient
 from streamserve.clients.base import EngineClient
 from streamserve.clients.mcp.servers import McpServers
 from streamserve.clients.pipeline.client import PipelineClient
@@ -90,9 +91,15 @@ class DjangoSite:
         if settings.log.startswith(LOG_SCHEMES):
             checking = loop.create_task(resources.check_log(self.log), name="check of the log", context=Context())
             self._closing.push_async_callback(_cancelled, checking)
-        models = {
-            alias: filtered(settings.models[alias], resources.client_for(settings, alias)) for alias in settings.models
+        engines = {
+            alias: filtered(entry, resources.client_for(settings, alias)) for alias, entry in settings.engines.items()
         }
+        adapters = {
+            alias: AdaptedClient(alias, engines[entry.adapter_of])
+            for alias, entry in settings.models.items()
+            if entry.adapter_of
+        }
+        models = {**engines, **adapters}
         memos: dict[str, Memo] = {}
 
         def memo_of(stream_id: str) -> Memo | None:
@@ -179,11 +186,11 @@ class DjangoSite:
         self._closing.push_async_callback(database.aclose)
         self._closing.push_async_callback(self.permissions.aclose)
         # Engines in processes of their own report the same to each process of this host.
-        apart = {*models, *embedding} if settings.client == "process" else set()
-        shared = {*self.clients, *embedding} - ({*models, *embedding} - apart)
+        apart = {*engines, *embedding} if settings.client == "process" else set()
+        shared = {*self.clients, *embedding} - ({*engines, *embedding} - apart)
         shared -= {alias for alias, entry in settings.models.items() if entry.remote is not None}
         self.live = LiveMetrics(
-            models,
+            engines,
             self.streams,
             are_shared=settings.log != "memory",
             embedders=embedding,

@@ -52,6 +52,7 @@ class EngineFacts:
     linears: str = ""
     revision: str = ""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    adapters: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,6 +142,7 @@ class Prepared:
             matcher=self.matchers[index] if self.matchers else None,
             bad_word_ids=self.bad_word_ids,
             prediction_token_ids=self.prediction_token_ids,
+            adapter=self.request.adapter,
         )
 
 
@@ -149,6 +151,9 @@ def prepare(
 ) -> Prepared:
     """Make a request ready, or raise BadRequest. Tokens already shown is fed to the choices silently."""
     latency_class = _checked_class(config, request)
+    if request.adapter and request.adapter not in engine.facts.adapters:
+        message = f"model {request.model} has no adapter {request.adapter!r}."
+        raise BadRequest(message, code="model_not_found", param="model")
     _check_position(request, resume)
     tokenizer, vocab_size = engine.tokenizer, engine.runner.vocab_size
     check_sampling(request.sampling)  # before it is computed with

@@ -60,6 +60,8 @@ def model_json(model: DescribedModel) -> dict[str, Any]:
     }
     if model.max_model_len:
         out["max_model_len"] = model.max_model_len
+    if model.parent:
+        out["parent"] = model.parent
     if model.dimensions:
         out |= {"kind": model.kind, "dimensions": model.dimensions}
     return out

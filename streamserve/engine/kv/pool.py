@@ -373,8 +373,13 @@ def extend_hashes(sequence: Sequence, num_blocks: int, block_size: int, root: by
     hashes = sequence.block_hashes
     for index in range(len(hashes), num_blocks):
         start, end = index * block_size, (index + 1) * block_size
-        parent = hashes[-1] if hashes else root
+        parent = hashes[-1] if hashes else _root_of(sequence.request.adapter, root)
         hashes.append(block_hash(parent, sequence.token_ids[start:end], _salt_of_block(sequence, start, end)))
+
+
+def _root_of(adapter: str, root: bytes) -> bytes:
+    """Return where the chain of an adapter begins: what it computes of a prefix is not what the model does."""
+    return hashlib.sha256(root + b"adapter" + _framed(adapter.encode())).digest() if adapter else root
 
 
 def _salt_of_block(sequence: Sequence, start: int, end: int) -> str | None:

@@ -17,7 +17,7 @@ assignment.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -137,7 +137,8 @@ class PrefillMetadata:
 class StepBatch:
     """One forward pass in tensors. `chunks` are in row order; `last_rows[i]` is the row of chunk i's last token.
 
-    Where `input_ids` holds PENDING, the caller fills in the token before the pass.
+    Where `input_ids` holds PENDING, the caller fills in the token before the pass. `adapters`: the rows (n,) of each
+    adapter, by its name.
     """
 
     chunks: tuple[Chunk, ...]
@@ -145,6 +146,7 @@ class StepBatch:
     decodes: tuple[DecodeMetadata, ...]
     prefills: tuple[PrefillMetadata, ...]
     last_rows: tuple[int, ...]
+    adapters: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def input_ids(self) -> torch.Tensor:
@@ -194,7 +196,32 @@ def build_batch(plan: StepPlan, block_size: int, device: torch.device, *, groups
         decodes=_build_decodes(chunks[:num_decodes], numbers[1], block_size, group_of),
         prefills=prefills,
         last_rows=(*range(num_decodes), *(span.first_row + span.num_tokens - 1 for span in prefills)),
+        adapters=_rows_of_adapters(chunks, device) if any(chunk.adapter for chunk in chunks) else {},
     )
+
+
+def split_batch(batch: StepBatch, block_size: int) -> Iterator[tuple[StepBatch, torch.Tensor]]:
+    """Yield the chunks without an adapter as a batch of their own, then those with one: each with its rows (n,)."""
+    for has_adapter in (False, True):
+        found = [row for chunk, row in _chunks_and_rows(batch.chunks) if bool(chunk.adapter) is has_adapter]
+        rows = on_device(found, torch.int64, batch.numbers.device)
+        chunks = tuple(chunk for chunk in batch.chunks if bool(chunk.adapter) is has_adapter)
+        part = build_batch(StepPlan(step_id=0, chunks=chunks), block_size, batch.numbers.device)
+        part.numbers[0].copy_(batch.numbers[0].index_select(0, rows))  # tokens that were pending are known here
+        yield part, rows
+
+
+def _rows_of_adapters(chunks: tuple[Chunk, ...], device: torch.device) -> dict[str, torch.Tensor]:
+    found: dict[str, list[int]] = {}
+    for chunk, row in _chunks_and_rows(chunks):
+        if chunk.adapter:
+            found.setdefault(chunk.adapter, []).append(row)
+    return {name: on_device(rows, torch.int64, device) for name, rows in found.items()}
+
+
+def _chunks_and_rows(chunks: tuple[Chunk, ...]) -> Iterator[tuple[Chunk, int]]:
+    """Yield each row of the packed batch with its chunk."""
+    return ((chunk, row) for row, chunk in enumerate(chunk for chunk in chunks for _ in chunk.token_ids))
 
 
 def _kind_of(chunk: Chunk) -> int:

@@ -70,9 +70,10 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, model: str, memory: int | None, device: str | None, **options: Any) -> None:
         settings = get_settings()
-        chosen = settings.models.get(model) or ServedModel(
-            model=ModelConfig(alias=model, path=model), engine=settings.engine
-        )
+        entry = settings.models.get(model)
+        if entry is not None and entry.adapter_of:
+            raise CommandError(f"{model!r} is an adapter of the model {entry.adapter_of!r}: name that.")
+        chosen = entry or ServedModel(model=ModelConfig(alias=model, path=model), engine=settings.engine)
         if model in settings.embedding_models:
             raise CommandError(f"The model {model!r} makes embeddings: it keeps no keys, and holds no streams.")
         if chosen.remote is not None:

@@ -118,13 +118,16 @@ def _config_of(alias: str | None) -> LaunchConfig:
     settings = get_settings()
     if settings.client != "process":
         raise CommandError(f'CLIENT is "{settings.client}": engines run inside the web process.')
-    names = (*settings.models, *settings.embedding_models)
+    names = (*settings.engines, *settings.embedding_models)
     if alias is None and len(names) > 1:
         raise CommandError(f"Name a model. The settings have: {', '.join(names)}.")
     alias = alias or settings.default_model
+    if alias in settings.models and alias not in names:
+        of = settings.models[alias].adapter_of
+        raise CommandError(f"{alias!r} is an adapter of the model {of!r}, whose engine serves it: name {of!r}.")
     if alias not in names:
         raise CommandError(f"There is no model {alias!r}. The settings have: {', '.join(names)}.")
-    remote = settings.models[alias].remote if alias in settings.models else None
+    remote = settings.engines[alias].remote if alias in settings.engines else None
     if remote is not None:
         raise CommandError(f"The model {alias!r} runs elsewhere, at {remote.address}: there is no engine here.")
     return dataclasses.replace(settings.engine_spec(alias), autostart=False)

@@ -98,6 +98,9 @@ async def _row(settings: SiteConfig, name: str) -> Row:
             reason="" if upstreams else model.message,
             upstreams=upstreams,
         )
+    if served.adapter_of:
+        state, support = await _state(settings, served.adapter_of), f"adapter of {served.adapter_of}"
+        return Row(name=name, path=served.model.path, model_type="", support=support, state=state)
     state = await _state(settings, name)
     if served.model.path == ECHO_PATH:
         return Row(name=name, path=ECHO_PATH, model_type="", support="without weights", state=state)

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from streamserve.api.logs import get_logger
+from streamserve.clients.adapted import AdaptedClient
+from streamserve.clients.base import EngineClient
 from streamserve.conf import SiteConfig
 from streamserve.dialects import native
 from streamserve.dialects.fold import BlockBegun, Delta, Fold
@@ -125,7 +127,9 @@ class LocalChat:
     def __init__(self, settings: SiteConfig, alias: str, fields: dict[str, Any], messages: Messages) -> None:
         self.messages = messages
         self._settings, self._alias, self._fields = settings, alias, fields
-        self._client = client_for(settings, alias)
+        base = settings.models[alias].adapter_of
+        self._engine = client_for(settings, base or alias)
+        self._client: EngineClient = AdaptedClient(alias, self._engine) if base else self._engine
         self._streams = Streams({alias: self._client}, MemoryLog(), settings.streams)
 
     async def open(self, progress: Progress) -> None:
@@ -164,7 +168,7 @@ class LocalChat:
 
     async def aclose(self) -> None:
         await self._streams.aclose()
-        await self._client.aclose()
+        await self._engine.aclose()
 
 
 class RemoteChat:

@@ -9,15 +9,16 @@ Shapes: T packed tokens, C hidden size, V vocabulary, L layers, P numbers of a l
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch.nn.functional import embedding
 
-from streamserve.engine.model.batch import StepBatch
+from streamserve.engine.model.batch import StepBatch, split_batch
 from streamserve.engine.model.cuda.graphs import DecodeGraphs
 from streamserve.engine.model.cuda.kernels import GPUKernels
+from streamserve.engine.model.decoder.adapters import Adapter
 from streamserve.engine.model.decoder.layer import DecoderLayer, Step
 from streamserve.engine.model.decoder.native_experts import native_experts
 from streamserve.engine.model.decoder.parts import ACTIVATION, Norm, Rotary, gated
@@ -63,6 +64,7 @@ class Decoder:
     kernels: Kernels | GPUKernels | None = None
     native_step: NativeStep | None = None  # where it can be computed whole; see `use`
     graphs: DecodeGraphs | None = None  # on a GPU, once they are captured
+    adapters: dict[str, Adapter] = field(default_factory=dict)  # by name
     # Hidden states of the last forward pass, and what the head gives for its decodes: computed with them.
     _decoded: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -104,13 +106,13 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        """What linear layers and the embedding take in memory; a packed embedding that is the head counts once."""
+        """What linear layers, adapters and the embedding take; a packed embedding that is the head counts once."""
         layers = {id(linear): linear.num_bytes for linear in self.linears}
         if isinstance(self.embedding, PackedTable):
             layers[id(self.embedding.layer)] = self.embedding.layer.num_bytes
         else:
             layers[id(self.embedding)] = self.embedding.weight.nbytes
-        return sum(layers.values())
+        return sum(layers.values()) + sum(adapter.num_bytes for adapter in self.adapters.values())
 
     def use(self, kernels: Kernels | GPUKernels | None) -> None:
         """Compute with kernels from now on: native kernels in one call, if they can do that for this decoder."""
@@ -136,14 +138,30 @@ class Decoder:
     def forward(self, kv: KVCache, batch: StepBatch) -> torch.Tensor:
         """Run the body on a batch, whose keys and values are stored in `kv`; return the hidden states (T, C).
 
-        Where there is a `native_step`, it computes all of them.
+        Where there is a `native_step`, it computes all of them but those with adapters: a sequence with an adapter
+        changes no number of a sequence without.
         """
         self._decoded = None
+        if batch.adapters:
+            return self._forward_adapted(kv, batch)
         if self.native_step is None:
             hidden = None if self.graphs is None else self.graphs(kv, batch)
             return self._forward(kv, batch) if hidden is None else hidden
         self._decoded = self.native_step(kv, batch, self._query_scale(batch.position_ids[0]))
         return self._decoded[0]
+
+    def _forward_adapted(self, kv: KVCache, batch: StepBatch) -> torch.Tensor:
+        """Run a batch of which some tokens, or all, are of sequences with adapters."""
+        if self.native_step is None or all(chunk.adapter for chunk in batch.chunks):
+            return self._forward(kv, batch)
+        hidden = torch.empty(batch.num_tokens, self.spec.hidden_size)
+        for part, rows in split_batch(batch, kv.block_size):
+            if part.adapters:
+                own = self._forward(kv, part)
+            else:
+                own, _ = self.native_step(kv, part, self._query_scale(part.position_ids[0]))
+            hidden.index_copy_(0, rows, own.float())
+        return hidden
 
     def _forward(self, kv: KVCache, batch: StepBatch) -> torch.Tensor:
         input_ids, positions = batch.input_ids[0], batch.position_ids[0]
@@ -158,6 +176,7 @@ class Decoder:
             turns=[rotary.at(positions) for rotary in self.rotaries],
             query_scale=self._query_scale(positions),
             layer_inputs=None if self.layer_inputs is None else self.layer_inputs(input_ids, tokens),
+            adapters=[(self.adapters[name], rows) for name, rows in batch.adapters.items()],
         )
         for layer in self.layers:
             tokens = layer(tokens, step)

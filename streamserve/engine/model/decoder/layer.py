@@ -20,6 +20,7 @@ from streamserve.engine.model import attention
 from streamserve.engine.model.attention import AttentionKernels, Variant
 from streamserve.engine.model.batch import StepBatch
 from streamserve.engine.model.cuda.kernels import GPUKernels
+from streamserve.engine.model.decoder.adapters import DOWN, GATE_UP, OUT, QKV, Adapter
 from streamserve.engine.model.decoder.experts import Experts
 from streamserve.engine.model.decoder.parts import Activation, HeadsNorm, Norm, Turn
 from streamserve.engine.model.decoder.spec import LayerSpec
@@ -33,7 +34,7 @@ class Step:
 
     `gate` maps [ gate | up ] (T, 2 I) to act(gate) * up (T, I).
     `query_scale` (T, 1, 1) multiplies queries; `layer_inputs` (T, num_layers, per_layer_size); `stored` holds keys and
-    values (Hkv, T, D) of layers that later layers read too.
+    values (Hkv, T, D) of layers that later layers read too. `adapters` are those of the step, each with its rows (n,).
     """
 
     kv: KVCache
@@ -44,6 +45,13 @@ class Step:
     query_scale: torch.Tensor | None = None
     layer_inputs: torch.Tensor | None = None
     stored: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    adapters: Sequence[tuple[Adapter, torch.Tensor]] = ()
+
+    def adapted(self, index: int, part: str, inputs: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
+        """Return a linear layer's outputs (T, out), with what the step's adapters add to their rows."""
+        for adapter, rows in self.adapters:
+            adapter.add(index, part, rows, inputs, outputs)
+        return outputs
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,11 +126,11 @@ class DecoderLayer:
         spec, num_tokens = self.spec, len(tokens)
         if self.attention_norm is not None:
             tokens = self.attention_norm(tokens)
-        qkv = self.qkv(tokens)
+        qkv = step.adapted(self.index, QKV, tokens, self.qkv(tokens))
         if isinstance(step.kernels, GPUKernels) and self._is_plain:
             query = self._turn_and_store(qkv, step, step.kernels)
             out = attention.attend_stored(self.index, query, self.variant, step.kv, step.batch, step.kernels)
-            return self.out(out.view(num_tokens, -1))
+            return self._project(out.view(num_tokens, -1), step)
         query, key, value = self._heads(qkv, step)
         if key is None or value is None:
             key, value = step.stored[spec.kv_layer]
@@ -139,7 +147,10 @@ class DecoderLayer:
             kernels=step.kernels,
             is_new=spec.kv_layer == self.index,
         )  # (T, Hq, D)
-        return self.out(out.reshape(num_tokens, -1))
+        return self._project(out.reshape(num_tokens, -1), step)
+
+    def _project(self, heads: torch.Tensor, step: Step) -> torch.Tensor:
+        return step.adapted(self.index, OUT, heads, self.out(heads))
 
     @property
     def _is_plain(self) -> bool:
@@ -196,7 +207,8 @@ class DecoderLayer:
         if self.gate_up is None or self.down is None:
             assert self.experts is not None
             return self.experts(inputs)
-        out = self.down(step.gate(self.gate_up(inputs)))
+        inner = step.gate(step.adapted(self.index, GATE_UP, inputs, self.gate_up(inputs)))
+        out = step.adapted(self.index, DOWN, inner, self.down(inner))
         if self.experts is None:
             return out
         assert self.experts.dense_norm is not None

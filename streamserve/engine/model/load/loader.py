@@ -36,6 +36,7 @@ from streamserve.engine.model.linear.modules import keep_float_logits, linear_we
 from streamserve.engine.model.linear.native import native_back_end, quantizing_back_end
 from streamserve.engine.model.linear.packer import Packer
 from streamserve.engine.model.linear.packs import Packs
+from streamserve.engine.model.load.adapters import read_adapter
 from streamserve.engine.model.load.gguf.file import GGUFFile
 from streamserve.engine.model.load.gguf.weights import GGUFWeights
 from streamserve.engine.model.load.quantized.scheme import require_plain, scheme_of
@@ -188,7 +189,22 @@ def load_decoder(
     progress("packing", 0.0)
     maker = replace(maker, packs=packs)
     decoder = build(spec, checkpoint, maker, dtype, source.device, lambda fraction: progress("packing", fraction))
+    take_adapters(decoder, model_config, kernels, dtype, source.device)
     return LoadedModel.of(decoder, source, kernels or gpu_kernels_for(source, model_config))
+
+
+def take_adapters(
+    decoder: Decoder, model_config: ModelConfig, kernels: Kernels | None, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Read the adapters of a model. They stay in its dtype, also where its own weights are rounded."""
+    is_native = kernels is not None and model_config.packed is not False
+    back_end = native_back_end(kernels.library) if kernels is not None and is_native else PLAIN
+    maker = LinearMaker(back_end=back_end)
+    for name, path in model_config.adapters.items():
+        folder = Path(path).expanduser()
+        decoder.adapters[name] = read_adapter(
+            name, folder, decoder.spec, lambda weight: maker.make(weight.to(device)), dtype
+        )
 
 
 def is_kept_quantized(model_config: ModelConfig, checkpoint: Weights) -> bool:
@@ -240,6 +256,11 @@ def load_hf(
     source: Source, model_config: ModelConfig, kernels: Kernels | None = None, progress: Progress = no_progress
 ) -> LoadedModel:
     """Load transformers' own code, for an architecture that is no family of our decoder."""
+    if model_config.adapters:
+        raise ModelLoadError(
+            f"{source.folder} runs on transformers' own code, which takes no adapters here. Take ADAPTERS out, or "
+            "choose a model of a family that our own layers compute (docs/models.md)."
+        )
     model = read_weights(source)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     head = model.get_output_embeddings()

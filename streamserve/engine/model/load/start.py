@@ -80,7 +80,12 @@ def _draft_runner(
         logger.warning("%s is not loaded: nothing is proposed while steps overlap", model_config.draft)
         return None
     own = replace(
-        model_config, path=model_config.draft, quantize=model_config.draft_quantize, draft="", draft_quantize=""
+        model_config,
+        path=model_config.draft,
+        quantize=model_config.draft_quantize,
+        draft="",
+        draft_quantize="",
+        adapters={},
     )
     draft_source, least = open_source(own, progress), replace(engine_config, num_blocks=NULL_BLOCKS + 1)
     return _own_runner(draft_source, own, least, progress) or _hf_runner(draft_source, own, least, progress)

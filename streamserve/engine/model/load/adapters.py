@@ -1,0 +1,151 @@
+"""Read LoRA adapters from the files that PEFT writes: `adapter_config.json` and `adapter_model.safetensors`.
+
+What a decoder of ours cannot compute of one is refused by name: nothing is left out in silence. Runs once, at load.
+
+    base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight      (r, in)
+    base_model.model.model.layers.3.self_attn.q_proj.lora_B.weight      (out, r)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from streamserve.engine.model.decoder.adapters import DOWN, GATE_UP, OUT, QKV, Adapter, Change
+from streamserve.engine.model.decoder.build import qkv_names
+from streamserve.engine.model.decoder.spec import DecoderSpec
+from streamserve.engine.model.linear.base import Linear
+from streamserve.engine.model.load.size import ADAPTER_WEIGHTS as WEIGHTS
+from streamserve.engine.model.load.source import ModelLoadError
+
+CONFIG = "adapter_config.json"
+_NAME = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)\.lora_([AB])(?:\.default)?\.weight$")
+# Fields by which an adapter is more than two products beside a linear layer, and what they are where it is not.
+_MORE = {
+    "use_dora": (False,),
+    "fan_in_fan_out": (False,),
+    "bias": ("none",),
+    "lora_bias": (False,),
+    "modules_to_save": ([],),
+    "alpha_pattern": ({},),
+    "layer_replication": ([],),
+    "trainable_token_indices": ([], {}),
+    "target_parameters": ([],),
+}
+
+# The part of a layer, its first output and the one after its last, and its inputs.
+_Place = tuple[str, int, int, int]
+
+
+def adapter_bytes(folder: Path) -> int:
+    """Return the size of an adapter's weights. Raises ModelLoadError."""
+    file = folder / WEIGHTS
+    if not file.is_file():
+        raise ModelLoadError(f"{folder} has no {WEIGHTS}, so it is no adapter. Name the folder that PEFT has written.")
+    return file.stat().st_size
+
+
+def read_adapter(
+    name: str, folder: Path, spec: DecoderSpec, make: Callable[[torch.Tensor], Linear], dtype: torch.dtype
+) -> Adapter:
+    """Return an adapter of a decoder of `spec`, its weights (out, in) made into layers by `make`.
+
+    Raises ModelLoadError for files that are no LoRA adapter, or an adapter of another model.
+    """
+    adapter_bytes(folder)
+    scale_of = _scaling(folder, _config(folder))
+    tables = [dict(_places(spec, index)) for index in range(len(spec.layers))]
+    layers: list[dict[str, tuple[Change, ...]]] = [{} for _ in tables]
+    for (index, module), (down, up) in sorted(_pairs(folder).items()):
+        place = tables[index].get(module) if index < len(tables) else None
+        if place is None:
+            raise ModelLoadError(
+                f"The adapter {folder} changes layers.{index}.{module}, and this model has no such linear layer that "
+                "an adapter may change. Train it on layers of attention and of the dense feed-forward part alone."
+            )
+        part, begin, end, num_inputs = place
+        rank = len(down)
+        if down.shape != (rank, num_inputs) or up.shape != (end - begin, rank):
+            raise ModelLoadError(
+                f"The adapter {folder} has {tuple(up.shape)} x {tuple(down.shape)} for layers.{index}.{module}, where "
+                f"this model has {end - begin} outputs and {num_inputs} inputs: it was trained on another model."
+            )
+        up = (up.float() * scale_of(rank)).to(dtype)
+        change = Change(begin, end, make(down.to(dtype).contiguous()), make(up.contiguous()))
+        layers[index][part] = (*layers[index].get(part, ()), change)
+    return Adapter(name, layers)
+
+
+def _config(folder: Path) -> Mapping[str, Any]:
+    """Return the adapter's config, if it is one that can be computed."""
+    file = folder / CONFIG
+    try:
+        config = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(
+            f"{file} cannot be read ({type(error).__name__}), so {folder} is no adapter. Name the folder that PEFT has "
+            "written."
+        ) from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise ModelLoadError(f"{file} is of no LoRA adapter, and no other kind is known here.")
+    for field, plain in _MORE.items():
+        if config.get(field) is not None and config[field] not in plain:
+            raise ModelLoadError(f"The adapter {folder} has {field} {config[field]!r}, which is not known here.")
+    return config
+
+
+def _scaling(folder: Path, config: Mapping[str, Any]) -> Callable[[int], float]:
+    """Return what the product of an adapter's two weights is multiplied by, by their rank."""
+    alpha = config.get("lora_alpha", 8)
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool):
+        raise ModelLoadError(f"The adapter {folder} has a lora_alpha that is no number: {alpha!r}.")
+    exponent = 0.5 if config.get("use_rslora") else 1.0
+    return lambda rank: alpha / rank**exponent
+
+
+def _pairs(folder: Path) -> dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]]:
+    """Return the two weights of each linear layer that is changed, by the layer's index and the linear's name."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        weights = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise ModelLoadError(f"{folder / WEIGHTS} cannot be read ({error}). Copy or download it again.") from error
+    found: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
+    for name, weight in weights.items():
+        match = _NAME.search(name)
+        if match is None or weight.dim() != 2 or not weight.numel():
+            raise ModelLoadError(f"The adapter {folder} has {name}, which is no LoRA weight of a layer.")
+        found.setdefault((int(match[1]), match[2]), {})[match[3]] = weight
+    lacking = [f"layers.{index}.{module}" for (index, module), pair in found.items() if len(pair) != 2]
+    if lacking or not found:
+        of = ", ".join(lacking[:3]) or "any layer"
+        raise ModelLoadError(f"The adapter {folder} lacks weights of {of}. Copy or download it again.")
+    return {place: (pair["A"], pair["B"]) for place, pair in found.items()}
+
+
+def _places(spec: DecoderSpec, index: int) -> Iterator[tuple[str, _Place]]:
+    """Yield the linear layers that an adapter may change, by their names in the checkpoint."""
+    names, layer = spec.family.names, spec.layers[index]
+    of_queries = qkv_names(names, layer, index)
+    sizes = [layer.query_dim, layer.kv_dim, layer.kv_dim]
+    yield from _side_by_side(QKV, of_queries, sizes if len(names.qkv) > 1 else [sum(sizes)], spec.hidden_size)
+    yield names.out, (OUT, 0, spec.hidden_size, layer.query_dim)
+    if layer.experts is None or layer.experts.is_beside_dense:
+        inner = layer.intermediate_size
+        sizes = [inner, inner] if len(names.gate_up) > 1 else [2 * inner]
+        yield from _side_by_side(GATE_UP, names.gate_up, sizes, spec.hidden_size)
+        yield names.down, (DOWN, 0, spec.hidden_size, inner)
+
+
+def _side_by_side(part: str, names: tuple[str, ...], sizes: list[int], num_inputs: int) -> Iterator[tuple[str, _Place]]:
+    begin = 0
+    for name, size in zip(names, sizes, strict=False):
+        yield name, (part, begin, begin + size, num_inputs)
+        begin += size
