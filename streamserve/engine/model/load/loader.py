@@ -259,7 +259,7 @@ def load_hf(
     if model_config.adapters:
         raise ModelLoadError(
             f"{source.folder} runs on transformers' own code, which takes no adapters here. Take ADAPTERS out, or "
-            "choose a model of a family that our own layers compute (docs/models.md)."
+            "choose a model of a family that our own layers compute (docs/adapters.md)."
         )
     model = read_weights(source)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
