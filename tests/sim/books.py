@@ -14,15 +14,17 @@ if TYPE_CHECKING:
     from tests.sim.asked import Asked
     from tests.sim.simulation import Simulation
 
-# What a block stands for: all tokens up to its end, and the salt with the block at which it enters, if before the end.
-Meaning = tuple[tuple[int, ...], tuple[str, int] | None]
+# What a block stands for: all tokens up to its end, the salt with the block at which it enters, if before the end, and
+# the adapter that it was computed with.
+Meaning = tuple[tuple[int, ...], tuple[str, int] | None, str]
 
 
 def meaning(asked: Asked, index: int, size: int) -> Meaning:
     """Return what block `index` of an answer stands for. The salt enters with the first block not wholly public."""
     request, end = asked.request, (index + 1) * size
     is_public = end <= request.num_public_tokens or not request.admission.salt
-    return asked.tokens[:end], None if is_public else (request.admission.salt, request.num_public_tokens // size)
+    salt = None if is_public else (request.admission.salt, request.num_public_tokens // size)
+    return asked.tokens[:end], salt, request.adapter
 
 
 class Books:
@@ -129,7 +131,7 @@ class Books:
         self._means[block_id] = means
         assert self._names.setdefault(name, means) == means, "4: one name for two meanings"
         assert self._named.setdefault(means, name) == name, "4: two names for one meaning"
-        assert self.sim.runner.block(block_id) == entries(means[0])[-self._size :], "5: named before it was written"
+        assert self.sim.runner.block(block_id) == entries(means[0], means[2])[-self._size :], "5: named before it was written"
 
     def _check_tables(self, pool: BlockPool) -> None:
         size = self._size

@@ -41,9 +41,14 @@ def entry(before: int, position: int, token_id: int) -> int:
     return (before * _MIX + (position << 20 | token_id)) & _MASK
 
 
-def entries(token_ids: tuple[int, ...]) -> array[int]:
+def beginning(adapter: str) -> int:
+    """Return what stands before the first token: an adapter computes other numbers of the same tokens."""
+    return crc32(adapter.encode())  # 0 without
+
+
+def entries(token_ids: tuple[int, ...], adapter: str = "") -> array[int]:
     """Return what the cache must hold for these tokens."""
-    out, before = array("q"), 0
+    out, before = array("q"), beginning(adapter)
     for position, token_id in enumerate(token_ids):
         before = entry(before, position, token_id)
         out.append(before)
@@ -150,7 +155,7 @@ class SimRunner:
         return self._counted[spec.penalty_slot]
 
     def _write(self, chunk: Chunk, token_ids: tuple[int, ...] | None) -> None:
-        before = self.slots[self._slot(chunk, chunk.start - 1)] if chunk.start else 0
+        before = self.slots[self._slot(chunk, chunk.start - 1)] if chunk.start else beginning(chunk.adapter)
         for position in range(chunk.start, chunk.start + len(chunk.token_ids)):
             before = POISON if token_ids is None else entry(before, position, token_ids[position - chunk.start])
             self.slots[self._slot(chunk, position)] = before
@@ -171,13 +176,13 @@ class SimRunner:
 
 @cache
 def reference(
-    prompt: tuple[int, ...], sampling: SamplingParams, eos: frozenset[int], max_model_len: int
+    prompt: tuple[int, ...], sampling: SamplingParams, eos: frozenset[int], max_model_len: int, adapter: str = ""
 ) -> tuple[tuple[int, ...], str]:
     """Return all tokens of an answer, and its finish reason: the same model, one request, no engine."""
     assert sampling.max_tokens is not None
     assert sampling.seed is not None
     stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos)
-    num_tokens, cache = len(prompt), entries(prompt)
+    num_tokens, cache = len(prompt), entries(prompt, adapter)
     last, state, out = cache[-1], crc32(cache.tobytes()), []
     while len(out) < sampling.max_tokens and num_tokens < max_model_len:
         spec = SampleSpec(

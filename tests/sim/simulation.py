@@ -94,6 +94,7 @@ class Simulation:
         latency_class: str = "chat",
         timeout: float | None = None,
         reads: float | None = None,
+        adapter: str = "",
     ) -> Asked:
         """Submit a request. With `reads` the engine knows of its reader, which takes that many tokens a step."""
         request = SequenceRequest(
@@ -105,8 +106,9 @@ class Simulation:
             eos_token_ids=frozenset({EOS}),
             deadline=None if timeout is None else self.clock() + timeout,
             latency_class=latency_class,
+            adapter=adapter,
         )
-        answer, reason = reference(prompt, sampling, request.eos_token_ids, self.shape.max_model_len)
+        answer, reason = reference(prompt, sampling, request.eos_token_ids, self.shape.max_model_len, adapter)
         asked = Asked(request, answer, reason, None if reads is None else 0.0, reads or 0.0)
         self.asked.append(asked)
         self._admit(asked)

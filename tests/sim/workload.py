@@ -98,6 +98,7 @@ class Mix:
     meanwhile: float
     readers: float
     tenants: str
+    adapters: tuple[str, ...]
     kinds: tuple[str, ...]
 
 
@@ -110,6 +111,7 @@ def choose_mix(rng: random.Random) -> Mix:
         meanwhile=rng.choice([0.0, 0.5]),
         readers=rng.choice([0.0, 0.5, 1.0]),
         tenants=rng.choice(["a", "ab", "aaaab", "abcd"]),
+        adapters=rng.choice([("",), ("",), ("", "legal"), ("legal", "style")]),
         kinds=tuple(kinds),
     )
 
@@ -138,6 +140,7 @@ def ask(rng: random.Random, sim: Simulation, mix: Mix) -> None:
             latency_class=rng.choice(["chat", "chat", "document", "batch"]),
             timeout=rng.choice([None] * 9 + [20 * 8 / 1024]),
             reads=rng.choice([0.0, 0.2, 1.0, 3.0]) if rng.random() < mix.readers else None,
+            adapter=rng.choice(mix.adapters),
         )
 
 

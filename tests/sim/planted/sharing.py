@@ -10,6 +10,25 @@ _writers = partial(Mutant, file="shared_prefill.py")
 _pool = partial(Mutant, file="kv/pool.py")
 
 MUTANTS = (
+    _pool(
+        name="adapters share the prefix cache",
+        law=4,
+        old='    return hashlib.sha256(root + b"adapter" + _framed(adapter.encode())).digest() if adapter else root\n',
+        new="    return root\n",
+    ),
+    _pool(
+        name="all adapters are one in the prefix cache",
+        law=4,
+        old="_framed(adapter.encode())",
+        new="b''",
+    ),
+    Mutant(
+        name="a chunk forgets its adapter",
+        law=5,
+        file="budget.py",
+        old="        adapter=sequence.request.adapter,\n",
+        new="",
+    ),
     _writers(
         name="each writes what all share",
         law=36,
