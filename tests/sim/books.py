@@ -131,7 +131,9 @@ class Books:
         self._means[block_id] = means
         assert self._names.setdefault(name, means) == means, "4: one name for two meanings"
         assert self._named.setdefault(means, name) == name, "4: two names for one meaning"
-        assert self.sim.runner.block(block_id) == entries(means[0], means[2])[-self._size :], "5: named before it was written"
+        assert self.sim.runner.block(block_id) == entries(means[0], means[2])[-self._size :], (
+            "5: named before it was written"
+        )
 
     def _check_tables(self, pool: BlockPool) -> None:
         size = self._size

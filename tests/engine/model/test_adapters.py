@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,39 @@ def test_draws_are_those_of_the_merged_model(made: Callable[[str], Made], way: d
     assert tokens(with_adapters, ["first"] * 4, **way) == tokens(merged, [""] * 4, **way)
     merged.close()
     with_adapters.close()
+
+
+@pytest.mark.parametrize("with_", ["proposals", "little memory", "overlap", "penalties", "a draft model"])
+def test_beside_what_else_steps_have(made: Callable[[str], Made], with_: str) -> None:
+    """Proposed tokens, preemption, steps that overlap, penalties, a draft model: the same tokens as alone."""
+    folders, in_turns = made("llama"), ["first", "", "second", "first"]
+    sampled = {"repetition_penalty": 1.3, "presence_penalty": 0.5} if with_ == "penalties" else {}
+    how = sampling(max_tokens=NUM_NEW, temperature=0.0, **sampled)
+    asked = [
+        request(number, prompt, sampling=how, adapter=adapter)
+        for number, (prompt, adapter) in enumerate(zip(prompts(VOCAB_SIZE), in_turns, strict=True), 1)
+    ]
+    plain = loaded(folders)
+    wanted = [Drive(runner=plain, max_model_len=None).tokens(one)[one.seq_id] for one in asked]
+    plain.close()
+    draft = {"draft": str(folders[""])} if with_ == "a draft model" else {}
+    num_blocks = {"num_blocks": 24} if with_ == "little memory" else {}
+    runner = loaded(folders, **draft, **num_blocks)
+    if with_ == "proposals":
+        asked = [replace(one, prediction_token_ids=tuple(own)) for one, own in zip(asked, wanted, strict=True)]
+    drive = Drive(
+        runner=runner,
+        max_model_len=None,
+        overlap=with_ == "overlap",
+        draft=replace(runner.draft, weight=0.05) if runner.draft is not None else None,
+        speculation="lookup" if with_ in ("proposals", "a draft model") else "off",
+    )
+    found = drive.tokens(*asked)
+    assert [found[one.seq_id] for one in asked] == wanted
+    most = max(len(chunk.samples) for plan in drive.plans for chunk in plan.chunks if chunk.adapter)
+    assert (most > 1) == (with_ in ("proposals", "a draft model"))
+    assert (drive.core.scheduler.num_preemptions > 0) == (with_ == "little memory")
+    runner.close()
 
 
 def test_the_same_prompt_of_another_adapter_is_computed_anew(made: Callable[[str], Made]) -> None:
