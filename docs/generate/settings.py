@@ -123,7 +123,8 @@ def keys_without_meaning() -> list[str]:
 
 def entry_keys_left_out() -> set[str]:
     """Return the fields of an entry of MODELS that are neither the model's own keys nor in its table."""
-    return {field.name for field in dataclasses.fields(ServedModel)} - _OF_ENTRIES.keys() - {"model", "remote", "adapter_of"}
+    ours = {"model", "remote", "adapter_of"}  # no keys
+    return {field.name for field in dataclasses.fields(ServedModel)} - _OF_ENTRIES.keys() - ours
 
 
 def _key_names(cls: Any) -> list[str]:
