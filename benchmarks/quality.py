@@ -1,6 +1,6 @@
 """What a model loses by the precision that it is computed in: against its own weights in float32.
 
-    python -m benchmarks.quality MODEL [--dtype bfloat16] [--quantize int8] [--check] [--json]
+    python -m benchmarks.quality MODEL [--dtype bfloat16] [--quantize int8] [--kv-dtype int8] [--check] [--json]
 
 MODEL is a folder, a GGUF file, or a hub id. The reference is the model's weights (dequantised, if they are quantised)
 in float32, computed by torch. Both read the fixed text benchmarks/support/quality_text.txt, and predict its tokens:
@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from streamserve.engine.capacity import NULL_BLOCKS, blocks_for_tokens
-from streamserve.engine.config import EngineConfig, ModelConfig
+from streamserve.engine.config import KV_DTYPES, EngineConfig, ModelConfig
 from streamserve.engine.model.batch import build_batch
 from streamserve.engine.model.load.source import resolve
 from streamserve.engine.model.load.start import load_runner
@@ -102,10 +102,10 @@ class Reading:
     linears: str
 
 
-def read(model: ModelConfig, token_ids: Sequence[int]) -> Reading:
+def read(model: ModelConfig, token_ids: Sequence[int], kv_dtype: str = KV_DTYPES[0]) -> Reading:
     """Load a model, let it read the tokens and continue them, and free it again."""
     num_blocks = 2 * NULL_BLOCKS + blocks_for_tokens(len(token_ids) + NUM_GREEDY, BLOCK_SIZE)
-    runner = load_runner(model, EngineConfig(num_blocks=num_blocks, block_size=BLOCK_SIZE))
+    runner = load_runner(model, EngineConfig(num_blocks=num_blocks, block_size=BLOCK_SIZE, kv_dtype=kv_dtype))
     try:
         with torch.inference_mode():
             logits = run(runner, token_ids, 0, list(range(len(token_ids))))
@@ -185,6 +185,7 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantize", choices=("int8", "int4"), default="")
+    parser.add_argument("--kv-dtype", choices=KV_DTYPES, default=KV_DTYPES[0], help="how keys and values are kept")
     parser.add_argument("--tokens", type=int, default=NUM_TOKENS)
     parser.add_argument("--check", action="store_true", help="fail beyond the bounds")
     parser.add_argument("--json", action="store_true", help="for programs")
@@ -192,7 +193,8 @@ def main() -> int:
     path = str(resolve(options.model))
     token_ids = tokens_of(path, options.tokens)
     reference = read(plain(path), token_ids)
-    found = compare(reference, read(served(path, options.dtype, options.quantize), token_ids), token_ids)
+    reading = read(served(path, options.dtype, options.quantize), token_ids, options.kv_dtype)
+    found = compare(reference, reading, token_ids)
     if options.json:
         print(json.dumps(asdict(found), indent=2))
     else:

@@ -29,7 +29,15 @@ from streamserve.clients.remote.config import AUTO, SERVERS, RemoteConfig, Upstr
 from streamserve.conf_reader import Problem, SettingsReader, field_names, is_base_url, nearest, without_login
 from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.engine import config as engine_config
-from streamserve.engine.config import CLASSES, SPECULATION, EmbedderConfig, EngineConfig, LatencyClass, ModelConfig
+from streamserve.engine.config import (
+    CLASSES,
+    KV_DTYPES,
+    SPECULATION,
+    EmbedderConfig,
+    EngineConfig,
+    LatencyClass,
+    ModelConfig,
+)
 from streamserve.engine.text.formats.markup import NAMES as FORMAT_NAMES
 from streamserve.protocol.alerts import Alerts
 from streamserve.protocol.limits import Limits
@@ -662,6 +670,7 @@ class _SiteReader(SettingsReader):
         if "MEMORY_SHARE" in given and config.memory_share is not None and not 0 < config.memory_share <= 1:
             self.wrong(f'{where}["MEMORY_SHARE"] is {config.memory_share}.', "It takes a share of 1: 0.4 is 40 %.")
         self.one_of(config.speculation, SPECULATION, f'{where}["SPECULATION"]')
+        self.one_of(config.kv_dtype, KV_DTYPES, f'{where}["KV_DTYPE"]')
         if config.lead_tokens < MIN_LEAD_TOKENS:
             hint = f"It takes {MIN_LEAD_TOKENS} or more: a stop string alone may hold back so many from the reader."
             self.wrong(f'{where}["LEAD_TOKENS"] is {config.lead_tokens}.', hint)

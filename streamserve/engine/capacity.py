@@ -6,7 +6,7 @@ Pure: no files, no torch. config.json is a mapping here; its keys are transforme
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -22,6 +22,7 @@ GPU_SHARE = 0.9
 NULL_BLOCKS = 1
 DEFAULT_MODEL_LEN = 4096
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+CODED_SCALE_BYTES = 4  # of a key or value in eight bits, beside its numbers
 # What quantised weights have beside their numbers.
 SCALES = ("weight_scale", "scale_inv", "input_scale", "scales", "qzeros", "zero_point", "g_idx", "weight_shape")
 LENGTHS = (1024, 4096, 8192)
@@ -62,7 +63,7 @@ def capacity(
     `draft` is its draft model's, whose `parameters` are counted too.
     """
     models = [model] if draft is None else [model, draft]
-    bytes_per_token = sum(map(numbers_per_token, models)) * DTYPE_BYTES[dtype]
+    bytes_per_token = sum(kv_bytes_per_token(one, dtype, engine.kv_dtype) for one in models)
     weight_bytes = None if parameters is None else parameters * DTYPE_BYTES[dtype]
     block_bytes, longest = bytes_per_token * engine.block_size, engine.max_model_len or model_len(model)
     useful = most_useful_blocks(most_whole(engine), longest, engine.block_size)
@@ -136,22 +137,34 @@ def max_servable_tokens(max_model_len: int, num_blocks: int, block_size: int) ->
     return min(max_model_len, max_tokens_that_fit(num_blocks, block_size))
 
 
+def kv_bytes_per_token(model: Mapping[str, Any], dtype: str, kv_dtype: str = "auto") -> int:
+    """What the KV memory stores for one token, over all layers (all of it, windows or not)."""
+    if kv_dtype == "int8":
+        return numbers_per_token(model) + sum(heads * 2 * CODED_SCALE_BYTES for heads, _ in _layers(model))
+    return numbers_per_token(model) * DTYPE_BYTES[dtype]
+
+
 def numbers_per_token(model: Mapping[str, Any]) -> int:
     """How many numbers the KV memory stores for one token, over all layers (all of it, windows or not)."""
+    return sum(heads * dim for heads, dim in _layers(model))
+
+
+def _layers(model: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    """Yield the heads of each layer that stores keys and values, and the numbers of a key and a value together."""
     text = text_config(model)
     unlike = _unlike_layers(text)
     num_stored = _first(text, "num_hidden_layers", "n_layer") - (text.get("num_kv_shared_layers") or 0)
-    return sum(_numbers_of_layer({**text, **unlike.get(index, {})}) for index in range(num_stored))
+    return (_heads_of_layer({**text, **unlike.get(index, {})}) for index in range(num_stored))
 
 
-def _numbers_of_layer(text: Mapping[str, Any]) -> int:
+def _heads_of_layer(text: Mapping[str, Any]) -> tuple[int, int]:
     num_heads = _first(text, "num_attention_heads", "n_head")
     if "kv_lora_rank" in text and "v_head_dim" in text:  # MLA: transformers' code expands it to full heads
         key_dim = _first(text, "qk_nope_head_dim") + _first(text, "qk_rope_head_dim")
-        return num_heads * (key_dim + _first(text, "v_head_dim"))
+        return num_heads, key_dim + _first(text, "v_head_dim")
     num_kv_heads = 1 if text.get("multi_query") else text.get("num_key_value_heads") or num_heads
     head_dim = text.get("head_dim") or _first(text, "hidden_size", "n_embd") // num_heads
-    return int(num_kv_heads * 2 * head_dim)
+    return int(num_kv_heads), int(2 * head_dim)
 
 
 def _unlike_layers(text: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:

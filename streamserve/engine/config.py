@@ -105,6 +105,7 @@ class Policy:
 
 POLICY = Policy()
 SPECULATION = ("lookup", "off")  # the first is the default
+KV_DTYPES = ("auto", "int8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +121,11 @@ class EngineConfig:
     memory_share: float | None = None
     """The KV cache's share of all memory (CPU), or of what is free after the weights (GPU): `0.4` is 40 %. `None`: a
     quarter of RAM up to 4 GiB, 0.9 on a GPU. Give each its own where several models share a machine.
+    """
+    kv_dtype: str = KV_DTYPES[0]
+    """How keys and values are kept: `"auto"`, in the model's dtype; `"int8"`, on a CPU: in eight bits, each vector with
+    a scale of its own (docs/quantised.md#keys-and-values), so that the same memory holds nearly twice the tokens of 16
+    bits.
     """
     max_model_len: int | None = None
     """Context in tokens; `None`: the model's own."""

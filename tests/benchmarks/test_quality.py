@@ -49,6 +49,14 @@ def test_a_small_model_stays_within_the_bounds(quantize: str, linears: str) -> N
     assert not found.complaints(BOUNDS[quantize]), found
 
 
+def test_keys_and_values_in_eight_bits_stay_within_the_bounds() -> None:
+    """Beside the weights as the file has them: the bounds are those of the weights alone."""
+    wanted, token_ids = reference()
+    served = quality.served(str(smollm2()), "float32", "")
+    found = compare(wanted, quality.read(served, token_ids, "int8"), token_ids)
+    assert not found.complaints(BOUNDS[""]), found
+
+
 def test_fp8_becomes_int8_within_the_bounds(tmp_path: Path) -> None:
     """The same model in FP8 with blocks of 128 x 128: int8 stands for it within the bounds of int8."""
     config = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install streamserve[engine]")
 
 from streamserve.engine.model.kernels import Kernels  # noqa: E402  (after the skip)
+from streamserve.engine.model.kv_cache import coded, decoded  # noqa: E402
 from streamserve.native.library import Library  # noqa: E402
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -233,3 +234,40 @@ def test_vectors_reach_their_slots(library: Library, dtype: torch.dtype) -> None
         wanted = pool.clone().index_copy_(1, slots, vectors)
         kernels.write_slots(pool, slots, vectors)
         assert torch.equal(pool, wanted)
+
+
+def test_coded_pools_are_read_as_what_they_stand_for(library: Library) -> None:
+    """Decodes over rows in eight bits equal those over their numbers; a prompt's tokens are decodes, bit for bit."""
+    kernels, rng = Kernels(library), random.Random(5)
+    for _ in range(NUM_CASES):
+        case = make_case(rng, rng.choice([torch.float32, torch.bfloat16]))
+        rows = replace(case, keys=coded(case.keys), values=coded(case.values))
+        whole = replace(
+            case,
+            query=case.query.float(),
+            keys=decoded(rows.keys, torch.float32),
+            values=decoded(rows.values, torch.float32),
+        )
+        found = attend(kernels, rows)
+        tolerance = TOLERANCE[case.query.dtype]
+        assert torch.allclose(found.float(), attend(kernels, whole), atol=tolerance, rtol=tolerance)
+        for row, position in enumerate(case.positions.tolist()):
+            prompt = kernels.attend_prompt(
+                case.query[:, row : row + 1],
+                rows.keys,
+                rows.values,
+                position,
+                case.block_tables[row],
+                case.block_size,
+                **case.how,
+            )
+            assert torch.equal(prompt[0], found[row])
+
+
+def test_a_vector_that_is_not_finite_reaches_its_readers(library: Library) -> None:
+    case = make_case(random.Random(6), torch.float32)
+    slots = slots_of(case, 0)
+    values = case.values.clone()
+    values[0, slots[-1], 0] = float("nan")
+    rows = replace(case, keys=coded(case.keys), values=coded(values))
+    assert bool(attend(Kernels(library), rows)[0, 0].isnan().any())

@@ -13,6 +13,7 @@ from functools import cache
 
 import torch
 
+from streamserve.engine.model.kv_cache import SCALE_BYTES
 from streamserve.native.build import NativeUnavailable
 from streamserve.native.library import Library, open_library
 
@@ -31,6 +32,7 @@ class _DecodeCall(ctypes.Structure):
         *((name, _int) for name in ("query_row_stride", "query_head_stride", "table_stride", "num_slots")),
         *((name, _int) for name in ("num_rows", "num_heads", "num_kv_heads", "key_dim", "value_dim", "block_size")),
         ("window", _int),
+        ("is_coded", _int),
         ("scaling", _float),
         ("softcap", _float),
     )
@@ -44,6 +46,7 @@ class _PromptCall(ctypes.Structure):
         *((name, _int) for name in ("query_row_stride", "query_head_stride", "num_slots", "start")),
         *((name, _int) for name in ("num_rows", "num_heads", "num_kv_heads", "key_dim", "value_dim", "block_size")),
         ("window", _int),
+        ("is_coded", _int),
         ("scaling", _float),
         ("softcap", _float),
     )
@@ -93,13 +96,13 @@ class Kernels:
     ) -> torch.Tensor:
         """One query per row, each over its own blocks. query (Hq, S, D), pools (Hkv, num_slots, dim) -> (S, Hq, Dv).
 
+        Pools of the query's dtype, or coded (see `KVCache`).
         positions (S,) are those of the queries, whose keys are stored; block_tables (S, num_blocks).
         """
-        assert query.dtype == keys.dtype
+        num_kv_heads, num_slots, value_dim = _shape_of(values, query.dtype)
         if query.stride(2) != 1:
             query = query.contiguous()
         num_heads, num_rows, key_dim = query.shape
-        num_kv_heads, num_slots, value_dim = values.shape
         out = query.new_empty(num_rows, num_heads, value_dim)
         sinks = None if sinks is None else sinks.float().contiguous()
         call = _DecodeCall(
@@ -107,7 +110,7 @@ class Kernels:
             block_tables.data_ptr(), None if sinks is None else sinks.data_ptr(),
             query.stride(1), query.stride(0), block_tables.stride(0), num_slots,
             num_rows, num_heads, num_kv_heads, key_dim, value_dim, block_size,
-            window or 0, scaling, softcap or 0.0,
+            window or 0, keys.dtype is torch.int8, scaling, softcap or 0.0,
         )  # fmt: skip
         self.library.attend_decodes(ctypes.byref(call), DTYPES[query.dtype], torch.get_num_threads())
         return out
@@ -131,18 +134,17 @@ class Kernels:
         query (Hq, T, D), pools (Hkv, num_slots, dim) -> (T, Hq, Dv). Keys and values of the tokens are stored already.
         block_table (num_blocks,). A token's numbers are bitwise those of `attend_decodes`.
         """
-        assert query.dtype == keys.dtype
+        num_kv_heads, num_slots, value_dim = _shape_of(values, query.dtype)
         if query.stride(2) != 1:
             query = query.contiguous()
         num_heads, num_rows, key_dim = query.shape
-        num_kv_heads, num_slots, value_dim = values.shape
         out = query.new_empty(num_rows, num_heads, value_dim)
         sinks = None if sinks is None else sinks.float().contiguous()
         call = _PromptCall(
             query.data_ptr(), out.data_ptr(), keys.data_ptr(), values.data_ptr(), block_table.data_ptr(),
             None if sinks is None else sinks.data_ptr(), query.stride(1), query.stride(0), num_slots, start,
             num_rows, num_heads, num_kv_heads, key_dim, value_dim, block_size,
-            window or 0, scaling, softcap or 0.0,
+            window or 0, keys.dtype is torch.int8, scaling, softcap or 0.0,
         )  # fmt: skip
         self.library.attend_prompt(ctypes.byref(call), DTYPES[query.dtype], torch.get_num_threads())
         return out
@@ -168,6 +170,15 @@ class Kernels:
         )  # fmt: skip
         self.library.draw(ctypes.byref(call), torch.get_num_threads())
         return token_ids, is_finite
+
+
+def _shape_of(pool: torch.Tensor, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Return heads, slots and dim of a pool of `dtype`, or of a coded pool."""
+    num_heads, num_slots, dim = pool.shape
+    if pool.dtype is torch.int8:
+        return num_heads, num_slots, dim - SCALE_BYTES
+    assert pool.dtype == dtype
+    return num_heads, num_slots, dim
 
 
 def open_kernels(on_progress: Callable[[float], None] = lambda _fraction: None) -> Kernels | None:

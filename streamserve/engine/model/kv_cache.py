@@ -5,6 +5,7 @@ is the null block, so that an unset table entry never points at a sequence's mem
 
     pool of one layer, head-major:    (num_kv_heads, num_blocks * block_size, head_dim)
     slot of position i of a sequence: block_table[i // block_size] * block_size + i % block_size
+    a vector of a coded pool, int8:   [ head_dim codes, -127 to 127 | a float32, by which each is multiplied ]
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from streamserve.engine import capacity
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.model.load.source import total_memory
 
+SCALE_BYTES = capacity.CODED_SCALE_BYTES
+_LEAST_SCALE = 1e-30  # below, a vector is stored as zeros
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
@@ -28,9 +32,10 @@ class LayerShape:
     value_dim: int
     sliding_window: int | None = None
 
-    def bytes_per_token(self, dtype: torch.dtype) -> int:
+    def bytes_per_token(self, dtype: torch.dtype, *, is_coded: bool = False) -> int:
         """Bytes of key and value for one token in this layer."""
-        return self.num_kv_heads * (self.key_dim + self.value_dim) * int(dtype.itemsize)
+        num = self.key_dim + self.value_dim
+        return self.num_kv_heads * (num + 2 * SCALE_BYTES if is_coded else num * int(dtype.itemsize))
 
 
 class Slots:
@@ -53,7 +58,11 @@ class Slots:
 
 
 class KVCache:
-    """Key and value pools by layer index. Slots are written and read by index; nothing is ever cleared."""
+    """Key and value pools by layer index. Slots are written and read by index; nothing is ever cleared.
+
+    `dtype` is that of the numbers that are written and read. `is_coded`: they are kept in eight bits, each vector with
+    a scale of its own, and written alike whoever writes them.
+    """
 
     def __init__(
         self,
@@ -63,13 +72,18 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        is_coded: bool = False,
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
+        self.dtype = dtype
+        self.is_coded = is_coded
         num_slots = num_blocks * block_size
 
         def pool(num_heads: int, dim: int) -> torch.Tensor:
             # Empty: the system allocates the pages when they are first written. Unwritten slots are never read.
+            if is_coded:
+                return torch.empty(num_heads, num_slots, dim + SCALE_BYTES, dtype=torch.int8, device=device)
             return torch.empty(num_heads, num_slots, dim, dtype=dtype, device=device)
 
         self.keys = {index: pool(layer.num_kv_heads, layer.key_dim) for index, layer in layers.items()}
@@ -77,6 +91,8 @@ class KVCache:
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store key (num_kv_heads, num_tokens, key_dim) and value of the packed tokens at `slots` (num_tokens,)."""
+        if self.is_coded:
+            key, value = coded(key), coded(value)
         self.keys[layer].index_copy_(1, slots, key)
         self.values[layer].index_copy_(1, slots, value)
 
@@ -85,21 +101,43 @@ class KVCache:
         keys, values = self.keys[layer], self.values[layer]
         num_heads, num_slots, _ = keys.shape
         rows = slots.rows(num_heads, num_slots)
-        return (
+        found = (
             keys.view(num_heads * num_slots, -1).index_select(0, rows).view(num_heads, -1, keys.shape[2]),
             values.view(num_heads * num_slots, -1).index_select(0, rows).view(num_heads, -1, values.shape[2]),
         )
+        return (decoded(found[0], self.dtype), decoded(found[1], self.dtype)) if self.is_coded else found
 
     def fill_block(self, block_id: int, number: float) -> None:
         """Overwrite one block in every layer (tests poison freed blocks with NaN)."""
         span = slice(block_id * self.block_size, (block_id + 1) * self.block_size)
         for pool in (*self.keys.values(), *self.values.values()):
-            pool[:, span] = number
+            pool[:, span] = coded(torch.full((1, 1, pool.shape[2] - SCALE_BYTES), number)) if self.is_coded else number
 
 
-def bytes_per_block(layers: Mapping[int, LayerShape], block_size: int, dtype: torch.dtype) -> int:
+def coded(vectors: torch.Tensor) -> torch.Tensor:
+    """Return vectors (..., dim) as rows of a coded pool, int8 (..., dim + SCALE_BYTES): bit for bit what kernels store.
+
+    A vector with a number that is not finite has a scale that is none.
+    """
+    numbers = vectors.float()
+    lost = (numbers * 0).sum(dim=-1, keepdim=True)  # 0, but for what is not finite
+    scale = torch.where(lost == 0, numbers.abs().amax(dim=-1, keepdim=True) / 127, lost)
+    inverse = torch.where(scale > _LEAST_SCALE, 1 / scale, 0.0)
+    codes = (numbers * inverse).nan_to_num(0.0).round().clamp(-127, 127).to(torch.int8)
+    return torch.cat((codes, scale.view(torch.int8)), dim=-1)
+
+
+def decoded(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the vectors (..., dim) of rows of a coded pool."""
+    codes, scale = rows[..., :-SCALE_BYTES], rows[..., -SCALE_BYTES:].contiguous().view(torch.float32)
+    return (codes.float() * scale).to(dtype)
+
+
+def bytes_per_block(
+    layers: Mapping[int, LayerShape], block_size: int, dtype: torch.dtype, *, is_coded: bool = False
+) -> int:
     """Bytes one block takes over all layers."""
-    return block_size * sum(layer.bytes_per_token(dtype) for layer in layers.values())
+    return block_size * sum(layer.bytes_per_token(dtype, is_coded=is_coded) for layer in layers.values())
 
 
 def pool_bytes(config: EngineConfig, device: torch.device, weight_bytes: int = 0) -> int:

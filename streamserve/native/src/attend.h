@@ -8,7 +8,7 @@
 // and values. (Ideas: Dao et al., FlashAttention, the running softmax; Flash-Decoding, the parts; vLLM's paged
 // attention, the block tables.)
 //
-//   keys (Hkv, num_slots, D), values (Hkv, num_slots, Dv)
+//   keys (Hkv, num_slots, D), values (Hkv, num_slots, Dv), or rows of coded.h
 //   slot of position i: table[i / block_size] * block_size + i % block_size
 //
 // Numbers are computed in float32, whatever the pools hold. A NaN reaches the output.
@@ -18,6 +18,7 @@
 #include <cmath>
 #include <vector>
 
+#include "coded.h"
 #include "linear.h"
 #include "parallel.h"
 #include "status.h"
@@ -92,8 +93,8 @@ Tile<Kv> tile_at(const AttentionLayer<Kv>& layer, int64_t kv_head, const int64_t
   int64_t block = begin / layer.block_size, offset = begin % layer.block_size;
   for (int64_t k = tile.begin; k < tile.end; k++) {
     const int64_t row = kv_head * layer.num_slots + table[block] * layer.block_size + offset;
-    tile.keys[k] = layer.keys + row * layer.key_dim;
-    tile.values[k] = layer.values + row * layer.value_dim;
+    tile.keys[k] = layer.keys + row * row_stride<Kv>(layer.key_dim);
+    tile.values[k] = layer.values + row * row_stride<Kv>(layer.value_dim);
     if (++offset == layer.block_size) offset = 0, block++;
   }
   return tile;
@@ -218,9 +219,13 @@ inline void attend_tile(const AttentionLayer<Kv>& layer, AttentionScratch& scrat
   float* scores = scratch.scores.data();
   const float* query = scratch.query.data() + head * padded(layer.key_dim);
   score_tile<Heads>(query, layer.key_dim, layer.value_dim, tile, scores);
-  for (int h = 0; h < Heads; h++)
-    weigh_tile(scores + h * kTileKeys, tile.end, {tile.begin, tile.end}, layer.scaling, layer.softcap, layer.value_dim,
+  for (int h = 0; h < Heads; h++) {
+    float* own = scores + h * kTileKeys;
+    apply_scales(own, tile.keys, tile.begin, tile.end, layer.key_dim);
+    weigh_tile(own, tile.end, {tile.begin, tile.end}, layer.scaling, layer.softcap, layer.value_dim,
                scratch.partials[head + h]);
+    apply_scales(own, tile.values, tile.begin, tile.end, layer.value_dim);
+  }
   add_tile<Heads>(scores, tile, layer.value_dim, scratch.partials[head].values);
 }
 

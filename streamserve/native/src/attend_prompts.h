@@ -164,7 +164,8 @@ struct PromptAttention {
   // Attend with all rows to the positions [begin, end), which lie between two multiples of kTileKeys.
   void attend_tile(const PromptPiece& piece, int64_t kv_head, int64_t num_rows, int64_t begin, int64_t end,
                    PromptScratch& scratch) const {
-    Tile<float> tile = copy_tile(tile_at(layer, kv_head, piece.table, begin, end), scratch);
+    const Tile<Kv> from = tile_at(layer, kv_head, piece.table, begin, end);
+    const Tile<float> tile = copy_tile(from, scratch);
     const int64_t group = layer.group(), stride = padded(layer.key_dim), origin = end - tile.end;
     float* scores = scratch.scores.data();
     // Rows before `first` see nothing of the tile: it comes after them.
@@ -180,8 +181,13 @@ struct PromptAttention {
         const Range seen{std::max(first_key(position, layer.window) - origin, tile.begin),
                          std::min(position + 1 - origin, tile.end)};
         float* own = scores + r * kTileKeys;
-        if (seen.begin >= seen.end) std::fill_n(own, kTileKeys, 0.0f);
-        else weigh_tile(own, tile.end, seen, layer.scaling, layer.softcap, layer.value_dim, scratch.part[row + r]);
+        if (seen.begin >= seen.end) {
+          std::fill_n(own, kTileKeys, 0.0f);
+          continue;
+        }
+        apply_scales(own, from.keys, tile.begin, tile.end, layer.key_dim);
+        weigh_tile(own, tile.end, seen, layer.scaling, layer.softcap, layer.value_dim, scratch.part[row + r]);
+        apply_scales(own, from.values, tile.begin, tile.end, layer.value_dim);
       }
       add_tile<kBlockRows>(scores, tile, padded(layer.value_dim), scratch.part[row].values);
     }

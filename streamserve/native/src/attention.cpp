@@ -27,10 +27,10 @@ struct StridedQueries {
   void read(int64_t row, int64_t kv_head, bool, float* to) const { read(row, kv_head, to); }
 };
 
-template <class T, class Call>
-AttentionLayer<T> layer_of(const Call& call) {
-  return {static_cast<const T*>(call.keys),
-          static_cast<const T*>(call.values),
+template <class Kv, class Call>
+AttentionLayer<Kv> layer_of(const Call& call) {
+  return {static_cast<const Kv*>(call.keys),
+          static_cast<const Kv*>(call.values),
           call.num_slots,
           call.num_heads,
           call.num_kv_heads,
@@ -43,22 +43,22 @@ AttentionLayer<T> layer_of(const Call& call) {
           call.sinks};
 }
 
-template <class T>
+template <class T, class Kv>
 void attend_decodes(const DecodeCall& call, int64_t num_threads) {
   require_blocks(call.positions, call.tables, call.num_rows, call.table_stride, call.block_size, call.num_slots);
   DecodePieces pieces;
   pieces.plan(call.positions, call.num_rows, call.window);
   using Queries = StridedQueries<T, DecodeCall>;
   const Queries queries{call};
-  DecodeAttention<T, Queries, T> attention{layer_of<T>(call),
-                                           pieces,
-                                           call.positions,
-                                           call.tables,
-                                           call.table_stride,
-                                           queries,
-                                           static_cast<T*>(call.out),
-                                           call.num_heads * call.value_dim,
-                                           nullptr};
+  DecodeAttention<Kv, Queries, T> attention{layer_of<Kv>(call),
+                                            pieces,
+                                            call.positions,
+                                            call.tables,
+                                            call.table_stride,
+                                            queries,
+                                            static_cast<T*>(call.out),
+                                            call.num_heads * call.value_dim,
+                                            nullptr};
   std::vector<float> partials;
   if (attention.must_join()) partials.resize(pieces.size() * call.num_heads * attention.partial_size());
   attention.partials = partials.data();
@@ -78,15 +78,15 @@ void attend_decodes(const DecodeCall& call, int64_t num_threads) {
   });
 }
 
-template <class T>
+template <class T, class Kv>
 void attend_prompt(const PromptCall& call, int64_t num_threads) {
   require_below(call.num_slots / call.block_size, call.table, (call.start + call.num_rows - 1) / call.block_size + 1);
   std::vector<PromptPiece> pieces;
   cut_prompt({0, call.num_rows, call.start, call.table}, call.num_heads / call.num_kv_heads, pieces);
   using Queries = StridedQueries<T, PromptCall>;
   const Queries queries{call};
-  const PromptAttention<T, Queries, T> attention{layer_of<T>(call), pieces, queries, static_cast<T*>(call.out),
-                                                 call.num_heads * call.value_dim};
+  const PromptAttention<Kv, Queries, T> attention{layer_of<Kv>(call), pieces, queries, static_cast<T*>(call.out),
+                                                  call.num_heads * call.value_dim};
   std::atomic<int64_t> next{0};
   parallel(std::min(num_threads, attention.num_items()), [&](Team) {
     static thread_local PromptScratch scratch;
@@ -98,11 +98,23 @@ void attend_prompt(const PromptCall& call, int64_t num_threads) {
 }  // namespace
 
 Status ss_attend_decodes(const DecodeCall* call, int64_t dtype, int64_t num_threads) {
-  return status_of([&] { with_type(dtype, [&](auto one) { attend_decodes<decltype(one)>(*call, num_threads); }); });
+  return status_of([&] {
+    with_type(dtype, [&](auto one) {
+      using T = decltype(one);
+      if (call->is_coded) attend_decodes<T, q8>(*call, num_threads);
+      else attend_decodes<T, T>(*call, num_threads);
+    });
+  });
 }
 
 Status ss_attend_prompt(const PromptCall* call, int64_t dtype, int64_t num_threads) {
-  return status_of([&] { with_type(dtype, [&](auto one) { attend_prompt<decltype(one)>(*call, num_threads); }); });
+  return status_of([&] {
+    with_type(dtype, [&](auto one) {
+      using T = decltype(one);
+      if (call->is_coded) attend_prompt<T, q8>(*call, num_threads);
+      else attend_prompt<T, T>(*call, num_threads);
+    });
+  });
 }
 
 Status ss_write_slots(const char* from, int64_t token_stride, int64_t head_stride, char* pool, int64_t num_slots,

@@ -6,10 +6,10 @@
 //     logits = head(norm(x))
 //
 // A part that a layer does not have is null. States are float32 throughout; weights are of any kind (linear.h), the
-// pools of the model's dtype. Each row is computed alone but for what it reads from the pools, and there every number is
-// one that a decode would have written: a row's bits depend on its sequence's tokens, not on the chunks in which they
-// came. Between phases all threads wait for each other, five or six times a layer. Where rows are few, each thread makes a
-// linear's inputs for itself: that is sooner done than waited for.
+// pools of the model's dtype, or coded (coded.h). Each row is computed alone but for what it reads from the pools, and
+// there every number is one that a decode would have written: a row's bits depend on its sequence's tokens, not on the
+// chunks in which they came. Between phases all threads wait for each other, five or six times a layer. Where rows are
+// few, each thread makes a linear's inputs for itself: that is sooner done than waited for.
 #include <atomic>
 #include <vector>
 
@@ -126,9 +126,9 @@ struct StepHeads {
     float turned[kMostHeadDim];
     copy_padded(turned, key, dim);
     finish(turned, row, layer.key_norm ? layer.key_norm + kv_head * dim : nullptr);
-    const int64_t slot = (kv_head * model.num_slots + call.slots[row]) * dim;
-    map(static_cast<Kv*>(layer.keys) + slot, turned, dim, [](Vec x) { return x; });
-    map(static_cast<Kv*>(layer.values) + slot, key + layer.num_kv_heads * dim, dim, [](Vec x) { return x; });
+    const int64_t place = (kv_head * model.num_slots + call.slots[row]) * row_stride<Kv>(dim);
+    store_vector(turned, dim, static_cast<Kv*>(layer.keys) + place);
+    store_vector(key + layer.num_kv_heads * dim, dim, static_cast<Kv*>(layer.values) + place);
   }
 
  private:
@@ -364,6 +364,7 @@ void run_step(const StepModel& model, const StepCall& call, int64_t num_threads)
 
 Status ss_step(const StepModel* model, const StepCall* call, int64_t num_threads) {
   return status_of([&] {
+    if (model->is_coded) return run_step<q8>(*model, *call, num_threads);
     with_type(model->dtype, [&](auto number) { run_step<decltype(number)>(*model, *call, num_threads); });
   });
 }

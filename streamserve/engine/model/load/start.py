@@ -59,6 +59,11 @@ def load_runner(
 ) -> ModelRunner:
     """Load a model, allocate its KV memory, and check by numbers that it computes what transformers does."""
     source = open_source(model_config, progress)
+    if engine_config.kv_dtype == "int8" and source.device.type != "cpu":
+        raise ModelLoadError(
+            f"{source.folder} is to keep its keys and values in int8, which is computed on a CPU. Set DEVICE to cpu, "
+            "or take KV_DTYPE out."
+        )
     draft = _draft_runner(source, model_config, engine_config, progress)
     runner = _own_runner(source, model_config, engine_config, progress, draft)
     if runner is None:
@@ -245,6 +250,7 @@ def _runner_of(loaded: LoadedModel, config: EngineConfig, draft: ModelRunner | N
         num_blocks=choose_num_blocks(loaded, config, longest, None if draft is None else draft.loaded),
         max_model_len=longest,
         can_overlap=config.overlap or None,
+        has_coded_kv=config.kv_dtype == "int8",
     )
 
 
@@ -257,11 +263,12 @@ def choose_num_blocks(loaded: LoadedModel, config: EngineConfig, longest: int, d
         return config.num_blocks
     models = [loaded] if draft is None else [loaded, draft]
     budget = pool_bytes(config, loaded.device, sum(one.weight_bytes for one in models))
-    block_bytes = sum(bytes_per_block(one.layers, config.block_size, one.dtype) for one in models)
+    is_coded = config.kv_dtype == "int8"
+    block_bytes = sum(bytes_per_block(one.layers, config.block_size, one.dtype, is_coded=is_coded) for one in models)
     useful = most_useful_blocks(most_whole(config), longest, config.block_size)
     num_blocks = num_blocks_for(budget, block_bytes, most_useful=useful)
     if draft is not None:
-        of_draft = bytes_per_block(draft.layers, config.block_size, draft.dtype)
+        of_draft = bytes_per_block(draft.layers, config.block_size, draft.dtype, is_coded=is_coded)
         logger.info(
             "%s drafts for %s: %.2f GB of weights, and %s of the %s bytes of each of %d KV blocks",
             draft.source.folder, loaded.source.folder, draft.weight_bytes / 1e9, f"{of_draft:,}", f"{block_bytes:,}",
