@@ -229,6 +229,56 @@ class EngineClient(Protocol):
         """End every generation with an `error` event and free the engine."""
 
 
+class WrappedClient:
+    """An `EngineClient` that is another, but for what a subclass does otherwise."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.alias = client.alias
+        self._client = client
+
+    async def generate(
+        self, request: GenerateRequest, admission: Admission = NO_CALLER, resume: Resume = START
+    ) -> Generation:
+        """Accept the request, as the client does."""
+        return await self._client.generate(request, admission, resume)
+
+    async def tokenize(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> tuple[int, ...]:
+        """Return the prompt's token ids."""
+        return await self._client.tokenize(request, admission)
+
+    async def spell(self, asked: Spell) -> Spelled:
+        """Return ids of a bare text, or texts of ids."""
+        return await self._client.spell(asked)
+
+    async def warm(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> None:
+        """Prefill the prompt into the prefix cache."""
+        await self._client.warm(request, admission)
+
+    def start(self) -> None:
+        """Start loading the model."""
+        self._client.start()
+
+    def wake(self) -> None:
+        """Wake the model."""
+        self._client.wake()
+
+    async def control(self, action: str) -> None:
+        """Carry out an operator's action."""
+        await self._client.control(action)
+
+    def describe(self) -> ModelDescription:
+        """Return the model's state."""
+        return self._client.describe()
+
+    def stats(self) -> EngineStats:
+        """Return the engine's counts."""
+        return self._client.stats()
+
+    async def aclose(self) -> None:
+        """End every generation and free the engine."""
+        await self._client.aclose()
+
+
 class EmbeddingClient(Protocol):
     """One embedding model."""
 

@@ -13,25 +13,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from streamserve.clients.base import EngineClient, Generation, Source
+from streamserve.clients.base import EngineClient, Generation, Source, WrappedClient
 from streamserve.clients.pipeline.filters import Chain, OutputFilter, Stopped
-from streamserve.protocol.engine import EngineStats, ModelDescription
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import BlockStart, BlockStop, ChoiceDone, Done, Event, Token, Usage
 from streamserve.protocol.requests import NO_CALLER, START, Admission, GenerateRequest, Resume
-from streamserve.protocol.spelling import Spell, Spelled
 
 Filters = Sequence[Callable[[], OutputFilter]]
 _STOPPED = "content_filter"
 _LOGPROBS = "This model's answers go through filters, and log-probabilities would show what those hide. Leave it out."
 
 
-class FilteredClient:
-    """See `EngineClient` in clients/base.py. `filters` make new filters for each block of each answer."""
+class FilteredClient(WrappedClient):
+    """A client with output filters: `filters` make new filters for each block of each answer."""
 
     def __init__(self, client: EngineClient, filters: Filters) -> None:
-        self.alias = client.alias
-        self._client, self._filters = client, tuple(filters)
+        super().__init__(client)
+        self._filters = tuple(filters)
 
     async def generate(
         self, request: GenerateRequest, admission: Admission = NO_CALLER, resume: Resume = START
@@ -42,42 +40,6 @@ class FilteredClient:
             raise BadRequest(_LOGPROBS, code="invalid_value", param=asked[0])
         unfiltered = await self._client.generate(request, admission, replace(resume, replay=True))
         return FilterSource(unfiltered, request.n, resume, self._filters).generation
-
-    async def tokenize(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> tuple[int, ...]:
-        """Return the prompt's token ids."""
-        return await self._client.tokenize(request, admission)
-
-    async def spell(self, asked: Spell) -> Spelled:
-        """Return ids of a bare text, or texts of ids."""
-        return await self._client.spell(asked)
-
-    async def warm(self, request: GenerateRequest, admission: Admission = NO_CALLER) -> None:
-        """Prefill the prompt into the prefix cache."""
-        await self._client.warm(request, admission)
-
-    def start(self) -> None:
-        """Start loading the model."""
-        self._client.start()
-
-    def wake(self) -> None:
-        """Wake the model."""
-        self._client.wake()
-
-    async def control(self, action: str) -> None:
-        """Carry out an operator's action."""
-        await self._client.control(action)
-
-    def describe(self) -> ModelDescription:
-        """Return the model's state."""
-        return self._client.describe()
-
-    def stats(self) -> EngineStats:
-        """Return the engine's counts."""
-        return self._client.stats()
-
-    async def aclose(self) -> None:
-        """End every generation and free the engine."""
-        await self._client.aclose()
 
 
 class FilterSource(Source):

@@ -25,7 +25,7 @@ from streamserve.api.host_figures import HostFigures
 from streamserve.api.mcp import McpEndpoint
 from streamserve.api.openai.responses import LocalResponses
 from streamserve.api.ops import Ops
-from streamserve.clients.adapted import AdaptedClient
+from streamserve.clients.adapter import AdapterClient
 from streamserve.clients.base import EngineClient
 from streamserve.clients.mcp.servers import McpServers
 from streamserve.clients.pipeline.client import PipelineClient
@@ -91,15 +91,13 @@ class DjangoSite:
         if settings.log.startswith(LOG_SCHEMES):
             checking = loop.create_task(resources.check_log(self.log), name="check of the log", context=Context())
             self._closing.push_async_callback(_cancelled, checking)
-        engines = {
-            alias: filtered(entry, resources.client_for(settings, alias)) for alias, entry in settings.engines.items()
-        }
-        adapters = {
-            alias: AdaptedClient(alias, engines[entry.adapter_of])
+        engines = {alias: resources.client_for(settings, alias) for alias in settings.engines}
+        models = {
+            alias: filtered(
+                entry, AdapterClient(alias, engines[entry.adapter_of]) if entry.adapter_of else engines[alias]
+            )
             for alias, entry in settings.models.items()
-            if entry.adapter_of
         }
-        models = {**engines, **adapters}
         memos: dict[str, Memo] = {}
 
         def memo_of(stream_id: str) -> Memo | None:
@@ -190,7 +188,7 @@ class DjangoSite:
         shared = {*self.clients, *embedding} - ({*engines, *embedding} - apart)
         shared -= {alias for alias, entry in settings.models.items() if entry.remote is not None}
         self.live = LiveMetrics(
-            engines,
+            {alias: models[alias] for alias in engines},
             self.streams,
             are_shared=settings.log != "memory",
             embedders=embedding,
@@ -251,8 +249,9 @@ def titles_of(settings: SiteConfig, clients: Mapping[str, EngineClient]) -> Titl
     """Return what makes titles; None where they are the first words. An echo engine makes none."""
     if not settings.conversations or settings.titles != "model":
         return None
-    echoes = {alias for alias, entry in settings.models.items() if entry.model.path == ECHO_PATH}
-    systems = {alias: entry.system for alias, entry in settings.models.items() if entry.system}
+    models = settings.models
+    echoes = {alias for alias, entry in models.items() if models[entry.adapter_of or alias].model.path == ECHO_PATH}
+    systems = {alias: entry.system for alias, entry in models.items() if entry.system}
     return Titles({alias: client for alias, client in clients.items() if alias not in echoes}, systems)
 
 

@@ -11,8 +11,9 @@ from django.core.management import CommandError, call_command
 from django.test.utils import override_settings
 
 from streamserve import acomplete
-from streamserve.clients.adapted import AdaptedClient
-from streamserve.conf import get_settings
+from streamserve.clients.adapter import AdapterClient
+from streamserve.clients.pipeline.filters import Blocklist
+from streamserve.conf import get_problems, get_settings
 from streamserve.models import Stream as StreamRow
 from streamserve.web import site
 from tests.conftest import Caller, until_ready
@@ -102,7 +103,7 @@ async def test_it_has_what_its_model_has_but_for_what_it_says_itself() -> None:
 async def test_there_is_one_engine_for_all() -> None:
     """The live page has the models alone, and no figure is counted twice; an operator's action is for all of them."""
     own = site.get_site()
-    assert isinstance(own.clients["legal"], AdaptedClient)
+    assert isinstance(own.clients["legal"], AdapterClient)
     assert set((await own.live.snapshot()).models) == {"base", "other"}
     await complete("legal")
     assert own.clients["base"].stats().steps > own.clients["other"].stats().steps
@@ -132,6 +133,26 @@ async def test_texts_are_tokenized_for_it() -> None:
     )
 
 
+def no_bluebird() -> Blocklist:
+    return Blocklist(["bluebird"])
+
+
+async def test_the_filters_of_its_model_are_its_own_too() -> None:
+    """Whoever names the adapter sees what they let through; ids of tokens are refused as with the model."""
+    filtered = {**MODELS["base"], "ANSWERS": {"": "A bluebird sings."}, "FILTERS": [f"{__name__}.no_bluebird"]}
+    with override_settings(
+        STREAMSERVE={"ANONYMOUS": True, "CLIENT": "thread", "LOG": "memory", "MODELS": {"base": filtered}}
+    ):
+        await site.reset()
+        await until_ready()
+        for model in ("base", "legal"):
+            assert "bluebird" not in text_of(await complete(model, ignore_eos=False, max_tokens=40))
+            asked = {"model": model, "prompt": "hello", "max_tokens": 3, "return_token_ids": True}
+            refused = await Caller().post("/v1/completions", asked)
+            assert refused.status_code == 400, model
+            assert refused.json()["error"]["code"] == "unsupported_parameter"
+
+
 async def test_no_body_names_an_adapter_beside_the_model() -> None:
     """The field is the server's own."""
     response = await Caller().post("/streams", {**ASK, "model": "base", "adapter": "legal"})
@@ -154,15 +175,11 @@ async def test_no_body_names_an_adapter_beside_the_model() -> None:
 )
 def test_settings_that_cannot_be_are_named(adapters: Any, words: str) -> None:
     models = {"base": {"PATH": "echo", "ADAPTERS": adapters}, "other": {"PATH": "echo"}}
-    from streamserve.conf import get_problems
-
     with override_settings(STREAMSERVE={"MODELS": models}):
         assert any(words in f"{problem.message} {problem.hint}" for problem in get_problems()), get_problems()
 
 
 def test_two_models_cannot_have_an_adapter_of_one_name() -> None:
-    from streamserve.conf import get_problems
-
     models = {name: {"PATH": "echo", "ADAPTERS": {"legal": "/srv/a"}} for name in ("base", "other")}
     with override_settings(STREAMSERVE={"MODELS": models}):
         assert any("has the name of another model" in problem.message for problem in get_problems())

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from streamserve.api.logs import get_logger
-from streamserve.clients.adapted import AdaptedClient
+from streamserve.clients.adapter import AdapterClient
 from streamserve.clients.base import EngineClient
 from streamserve.conf import SiteConfig
 from streamserve.dialects import native
@@ -129,7 +129,7 @@ class LocalChat:
         self._settings, self._alias, self._fields = settings, alias, fields
         base = settings.models[alias].adapter_of
         self._engine = client_for(settings, base or alias)
-        self._client: EngineClient = AdaptedClient(alias, self._engine) if base else self._engine
+        self._client: EngineClient = AdapterClient(alias, self._engine) if base else self._engine
         self._streams = Streams({alias: self._client}, MemoryLog(), settings.streams)
 
     async def open(self, progress: Progress) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.clients.adapted import AdaptedClient
+from streamserve.clients.adapter import AdapterClient
 from streamserve.clients.process.config import LaunchConfig, config_from_json, config_hash, config_to_json
 from streamserve.engine.config import ModelConfig
 from streamserve.protocol.errors import BadRequest
@@ -31,7 +31,7 @@ def test_the_config_names_them(spec: LaunchConfig) -> None:
 async def test_answers_are_by_the_adapter_that_is_named(spec: LaunchConfig) -> None:
     """Each in its own words, the same again; the prompt of an adapter that the engine does not have is refused."""
     async with connected(spec) as client:
-        adapters = [AdaptedClient(name, client) for name in ("legal", "style")]
+        adapters = [AdapterClient(name, client) for name in ("legal", "style")]
         found = []
         for one in (client, *adapters, *adapters):
             found.append(token_ids([event async for event in await one.generate(ask())]))
@@ -40,6 +40,6 @@ async def test_answers_are_by_the_adapter_that_is_named(spec: LaunchConfig) -> N
         described = adapters[0].describe()
         assert (described.alias, described.parent, described.state) == ("legal", "echo", "ready")
         with pytest.raises(BadRequest, match="has no adapter 'absent'") as refused:
-            await AdaptedClient("absent", client).generate(ask())
+            await AdapterClient("absent", client).generate(ask())
         assert refused.value.code == "model_not_found"
     end_engine(spec)
