@@ -22,7 +22,7 @@ GPU_SHARE = 0.9
 NULL_BLOCKS = 1
 DEFAULT_MODEL_LEN = 4096
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
-CODED_SCALE_BYTES = 4  # of a key or value in eight bits, beside its numbers
+KV_SCALE_BYTES = 4  # of a key or value in eight bits, beside its numbers
 # What quantised weights have beside their numbers.
 SCALES = ("weight_scale", "scale_inv", "input_scale", "scales", "qzeros", "zero_point", "g_idx", "weight_shape")
 LENGTHS = (1024, 4096, 8192)
@@ -140,7 +140,7 @@ def max_servable_tokens(max_model_len: int, num_blocks: int, block_size: int) ->
 def kv_bytes_per_token(model: Mapping[str, Any], dtype: str, kv_dtype: str = "auto") -> int:
     """What the KV memory stores for one token, over all layers (all of it, windows or not)."""
     if kv_dtype == "int8":
-        return numbers_per_token(model) + sum(heads * 2 * CODED_SCALE_BYTES for heads, _ in _layers(model))
+        return numbers_per_token(model) + sum(heads * 2 * KV_SCALE_BYTES for heads, _ in _layers(model))
     return numbers_per_token(model) * DTYPE_BYTES[dtype]
 
 

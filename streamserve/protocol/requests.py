@@ -249,8 +249,8 @@ class GenerateRequest:
     default for, acceptance `seed` and `max_tokens`. `needs` names what the request cannot do without.
     `tools` are shown to the model by its chat template; with `parallel_tool_calls` False it calls one tool at most.
     `prediction`: what the caller expects the answer to be; it makes it faster where it is right, and changes nothing.
-    `adapter`: the adapter of the model that answers, "" for the model itself; of a request to an engine alone, as
-    callers name an adapter as they name a model.
+    `adapter`: the adapter of the model that answers, "" for the model itself. No body sets it: callers name an adapter
+    as they name a model (clients/adapter.py).
     `continue_final_message`: the last message is the beginning of the answer, and is not closed. `echo`: the answer
     begins with the text of the prompt.
     `has_public_system`: the first message is the server's own (`with_system`), and its blocks need no salt; or the

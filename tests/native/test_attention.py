@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install streamserve[engine]")
 
 from streamserve.engine.model.kernels import Kernels  # noqa: E402  (after the skip)
-from streamserve.engine.model.kv_cache import coded, decoded  # noqa: E402
+from streamserve.engine.model.kv_cache import dequantize, quantize  # noqa: E402
 from streamserve.native.library import Library  # noqa: E402
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -236,17 +236,17 @@ def test_vectors_reach_their_slots(library: Library, dtype: torch.dtype) -> None
         assert torch.equal(pool, wanted)
 
 
-def test_coded_pools_are_read_as_what_they_stand_for(library: Library) -> None:
+def test_int8_pools_are_read_as_what_they_stand_for(library: Library) -> None:
     """Decodes over rows in eight bits equal those over their numbers; a prompt's tokens are decodes, bit for bit."""
     kernels, rng = Kernels(library), random.Random(5)
     for _ in range(NUM_CASES):
         case = make_case(rng, rng.choice([torch.float32, torch.bfloat16]))
-        rows = replace(case, keys=coded(case.keys), values=coded(case.values))
+        rows = replace(case, keys=quantize(case.keys), values=quantize(case.values))
         whole = replace(
             case,
             query=case.query.float(),
-            keys=decoded(rows.keys, torch.float32),
-            values=decoded(rows.values, torch.float32),
+            keys=dequantize(rows.keys, torch.float32),
+            values=dequantize(rows.values, torch.float32),
         )
         found = attend(kernels, rows)
         tolerance = TOLERANCE[case.query.dtype]
@@ -269,5 +269,5 @@ def test_a_vector_that_is_not_finite_reaches_its_readers(library: Library) -> No
     slots = slots_of(case, 0)
     values = case.values.clone()
     values[0, slots[-1], 0] = float("nan")
-    rows = replace(case, keys=coded(case.keys), values=coded(values))
+    rows = replace(case, keys=quantize(case.keys), values=quantize(values))
     assert bool(attend(Kernels(library), rows)[0, 0].isnan().any())

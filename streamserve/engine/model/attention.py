@@ -131,7 +131,7 @@ def attend(
     The step's keys and values are stored first; not `is_new`: an earlier call of this step has stored them. `kernels`:
     None computes with torch.
     """
-    if is_new and (kernels is None or kv.is_coded):
+    if is_new and (kernels is None or kv.is_int8):
         kv.write(layer, batch.slot_mapping, key, value)
     elif is_new and kernels is not None:
         kernels.write_slots(kv.keys[layer], batch.slot_mapping, key)
@@ -179,7 +179,7 @@ def _attend_span(
     """Attend with a chunk's tokens, whose keys and values are stored: query (Hq, T, D), key (Hkv, T, D)."""
     if kernels is not None and query.dtype == kv.dtype:
         return _kernels_on_span(layer, query, variant, kv, span, kernels)
-    if span.start > 0 or kv.is_coded:  # a chunk sees its own as later chunks see it
+    if span.start > 0 or kv.is_int8:  # a chunk sees its own as later chunks see it
         key, value = kv.read(layer, span.context)
     return attend_prefill(query, key, value, span, variant)
 

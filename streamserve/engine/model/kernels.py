@@ -32,7 +32,7 @@ class _DecodeCall(ctypes.Structure):
         *((name, _int) for name in ("query_row_stride", "query_head_stride", "table_stride", "num_slots")),
         *((name, _int) for name in ("num_rows", "num_heads", "num_kv_heads", "key_dim", "value_dim", "block_size")),
         ("window", _int),
-        ("is_coded", _int),
+        ("is_int8", _int),
         ("scaling", _float),
         ("softcap", _float),
     )
@@ -46,7 +46,7 @@ class _PromptCall(ctypes.Structure):
         *((name, _int) for name in ("query_row_stride", "query_head_stride", "num_slots", "start")),
         *((name, _int) for name in ("num_rows", "num_heads", "num_kv_heads", "key_dim", "value_dim", "block_size")),
         ("window", _int),
-        ("is_coded", _int),
+        ("is_int8", _int),
         ("scaling", _float),
         ("softcap", _float),
     )
@@ -96,7 +96,7 @@ class Kernels:
     ) -> torch.Tensor:
         """One query per row, each over its own blocks. query (Hq, S, D), pools (Hkv, num_slots, dim) -> (S, Hq, Dv).
 
-        Pools of the query's dtype, or coded (see `KVCache`).
+        Pools of the query's dtype, or int8 (see `KVCache`).
         positions (S,) are those of the queries, whose keys are stored; block_tables (S, num_blocks).
         """
         num_kv_heads, num_slots, value_dim = _shape_of(values, query.dtype)
@@ -173,7 +173,7 @@ class Kernels:
 
 
 def _shape_of(pool: torch.Tensor, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Return heads, slots and dim of a pool of `dtype`, or of a coded pool."""
+    """Return heads, slots and dim of a pool of `dtype`, or of an int8 pool."""
     num_heads, num_slots, dim = pool.shape
     if pool.dtype is torch.int8:
         return num_heads, num_slots, dim - SCALE_BYTES

@@ -5,7 +5,7 @@ is the null block, so that an unset table entry never points at a sequence's mem
 
     pool of one layer, head-major:    (num_kv_heads, num_blocks * block_size, head_dim)
     slot of position i of a sequence: block_table[i // block_size] * block_size + i % block_size
-    a vector of a coded pool, int8:   [ head_dim codes, -127 to 127 | a float32, by which each is multiplied ]
+    a vector of an int8 pool:         [ head_dim numbers, -127 to 127 | their scale, a float32 ]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streamserve.engine import capacity
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.model.load.source import total_memory
 
-SCALE_BYTES = capacity.CODED_SCALE_BYTES
+SCALE_BYTES = capacity.KV_SCALE_BYTES
 _LEAST_SCALE = 1e-30  # below, a vector is stored as zeros
 
 
@@ -32,10 +32,10 @@ class LayerShape:
     value_dim: int
     sliding_window: int | None = None
 
-    def bytes_per_token(self, dtype: torch.dtype, *, is_coded: bool = False) -> int:
+    def bytes_per_token(self, dtype: torch.dtype, *, is_int8: bool = False) -> int:
         """Bytes of key and value for one token in this layer."""
         num = self.key_dim + self.value_dim
-        return self.num_kv_heads * (num + 2 * SCALE_BYTES if is_coded else num * int(dtype.itemsize))
+        return self.num_kv_heads * (num + 2 * SCALE_BYTES if is_int8 else num * int(dtype.itemsize))
 
 
 class Slots:
@@ -60,8 +60,8 @@ class Slots:
 class KVCache:
     """Key and value pools by layer index. Slots are written and read by index; nothing is ever cleared.
 
-    `dtype` is that of the numbers that are written and read. `is_coded`: they are kept in eight bits, each vector with
-    a scale of its own, and written alike whoever writes them.
+    `dtype` is that of the numbers that are written and read. `is_int8`: they are kept in eight bits, each vector with
+    a scale of its own. Torch and the native step store the same bits.
     """
 
     def __init__(
@@ -72,17 +72,17 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
-        is_coded: bool = False,
+        is_int8: bool = False,
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.dtype = dtype
-        self.is_coded = is_coded
+        self.is_int8 = is_int8
         num_slots = num_blocks * block_size
 
         def pool(num_heads: int, dim: int) -> torch.Tensor:
             # Empty: the system allocates the pages when they are first written. Unwritten slots are never read.
-            if is_coded:
+            if is_int8:
                 return torch.empty(num_heads, num_slots, dim + SCALE_BYTES, dtype=torch.int8, device=device)
             return torch.empty(num_heads, num_slots, dim, dtype=dtype, device=device)
 
@@ -91,8 +91,8 @@ class KVCache:
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store key (num_kv_heads, num_tokens, key_dim) and value of the packed tokens at `slots` (num_tokens,)."""
-        if self.is_coded:
-            key, value = coded(key), coded(value)
+        if self.is_int8:
+            key, value = quantize(key), quantize(value)
         self.keys[layer].index_copy_(1, slots, key)
         self.values[layer].index_copy_(1, slots, value)
 
@@ -105,19 +105,21 @@ class KVCache:
             keys.view(num_heads * num_slots, -1).index_select(0, rows).view(num_heads, -1, keys.shape[2]),
             values.view(num_heads * num_slots, -1).index_select(0, rows).view(num_heads, -1, values.shape[2]),
         )
-        return (decoded(found[0], self.dtype), decoded(found[1], self.dtype)) if self.is_coded else found
+        return (dequantize(found[0], self.dtype), dequantize(found[1], self.dtype)) if self.is_int8 else found
 
     def fill_block(self, block_id: int, number: float) -> None:
         """Overwrite one block in every layer (tests poison freed blocks with NaN)."""
         span = slice(block_id * self.block_size, (block_id + 1) * self.block_size)
         for pool in (*self.keys.values(), *self.values.values()):
-            pool[:, span] = coded(torch.full((1, 1, pool.shape[2] - SCALE_BYTES), number)) if self.is_coded else number
+            pool[:, span] = (
+                quantize(torch.full((1, 1, pool.shape[2] - SCALE_BYTES), number)) if self.is_int8 else number
+            )
 
 
-def coded(vectors: torch.Tensor) -> torch.Tensor:
-    """Return vectors (..., dim) as rows of a coded pool, int8 (..., dim + SCALE_BYTES): bit for bit what kernels store.
+def quantize(vectors: torch.Tensor) -> torch.Tensor:
+    """Return vectors (..., dim) as rows of an int8 pool (..., dim + SCALE_BYTES), bit for bit as the native step.
 
-    A vector with a number that is not finite has a scale that is none.
+    A vector with a number that is not finite gets NaN as its scale.
     """
     numbers = vectors.float()
     lost = (numbers * 0).sum(dim=-1, keepdim=True)  # 0, but for what is not finite
@@ -127,17 +129,17 @@ def coded(vectors: torch.Tensor) -> torch.Tensor:
     return torch.cat((codes, scale.view(torch.int8)), dim=-1)
 
 
-def decoded(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the vectors (..., dim) of rows of a coded pool."""
+def dequantize(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the vectors (..., dim) that rows of an int8 pool stand for."""
     codes, scale = rows[..., :-SCALE_BYTES], rows[..., -SCALE_BYTES:].contiguous().view(torch.float32)
     return (codes.float() * scale).to(dtype)
 
 
 def bytes_per_block(
-    layers: Mapping[int, LayerShape], block_size: int, dtype: torch.dtype, *, is_coded: bool = False
+    layers: Mapping[int, LayerShape], block_size: int, dtype: torch.dtype, *, is_int8: bool = False
 ) -> int:
     """Bytes one block takes over all layers."""
-    return block_size * sum(layer.bytes_per_token(dtype, is_coded=is_coded) for layer in layers.values())
+    return block_size * sum(layer.bytes_per_token(dtype, is_int8=is_int8) for layer in layers.values())
 
 
 def pool_bytes(config: EngineConfig, device: torch.device, weight_bytes: int = 0) -> int:

@@ -113,7 +113,7 @@ class ModelRunner:
     """Runs plans on one model. See `plan.Runner` for the contract.
 
     `can_overlap`: by default on a GPU; on a CPU, where `launch` does all the work, it works too and gains nothing.
-    `has_coded_kv`: keys and values are kept in eight bits.
+    `has_int8_kv`: keys and values are kept in eight bits.
     """
 
     def __init__(
@@ -124,10 +124,10 @@ class ModelRunner:
         num_blocks: int,
         max_model_len: int,
         can_overlap: bool | None = None,
-        has_coded_kv: bool = False,
+        has_int8_kv: bool = False,
     ) -> None:
         self.loaded = loaded
-        self.has_coded_kv = has_coded_kv
+        self.has_int8_kv = has_int8_kv
         self.layers = loaded.layers
         self.block_size = block_size
         self.num_blocks = num_blocks
@@ -151,15 +151,15 @@ class ModelRunner:
         """Tokens that the whole KV memory can hold for one sequence."""
         return max_tokens_that_fit(self.num_blocks, self.block_size)
 
-    def new_kv(self, num_blocks: int, *, is_coded: bool | None = None) -> KVCache:
-        """Allocate KV memory of this model's shape, coded as its own is or as is said."""
+    def new_kv(self, num_blocks: int, *, is_int8: bool | None = None) -> KVCache:
+        """Allocate KV memory of this model's shape; `is_int8` None: as its own is."""
         return KVCache(
             self.layers,
             num_blocks=num_blocks,
             block_size=self.block_size,
             dtype=self.loaded.dtype,
             device=self.loaded.device,
-            is_coded=self.has_coded_kv if is_coded is None else is_coded,
+            is_int8=self.has_int8_kv if is_int8 is None else is_int8,
         )
 
     def take_draft(self, runner: ModelRunner) -> None:

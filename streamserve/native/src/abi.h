@@ -54,8 +54,8 @@ SS_API ss::Status ss_linear(int64_t kind, const void* packed, const float* bias,
 SS_API ss::Status ss_linear_rows(int64_t kind, const void* packed, int64_t num_outputs, int64_t num_inputs,
                                  const int64_t* rows, int64_t num_rows, int64_t y_dtype, void* y, int64_t num_threads);
 
-// Decode attention of one layer (attend.h). Queries, pools and outputs have one dtype; strides count numbers. Coded
-// pools have rows of coded.h instead, dim + 4 bytes each.
+// Decode attention of one layer (attend.h). Queries, pools and outputs have one dtype; strides count numbers.
+// With `is_int8` the pools have rows of kv_int8.h instead, dim + 4 bytes each.
 struct DecodeCall {
   const void* query;  // (num_rows, num_heads, key_dim), strided
   void* out;          // (num_rows, num_heads, value_dim)
@@ -67,7 +67,7 @@ struct DecodeCall {
   int64_t query_row_stride, query_head_stride, table_stride, num_slots;
   int64_t num_rows, num_heads, num_kv_heads, key_dim, value_dim, block_size;
   int64_t window;  // 0: none
-  int64_t is_coded;
+  int64_t is_int8;
   float scaling;
   float softcap;  // 0: none
 };
@@ -85,7 +85,7 @@ struct PromptCall {
   int64_t start;  // position of the first row
   int64_t num_rows, num_heads, num_kv_heads, key_dim, value_dim, block_size;
   int64_t window;  // 0: none
-  int64_t is_coded;
+  int64_t is_int8;
   float scaling;
   float softcap;  // 0: none
 };
@@ -144,7 +144,7 @@ struct StepLayer {
   ss::Linear qkv, out, gate_up, down;
   const float *attention_norm, *after_attention_norm, *mlp_norm, *after_mlp_norm;  // (hidden_size,)
   const float *query_norm, *key_norm;  // (num_heads * head_dim,), (num_kv_heads * head_dim,)
-  void *keys, *values;                 // pools (num_kv_heads, num_slots, head_dim) of the model's dtype, or coded
+  void *keys, *values;                 // pools (num_kv_heads, num_slots, head_dim) of the model's dtype, or int8
   const float* sinks;                  // (num_heads,), or null
   int64_t num_heads, num_kv_heads, head_dim;
   int64_t window;     // 0: none
@@ -162,7 +162,7 @@ struct StepModel {
   ss::Linear head, table;
   int64_t num_layers, num_rotations, num_embeddings, hidden_size, dtype, block_size, num_slots;
   int64_t activation;  // Activation of step_parts.h
-  int64_t is_coded;    // the pools have rows of coded.h
+  int64_t is_int8;     // the pools have rows of kv_int8.h
   float eps, embedding_multiplier, residual_multiplier;
 };
 

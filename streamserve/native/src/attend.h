@@ -8,7 +8,7 @@
 // and values. (Ideas: Dao et al., FlashAttention, the running softmax; Flash-Decoding, the parts; vLLM's paged
 // attention, the block tables.)
 //
-//   keys (Hkv, num_slots, D), values (Hkv, num_slots, Dv), or rows of coded.h
+//   keys (Hkv, num_slots, D), values (Hkv, num_slots, Dv), or rows of kv_int8.h
 //   slot of position i: table[i / block_size] * block_size + i % block_size
 //
 // Numbers are computed in float32, whatever the pools hold. A NaN reaches the output.
@@ -18,7 +18,7 @@
 #include <cmath>
 #include <vector>
 
-#include "coded.h"
+#include "kv_int8.h"
 #include "linear.h"
 #include "parallel.h"
 #include "status.h"

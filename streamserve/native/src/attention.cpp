@@ -101,7 +101,7 @@ Status ss_attend_decodes(const DecodeCall* call, int64_t dtype, int64_t num_thre
   return status_of([&] {
     with_type(dtype, [&](auto one) {
       using T = decltype(one);
-      if (call->is_coded) attend_decodes<T, q8>(*call, num_threads);
+      if (call->is_int8) attend_decodes<T, q8>(*call, num_threads);
       else attend_decodes<T, T>(*call, num_threads);
     });
   });
@@ -111,7 +111,7 @@ Status ss_attend_prompt(const PromptCall* call, int64_t dtype, int64_t num_threa
   return status_of([&] {
     with_type(dtype, [&](auto one) {
       using T = decltype(one);
-      if (call->is_coded) attend_prompt<T, q8>(*call, num_threads);
+      if (call->is_int8) attend_prompt<T, q8>(*call, num_threads);
       else attend_prompt<T, T>(*call, num_threads);
     });
   });

@@ -6,7 +6,7 @@
 //     logits = head(norm(x))
 //
 // A part that a layer does not have is null. States are float32 throughout; weights are of any kind (linear.h), the
-// pools of the model's dtype, or coded (coded.h). Each row is computed alone but for what it reads from the pools, and
+// pools of the model's dtype, or int8 (kv_int8.h). Each row is computed alone but for what it reads from the pools, and
 // there every number is one that a decode would have written: a row's bits depend on its sequence's tokens, not on the
 // chunks in which they came. Between phases all threads wait for each other, five or six times a layer. Where rows are
 // few, each thread makes a linear's inputs for itself: that is sooner done than waited for.
@@ -364,7 +364,7 @@ void run_step(const StepModel& model, const StepCall& call, int64_t num_threads)
 
 Status ss_step(const StepModel* model, const StepCall* call, int64_t num_threads) {
   return status_of([&] {
-    if (model->is_coded) return run_step<q8>(*model, *call, num_threads);
+    if (model->is_int8) return run_step<q8>(*model, *call, num_threads);
     with_type(model->dtype, [&](auto number) { run_step<decltype(number)>(*model, *call, num_threads); });
   });
 }

@@ -21,7 +21,7 @@ QKV, OUT, GATE_UP, DOWN = "qkv", "out", "gate_up", "down"  # the linear layers o
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class LoraLinear:
     """What an adapter adds to the outputs `begin` to `end` of one linear layer. `up` has alpha / r within it."""
 
     begin: int
@@ -35,7 +35,7 @@ class Adapter:
     """The changes of one adapter: `layers[index]` has those of a layer by QKV, OUT, GATE_UP, DOWN."""
 
     name: str
-    layers: Sequence[dict[str, tuple[Change, ...]]]
+    layers: Sequence[dict[str, tuple[LoraLinear, ...]]]
 
     @property
     def num_bytes(self) -> int:

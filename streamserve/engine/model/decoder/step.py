@@ -56,7 +56,7 @@ class _Model(ctypes.Structure):
         *((name, _pointer) for name in ("layers", "rotations", "embedding", "norm")),
         *((name, LinearRecord) for name in ("head", "table")),
         *((name, _int) for name in ("num_layers", "num_rotations", "num_embeddings", "hidden_size", "dtype")),
-        *((name, _int) for name in ("block_size", "num_slots", "activation", "is_coded")),
+        *((name, _int) for name in ("block_size", "num_slots", "activation", "is_int8")),
         *((name, _float) for name in ("eps", "embedding_multiplier", "residual_multiplier")),
     )
 
@@ -167,7 +167,7 @@ class NativeStep:
         for layer, own in zip(self._layers, self._decoder_layers, strict=True):
             layer.keys, layer.values = kv.keys[own.index].data_ptr(), kv.values[own.index].data_ptr()
         self._model.block_size, self._model.num_slots = kv.block_size, kv.num_blocks * kv.block_size
-        self._model.is_coded = kv.is_coded
+        self._model.is_int8 = kv.is_int8
         self._kv = kv
 
     def _layer(self, layer: DecoderLayer) -> _Layer:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from streamserve.engine.model.decoder.adapters import DOWN, GATE_UP, OUT, QKV, Adapter, Change
+from streamserve.engine.model.decoder.adapters import DOWN, GATE_UP, OUT, QKV, Adapter, LoraLinear
 from streamserve.engine.model.decoder.build import qkv_names
 from streamserve.engine.model.decoder.spec import DecoderSpec
 from streamserve.engine.model.linear.base import Linear
@@ -42,14 +42,6 @@ _MORE = {
 _Place = tuple[str, int, int, int]
 
 
-def adapter_bytes(folder: Path) -> int:
-    """Return the size of an adapter's weights. Raises ModelLoadError."""
-    file = folder / WEIGHTS
-    if not file.is_file():
-        raise ModelLoadError(f"{folder} has no {WEIGHTS}, so it is no adapter. Name the folder that PEFT has written.")
-    return file.stat().st_size
-
-
 def read_adapter(
     name: str, folder: Path, spec: DecoderSpec, make: Callable[[torch.Tensor], Linear], dtype: torch.dtype
 ) -> Adapter:
@@ -57,10 +49,11 @@ def read_adapter(
 
     Raises ModelLoadError for files that are no LoRA adapter, or an adapter of another model.
     """
-    adapter_bytes(folder)
+    if not (folder / WEIGHTS).is_file():
+        raise ModelLoadError(f"{folder} has no {WEIGHTS}, so it is no adapter. Name the folder that PEFT has written.")
     scale_of = _scaling(folder, _config(folder))
     tables = [dict(_places(spec, index)) for index in range(len(spec.layers))]
-    layers: list[dict[str, tuple[Change, ...]]] = [{} for _ in tables]
+    layers: list[dict[str, tuple[LoraLinear, ...]]] = [{} for _ in tables]
     for (index, module), (down, up) in sorted(_pairs(folder).items()):
         place = tables[index].get(module) if index < len(tables) else None
         if place is None:
@@ -76,7 +69,7 @@ def read_adapter(
                 f"this model has {end - begin} outputs and {num_inputs} inputs: it was trained on another model."
             )
         up = (up.float() * scale_of(rank)).to(dtype)
-        change = Change(begin, end, make(down.to(dtype).contiguous()), make(up.contiguous()))
+        change = LoraLinear(begin, end, make(down.to(dtype).contiguous()), make(up.contiguous()))
         layers[index][part] = (*layers[index].get(part, ()), change)
     return Adapter(name, layers)
 
@@ -92,10 +85,13 @@ def _config(folder: Path) -> Mapping[str, Any]:
             "written."
         ) from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise ModelLoadError(f"{file} is of no LoRA adapter, and no other kind is known here.")
+        raise ModelLoadError(f"{file} is of no LoRA adapter, and no other kind is known here. Take it out of ADAPTERS.")
     for field, plain in _MORE.items():
         if config.get(field) is not None and config[field] not in plain:
-            raise ModelLoadError(f"The adapter {folder} has {field} {config[field]!r}, which is not known here.")
+            raise ModelLoadError(
+                f"The adapter {folder} has {field} {config[field]!r}, which cannot be computed here. Merge it into the "
+                "model (PEFT: merge_and_unload), or train it without."
+            )
     return config
 
 
@@ -103,7 +99,7 @@ def _scaling(folder: Path, config: Mapping[str, Any]) -> Callable[[int], float]:
     """Return what the product of an adapter's two weights is multiplied by, by their rank."""
     alpha = config.get("lora_alpha", 8)
     if not isinstance(alpha, int | float) or isinstance(alpha, bool):
-        raise ModelLoadError(f"The adapter {folder} has a lora_alpha that is no number: {alpha!r}.")
+        raise ModelLoadError(f"The adapter {folder} has a lora_alpha that is no number: {alpha!r}. Copy it again.")
     exponent = 0.5 if config.get("use_rslora") else 1.0
     return lambda rank: alpha / rank**exponent
 
@@ -121,7 +117,10 @@ def _pairs(folder: Path) -> dict[tuple[int, str], tuple[torch.Tensor, torch.Tens
     for name, weight in weights.items():
         match = _NAME.search(name)
         if match is None or weight.dim() != 2 or not weight.numel():
-            raise ModelLoadError(f"The adapter {folder} has {name}, which is no LoRA weight of a layer.")
+            raise ModelLoadError(
+                f"The adapter {folder} has {name}, which is no LoRA weight of a layer. "
+                "Merge it into the model (PEFT: merge_and_unload), or train it on linear layers alone."
+            )
         found.setdefault((int(match[1]), match[2]), {})[match[3]] = weight
     lacking = [f"layers.{index}.{module}" for (index, module), pair in found.items() if len(pair) != 2]
     if lacking or not found:

@@ -244,7 +244,7 @@ def _paged_logits(runner: ModelRunner, tokens: ProbeTokens) -> torch.Tensor:
     # Backwards and with gaps, the neighbour's block in the middle: no table is the identity.
     table = tuple(range(NULL_BLOCKS + 2 * num_blocks, NULL_BLOCKS, -2))
     neighbour = NULL_BLOCKS + num_blocks - 1 + num_blocks % 2
-    own_kv, runner.kv = runner.kv, runner.new_kv(NULL_BLOCKS + 2 * num_blocks + 1, is_coded=False)
+    own_kv, runner.kv = runner.kv, runner.new_kv(NULL_BLOCKS + 2 * num_blocks + 1, is_int8=False)
     logits, start = [], 0
     try:
         for size in tokens.parts:

@@ -250,7 +250,7 @@ def _runner_of(loaded: LoadedModel, config: EngineConfig, draft: ModelRunner | N
         num_blocks=choose_num_blocks(loaded, config, longest, None if draft is None else draft.loaded),
         max_model_len=longest,
         can_overlap=config.overlap or None,
-        has_coded_kv=config.kv_dtype == "int8",
+        has_int8_kv=config.kv_dtype == "int8",
     )
 
 
@@ -263,12 +263,12 @@ def choose_num_blocks(loaded: LoadedModel, config: EngineConfig, longest: int, d
         return config.num_blocks
     models = [loaded] if draft is None else [loaded, draft]
     budget = pool_bytes(config, loaded.device, sum(one.weight_bytes for one in models))
-    is_coded = config.kv_dtype == "int8"
-    block_bytes = sum(bytes_per_block(one.layers, config.block_size, one.dtype, is_coded=is_coded) for one in models)
+    is_int8 = config.kv_dtype == "int8"
+    block_bytes = sum(bytes_per_block(one.layers, config.block_size, one.dtype, is_int8=is_int8) for one in models)
     useful = most_useful_blocks(most_whole(config), longest, config.block_size)
     num_blocks = num_blocks_for(budget, block_bytes, most_useful=useful)
     if draft is not None:
-        of_draft = bytes_per_block(draft.layers, config.block_size, draft.dtype, is_coded=is_coded)
+        of_draft = bytes_per_block(draft.layers, config.block_size, draft.dtype, is_int8=is_int8)
         logger.info(
             "%s drafts for %s: %.2f GB of weights, and %s of the %s bytes of each of %d KV blocks",
             draft.source.folder, loaded.source.folder, draft.weight_bytes / 1e9, f"{of_draft:,}", f"{block_bytes:,}",

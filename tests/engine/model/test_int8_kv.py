@@ -1,4 +1,4 @@
-"""Keys and values in eight bits: the same bits whoever writes them, the same tokens however a prompt is cut."""
+"""Keys and values in eight bits: torch and kernels store the same bits, and chunks of any size give the same tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install streamserv
 
 from streamserve.engine.capacity import capacity, kv_bytes_per_token  # noqa: E402  (after the skip)
 from streamserve.engine.config import EngineConfig, ModelConfig  # noqa: E402
-from streamserve.engine.model.kv_cache import SCALE_BYTES, coded, decoded  # noqa: E402
+from streamserve.engine.model.kv_cache import SCALE_BYTES, dequantize, quantize  # noqa: E402
 from streamserve.engine.model.load.source import ModelLoadError  # noqa: E402
 from streamserve.engine.model.load.start import load_runner  # noqa: E402
 from streamserve.engine.model.runner import ModelRunner  # noqa: E402
@@ -37,18 +37,18 @@ def load(folder: Path, **fields: Any) -> ModelRunner:
 def test_a_vector_comes_back_within_half_a_step() -> None:
     """Of its own scale: a large neighbour takes nothing from a small vector. Zeros stay zeros."""
     vectors = torch.randn(3, 50, 33) * torch.logspace(-20, 20, 50)[None, :, None]
-    rows = coded(vectors)
+    rows = quantize(vectors)
     assert (rows.dtype, rows.shape) == (torch.int8, (3, 50, 33 + SCALE_BYTES))
-    error = (decoded(rows, torch.float32) - vectors).abs().amax(-1)
+    error = (dequantize(rows, torch.float32) - vectors).abs().amax(-1)
     assert bool((error <= vectors.abs().amax(-1) / 127 * 0.5001).all())
-    assert torch.equal(decoded(coded(torch.zeros(1, 2, 5)), torch.float32), torch.zeros(1, 2, 5))
+    assert torch.equal(dequantize(quantize(torch.zeros(1, 2, 5)), torch.float32), torch.zeros(1, 2, 5))
 
 
 @pytest.mark.parametrize("lost", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_not_hidden(lost: float) -> None:
     vectors = torch.randn(2, 4, 16)
     vectors[1, 2, 5] = lost
-    found = decoded(coded(vectors), torch.float32)
+    found = dequantize(quantize(vectors), torch.float32)
     assert bool(found[1, 2].isnan().any())
     assert bool(found[0].isfinite().all())
 
@@ -67,7 +67,7 @@ def test_the_native_step_stores_what_torch_stores(tiny_folder: Callable[[str], P
     slots = torch.tensor([one.block_table[block] * BLOCK_SIZE + offset for block, offset in places])
     for keys, values in native.values():
         for rows in (keys[:, slots], values[:, slots]):
-            again = coded(decoded(rows, torch.float32))
+            again = quantize(dequantize(rows, torch.float32))
             scales = [part[..., -SCALE_BYTES:].contiguous().view(torch.float32) for part in (again, rows)]
             assert torch.equal(again[..., :-SCALE_BYTES], rows[..., :-SCALE_BYTES])
             assert torch.allclose(*scales, rtol=1e-6)
