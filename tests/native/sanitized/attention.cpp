@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "check.h"
+#include "kv_int8.h"
 
 namespace ss {
 namespace {
@@ -14,11 +15,33 @@ struct Shape {
   bool has_sinks;
 };
 
+// A pool of `num_slots` vectors in all.
+template <class Kv>
+std::vector<Kv> pool(Numbers& numbers, int64_t num_slots, int64_t dim) {
+  if constexpr (!kIsInt8<Kv>) {
+    return numbers.vector<Kv>(num_slots * dim);
+  } else {
+    std::vector<Kv> out(size_t(num_slots * row_stride<Kv>(dim)));
+    for (int64_t slot = 0; slot < num_slots; slot++)
+      store_vector(numbers.vector<float>(dim).data(), dim, &out[size_t(slot * row_stride<Kv>(dim))]);
+    return out;
+  }
+}
+
+// Number `d` of a slot's vector.
+template <class Kv>
+double number_of(const std::vector<Kv>& pool, int64_t slot, int64_t dim, int64_t d) {
+  const Kv* row = &pool[size_t(slot * row_stride<Kv>(dim))];
+  if constexpr (kIsInt8<Kv>) return double(to_float(row[d])) * scale_of(row, dim);
+  return to_float(row[d]);
+}
+
 // One call, in buffers without a byte to spare.
-template <class T>
+template <class T, class Kv = T>
 struct Case {
   DecodeCall call{};
-  std::vector<T> query, keys, values, out;
+  std::vector<T> query, out;
+  std::vector<Kv> keys, values;
   std::vector<int64_t> positions, tables;
   std::vector<float> sinks;
 
@@ -30,8 +53,8 @@ struct Case {
     const int64_t num_blocks = num_rows * stride, num_slots = num_blocks * shape.block_size;
     for (int64_t i = 0; i < num_blocks; i++) tables.push_back(num_blocks - 1 - i);
     query = numbers.vector<T>(num_rows * shape.num_heads * shape.key_dim);
-    keys = numbers.vector<T>(shape.num_kv_heads * num_slots * shape.key_dim);
-    values = numbers.vector<T>(shape.num_kv_heads * num_slots * shape.value_dim);
+    keys = pool<Kv>(numbers, shape.num_kv_heads * num_slots, shape.key_dim);
+    values = pool<Kv>(numbers, shape.num_kv_heads * num_slots, shape.value_dim);
     sinks = numbers.vector<float>(shape.num_heads);
     out.resize(size_t(num_rows * shape.num_heads * shape.value_dim));
     call.query = query.data(), call.out = out.data(), call.keys = keys.data(), call.values = values.data();
@@ -42,6 +65,7 @@ struct Case {
     call.num_heads = shape.num_heads, call.num_kv_heads = shape.num_kv_heads;
     call.key_dim = shape.key_dim, call.value_dim = shape.value_dim, call.block_size = shape.block_size;
     call.window = shape.window, call.scaling = 0.5f, call.softcap = shape.softcap;
+    call.is_int8 = kIsInt8<Kv>;
   }
 
   // The output of a row's head, number `d`.
@@ -56,19 +80,19 @@ struct Case {
       double score = 0;
       for (int64_t k = 0; k < call.key_dim; k++)
         score += double(to_float(query[size_t((row * call.num_heads + head) * call.key_dim + k)])) *
-                 to_float(keys[size_t(slot * call.key_dim + k)]);
+                 number_of(keys, slot, call.key_dim, k);
       score *= call.scaling;
       if (call.softcap > 0) score = std::tanh(score / call.softcap) * call.softcap;
       total += std::exp(score);
-      sum += std::exp(score) * to_float(values[size_t(slot * call.value_dim + d)]);
+      sum += std::exp(score) * number_of(values, slot, call.value_dim, d);
     }
     return sum / total;
   }
 };
 
-template <class T>
+template <class T, class Kv = T>
 void check_case(const Shape& shape, int64_t dtype, int64_t num_threads) {
-  Case<T> made(shape, {1, 40, 65, 700});
+  Case<T, Kv> made(shape, {1, 40, 65, 700});
   ss_attend_decodes(&made.call, dtype, num_threads);
   double most = 0;
   for (int64_t row = 0; row < made.call.num_rows; row++)
@@ -82,21 +106,25 @@ void check_case(const Shape& shape, int64_t dtype, int64_t num_threads) {
 }
 
 // A prompt's rows are bitwise decodes at their positions.
-template <class T>
+template <class T, class Kv = T>
 void check_prompt(const Shape& shape, int64_t dtype, int64_t start, int64_t num_rows, int64_t num_threads) {
   std::vector<int64_t> lengths;
   for (int64_t i = 0; i < num_rows; i++) lengths.push_back(start + i + 1);
-  Case<T> made(shape, lengths);
+  Case<T, Kv> made(shape, lengths);
   for (int64_t i = made.call.table_stride; i < int64_t(made.tables.size()); i++)  // all rows are of the first sequence
     made.tables[size_t(i)] = made.tables[size_t(i % made.call.table_stride)];
   ss_attend_decodes(&made.call, dtype, num_threads);
   const std::vector<int64_t> table(made.tables.begin(), made.tables.begin() + made.call.table_stride);
   std::vector<T> out(made.out.size());
   const DecodeCall& own = made.call;
-  const PromptCall call{own.query,     out.data(),   own.keys,           own.values,      table.data(),
-                        own.sinks,     own.query_row_stride, own.query_head_stride, own.num_slots, start,
-                        num_rows,      own.num_heads, own.num_kv_heads,  own.key_dim,     own.value_dim,
-                        own.block_size, own.window,   own.scaling,       own.softcap};
+  PromptCall call{};
+  call.query = own.query, call.out = out.data(), call.keys = own.keys, call.values = own.values;
+  call.table = table.data(), call.sinks = own.sinks;
+  call.query_row_stride = own.query_row_stride, call.query_head_stride = own.query_head_stride;
+  call.num_slots = own.num_slots, call.start = start, call.num_rows = num_rows;
+  call.num_heads = own.num_heads, call.num_kv_heads = own.num_kv_heads;
+  call.key_dim = own.key_dim, call.value_dim = own.value_dim, call.block_size = own.block_size;
+  call.window = own.window, call.is_int8 = own.is_int8, call.scaling = own.scaling, call.softcap = own.softcap;
   expect(ss_attend_prompt(&call, dtype, num_threads) == kDone, "a prompt fails", start, num_rows);
   expect(memcmp(out.data(), made.out.data(), out.size() * sizeof(T)) == 0,
          "a prompt is no decode: heads, dims, dtype, start, rows", shape.num_heads, shape.key_dim, shape.value_dim, dtype,
@@ -138,6 +166,10 @@ void check_attention() {
       check_prompt<float>(shape, kFloat32, 0, 70, num_threads);
       check_prompt<bf16>(shape, kBfloat16, 500, 45, num_threads);
       check_prompt<f16>(shape, kFloat16, 63, 1, num_threads);
+      check_case<float, q8>(shape, kFloat32, num_threads);
+      check_case<bf16, q8>(shape, kBfloat16, num_threads);
+      check_prompt<float, q8>(shape, kFloat32, 63, 70, num_threads);
+      check_prompt<bf16, q8>(shape, kBfloat16, 500, 1, num_threads);
     }
   for (int64_t dim : {1, 7, 64}) {
     check_slots<float>(3, 5, dim);
