@@ -82,6 +82,14 @@ class Laws:
         """Return the sequences that stayed and could decode."""
         return [sequence for sequence in self.stayed() if sequence.seq_id in self._could_decode]
 
+    def could_decode(self, sequence: Sequence) -> bool:
+        """Whether a sequence lacked one token when the step began."""
+        return sequence.seq_id in self._could_decode
+
+    def preempted_for_room(self) -> list[Sequence]:
+        """Return the sequences that ran when the step began, and have lost their blocks to its plan."""
+        return [s for s, _ in self._ran if s.state is State.WAITING and s.seq_id not in self._forced]
+
     # Called by the simulation.
 
     def note_admission(self, asked: Asked, one: SequenceRequest) -> None:

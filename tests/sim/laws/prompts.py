@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,9 @@ from tests.sim.model import STEP_SECONDS, TOKEN_SECONDS
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
+
+# After so many steps a step-time model knows what a token costs, and what a position does.
+_NUM_STEPS_TO_TELL = 64
 
 
 def surely_fits(sim: Simulation, head: Sequence, staying: list[Sequence], leaving: list[Sequence]) -> bool:
@@ -71,6 +75,7 @@ class PromptLaws:
             for s in self.sim.core.scheduler.running
             if not laws.sharing.waits(s) and (num_left > 0 or s.seq_id not in rows)
         ]
+        running = self._without_robbed(running)
         longest = max((laws.flights.num_unplanned(s) for s in running), default=0)
         is_spent = plan.num_tokens >= laws.budget_of_plan
         # A prompt may have waited for the chunk in flight of a row that has given way since.
@@ -89,13 +94,16 @@ class PromptLaws:
         seconds = min(shape.max_step_seconds, shape.itl_target_seconds if is_short else 1e9)
         hungry = {sequence.seq_id for sequence in decodes} & {chunk.seq_id for chunk in plan.chunks}
         # Those ahead join after the prompts, and so do the hungry ones in seats that were kept for prompts.
-        num_kept = min(len(self._begun()), max(1, shape.max_num_seqs // 2))
+        num_lost = sum(not laws.could_decode(s) and not is_row(s) for s in laws.preempted_for_room())
+        num_kept = min(len(self._begun()) + num_lost, max(1, shape.max_num_seqs // 2))
         num_before = min(len(hungry), shape.max_num_seqs - num_kept)
         by_time = round((seconds - STEP_SECONDS) / TOKEN_SECONDS) - num_before
         most = max(by_time, until_fitted, shape.block_size)
         if predicted is not None and predicted <= seconds:
-            # A fit of few sizes is a token or two off, and beyond the largest step so far it is a guess.
-            most += 2 + max(0, plan.num_tokens - step_time._most_tokens)
+            # A fit of few sizes is a token or two off, and beyond the largest step so far it is a guess. Early it may
+            # take pairs for tokens: in the steps so far both grew together.
+            is_young = step_time._num_steps < _NUM_STEPS_TO_TELL
+            most += (by_time // 2 if is_young else 0) + 2 + max(0, plan.num_tokens - step_time._most_tokens)
         assert num_prefill <= most, f"29: {num_prefill} tokens of prefill, not {most}"
 
     def _check_share(self, planned: dict[int, int], *, is_full: bool) -> None:
@@ -108,8 +116,7 @@ class PromptLaws:
             return
         of_batch = all(is_row(s) for s in scheduler.running if s.seq_id in planned)
         prompts = [s for s in prompts if is_row(s) is of_batch] if of_batch else [s for s in prompts if not is_row(s)]
-        if laws.admitted():  # what one with a chunk in flight was to take over may have been evicted for these
-            prompts = [s for s in prompts if s.seq_id in planned or laws.flights.chunk_of(s) is None]
+        prompts = self._without_robbed(prompts, planned)
         head = self._could_start()
         if head is not None and is_row(head) is of_batch and not (of_batch and is_full):
             prompts.append(head)
@@ -125,7 +132,7 @@ class PromptLaws:
         heads = laws.debts.heads
         sooner = heads[: heads.index(first.seq_id)] if first.seq_id in heads else []  # of lighter tenants
         # It comes after these in the queue, so what has begun before them goes before it, too.
-        key = max([first.order_key, *(s.order_key for s in chosen if s.seq_id in sooner)])
+        key = max([first.order_key, *(s.order_key for s in scheduler.running if s.seq_id in sooner)])
         later = [s.seq_id for s in chosen if s.order_key > key and s.seq_id not in {*lending, *sooner}]
         if first.seq_id not in planned:  # the sequences before it took the whole budget, or left some to the shortest
             if any(s.order_key < first.order_key for s in chosen):
@@ -143,6 +150,13 @@ class PromptLaws:
         begun = [s for s in prompts if s.seq_id not in planned and s in laws.running]
         shorter = [s.seq_id for s in begun if lacks[s.seq_id] < longest]
         assert not shorter, f"34: short prompts wait: {shorter}"
+
+    def _without_robbed(self, sequences: list[Sequence], planned: Collection[int] = ()) -> list[Sequence]:
+        """Leave out those that waited for a cached block while a chunk flew: it may be evicted for who was admitted."""
+        laws = self.sim.laws
+        if not laws.admitted():
+            return sequences
+        return [s for s in sequences if s.seq_id in planned or laws.flights.chunk_of(s) is None]
 
     def _could_start(self) -> Sequence | None:
         """Return the next in the queue if it could have been admitted when the plan was made."""
