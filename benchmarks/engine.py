@@ -1,7 +1,8 @@
 """Our engine beside transformers `generate` and transformers continuous batching, in turns, in one run.
 
     python -m benchmarks.engine [--dtype bf16,fp32] [--streams 1,8,32] [--quick] [--cpu-time]
-    python -m benchmarks.engine --plain    our decoder layers beside transformers' own
+    python -m benchmarks.engine --plain      our decoder layers beside transformers' own
+    python -m benchmarks.engine --variants   only ours: plain, with KV in int8, and with adapters
 
 A random model of SmolLM2-135M's shape is built locally. Every contender decodes as many streams over as long a
 context and never stops early; all sample (temperature 0.8, top-p 0.95; with `--greedy-peers` only ours).
@@ -24,6 +25,7 @@ import transformers
 
 from benchmarks.support.contenders import GREEDY, SAMPLED, Contender, ContinuousBatching, Generate, Ours, choose_clock
 from benchmarks.support.machine import processor
+from benchmarks.support.random_adapter import save_random_adapter
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 SMOLLM2_135M = {
@@ -51,7 +53,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             build_model(Path(folder), DTYPES[name])
             print(f"\n{name}", flush=True)
-            (run_plain if options.plain else run_dtype)(folder, DTYPES[name], options)
+            run = run_variants if options.variants else run_plain if options.plain else run_dtype
+            run(folder, DTYPES[name], options)
 
 
 def parse_options() -> argparse.Namespace:
@@ -64,6 +67,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--plain", action="store_true", help="only ours, with our decoder layers and with transformers'"
     )
+    parser.add_argument("--variants", action="store_true", help="only ours: plain, KV in int8, and with adapters")
     parser.add_argument("--greedy-peers", action="store_true", help="only ours samples")
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--steps", type=int, default=None, help="decode steps a round")
@@ -131,6 +135,43 @@ def run_plain(folder: str, dtype: str, options: argparse.Namespace) -> None:
         )
         print_line(f"decode step, {num_streams} streams", times)
     print_line("first token, 1k prompt", take_turns(contenders, lambda one: one.first_token(LONG_PROMPT_LEN), options))
+    for contender in contenders:
+        contender.close()
+
+
+def run_variants(folder: str, dtype: str, options: argparse.Namespace) -> None:
+    """Measure what keys in eight bits and adapters cost; print a line for each shape, and ratios to the plain engine.
+
+    Adapters have rank 16 in all linear layers; beside streams without an adapter, a step takes two passes.
+    """
+    adapters = {}
+    for name in ("a", "b"):
+        save_random_adapter(Path(folder) / name, Path(folder), rank=16)
+        adapters[name] = str(Path(folder) / name)
+    contenders = [
+        Ours(folder, dtype),
+        Ours(folder, dtype, kv_dtype="int8"),
+        Ours(folder, dtype, adapters=adapters, of_streams=("a",)),
+        Ours(folder, dtype, adapters=adapters, of_streams=("a", "b")),
+        Ours(folder, dtype, adapters=adapters, of_streams=("a", "")),
+    ]
+    titles = ("plain", "int8 KV", "an adapter", "two adapters", "half of them")
+    print(f"{'':24}{''.join(f'{title:>20}' for title in titles)}")
+
+    def measure(title: str, run: Callable[[Any], float]) -> None:
+        times = take_turns(contenders, run, options)
+        cells = [f"{statistics.median(times[0]) * 1000:20.1f}"]
+        for seen in times[1:]:
+            ratio = statistics.median(ours / plain for ours, plain in zip(seen, times[0], strict=True))
+            cells.append(f"{statistics.median(seen) * 1000:12.1f}  ({ratio:.2f})")
+        print(f"{title:24}{''.join(cells)}", flush=True)
+
+    for num_streams in options.streams:
+        measure(
+            f"decode step, {num_streams} streams",
+            lambda one, n=num_streams: one.decode(n, options.prompt_len, options.steps),
+        )
+    measure("first token, 1k prompt", lambda one: one.first_token(LONG_PROMPT_LEN))
     for contender in contenders:
         contender.close()
 

@@ -9,6 +9,7 @@ import logging
 import random
 import statistics
 import time
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -66,11 +67,24 @@ class Ours:
     name = "ours"
 
     def __init__(
-        self, folder: str, dtype: str, device: str = "cpu", num_blocks: int = 1024, *, on_transformers: bool = False
+        self,
+        folder: str,
+        dtype: str,
+        device: str = "cpu",
+        num_blocks: int = 1024,
+        *,
+        on_transformers: bool = False,
+        adapters: Mapping[str, str] | None = None,
+        of_streams: tuple[str, ...] = ("",),
+        **options: Any,
     ) -> None:
-        """`on_transformers`: with transformers' decoder layers instead of ours."""
-        self.config = EngineConfig(num_blocks=num_blocks, prefill_chunk=2048, max_num_batched_tokens=8192)
-        model = ModelConfig(alias="ours", path=folder, dtype=dtype, device=device)
+        """`on_transformers`: with transformers' decoder layers instead of ours. `options` are the engine's.
+
+        `of_streams`: the streams' adapters in turn, "" for none; `adapters`: the folder of each.
+        """
+        self.config = EngineConfig(num_blocks=num_blocks, prefill_chunk=2048, max_num_batched_tokens=8192, **options)
+        self.of_streams = of_streams
+        model = ModelConfig(alias="ours", path=folder, dtype=dtype, device=device, adapters=adapters or {})
         self.runner = load_hf_runner(model, self.config) if on_transformers else load_runner(model, self.config)
         self.core = EngineCore(self.runner, self.config, time.monotonic)
         self.seq_id = 0
@@ -158,6 +172,7 @@ class Ours:
             sampling=sampling,
             admission=Admission(owner="", tenant="", salt=salt, arrived_at=time.monotonic()),
             resume=resume,
+            adapter=self.of_streams[self.seq_id % len(self.of_streams)],
             latency_class="document",  # it may wait longer than a chat: no request is refused here
         )
         self.core.add(request)
