@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from signal import SIGKILL, SIGSTOP, Signals
 from statistics import median
 
+from streamserve.clients.adapter import AdapterClient
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
 from streamserve.protocol.errors import EngineUnavailable
@@ -40,8 +41,9 @@ SETTINGS = StreamConfig(coalesce_seconds=0.0, max_finished=4 * NUM_SEATS, snapsh
 class Readers:
     """`NUM_SEATS` streams at a time; each is read to its end and compared with the uninterrupted answer."""
 
-    def __init__(self, client: ProcessClient, rng: random.Random) -> None:
-        self.streams = Streams({client.alias: client}, MemoryLog(), SETTINGS)
+    def __init__(self, client: ProcessClient, rng: random.Random, adapters: Iterable[str] = ()) -> None:
+        clients = {client.alias: client, **{name: AdapterClient(name, client) for name in adapters}}
+        self.streams = Streams(clients, MemoryLog(), SETTINGS)
         self.num_answers = self.num_tokens = self.num_waits = self.num_returns = self.num_refused = 0
         self.next_token: list[float] = []  # seconds from each kill on
         self._client = client
@@ -142,7 +144,10 @@ class Readers:
 
 @dataclass
 class Killer:
-    """Kills the client's engine, and notes how long it takes to be noticed."""
+    """Kills the client's engine, and notes how long it takes to be noticed.
+
+    `num_drafted`: tokens of a draft model that the engines had accepted, as far as they have reported.
+    """
 
     client: ProcessClient
     readers: Readers
@@ -151,6 +156,7 @@ class Killer:
     noticed: dict[Signals, list[float]] = field(default_factory=lambda: {SIGKILL: [], SIGSTOP: []})
     num_early: int = 0
     num_lost: int = 0  # engines, by the client's count
+    num_drafted: int = 0
 
     async def kill_all(self, signals: Iterable[Signals]) -> None:
         """Kill in turn. One in six dies as soon as it has started; then the next one may live for a while."""
@@ -167,6 +173,7 @@ class Killer:
     async def _kill(self, how: Signals) -> None:
         pid = self.client.engine_pid
         assert pid is not None, "it ended by itself"
+        self.num_drafted += sum(self.client.stats().accepted_drafts.values())
         self.readers.kill(pid, how)
         now = time.monotonic()
         async with asyncio.timeout(DEADLINE_SECONDS):
@@ -200,14 +207,17 @@ def signals_of(num_kills: int, rng: random.Random) -> list[Signals]:
 
 
 @asynccontextmanager
-async def reading(spec: LaunchConfig, requests: list[GenerateRequest], rng: random.Random) -> AsyncIterator[Readers]:
-    """Readers at work, as soon as each request has been answered once without a kill. All of them end well."""
+async def reading(
+    spec: LaunchConfig, requests: list[GenerateRequest], rng: random.Random, right: list[Answer] | None
+) -> AsyncIterator[Readers]:
+    """Readers at work, as soon as each request has been answered once without a kill, as in `right`. All end well."""
     async with connected(spec) as client:
-        readers = Readers(client, rng)
+        readers = Readers(client, rng, spec.model.adapters)
         try:
             seat = min(STEADY)
             whole = await asyncio.gather(*(readers.read(seat, request) for request in requests))
             assert all(one.end is not None and one.end[0] == "done" and not one.statuses for one in whole)
+            assert right is None or [one.answer for one in whole] == right
             cases = [(request, one.answer) for request, one in zip(requests, whole, strict=True)]
             async with asyncio.TaskGroup() as seats:
                 tasks = [seats.create_task(readers.sit(seat, cases)) for seat in range(NUM_SEATS)]
@@ -225,12 +235,17 @@ async def kill_under_readers(
     signals: list[Signals],
     rng: random.Random,
     most_tokens: int,
+    right: list[Answer] | None = None,
 ) -> Killer:
-    """Kill the engine of `spec` with those signals, at random moments, and return the counts."""
-    async with reading(spec, requests, rng) as readers:
+    """Kill the engine of `spec` with those signals, at random moments, and return the counts.
+
+    `right`: the answers, where another engine has given them; otherwise they are the engine's own without a kill.
+    """
+    async with reading(spec, requests, rng, right) as readers:
         client = readers.streams.clients[spec.model.alias]
         assert isinstance(client, ProcessClient)
         killer = Killer(client, readers, rng, most_tokens)
         await killer.kill_all(signals)
         killer.num_lost = client.stats().lost_engines
+    killer.num_drafted += sum(client.stats().accepted_drafts.values())
     return killer
