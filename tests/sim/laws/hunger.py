@@ -133,7 +133,9 @@ class HungerLaws:
             assert num_decodes >= room, f"10: {starved[0].seq_id} is hungry, and left out of {num_decodes} decodes"
         if starved:
             least = min(hungry[s.seq_id] for s in starved)
-            others = [seq_id for seq_id in planned & hungry.keys() if hungry[seq_id] > least + 1e-9]
+            # A writer decodes in the turn, and in the seat, of the prompt that waits for its block.
+            own = planned & hungry.keys() - laws.sharing.writers_waited_for().keys()
+            others = [seq_id for seq_id in own if hungry[seq_id] > least + 1e-9]
             assert not others, f"10: {others[0]} decodes before a hungrier one"
         is_full = len(planned) >= num_seats or group.is_spent
         for sequence in left_out:
