@@ -15,11 +15,13 @@ import pytest
 pytest.importorskip("tokenizers", reason="needs the engine extra: pip install streamserve[engine]")
 pytest.importorskip("websockets", reason="needs websockets: pip install -r tests/requirements.txt")
 
+from benchmarks.peers.__main__ import parse_options
 from benchmarks.peers.install import NotInstalled, Peer, install
 from benchmarks.peers.quiet import Moment, Noise
-from benchmarks.peers.readers import Reading
+from benchmarks.peers.readers import Lengths, Reading
 from benchmarks.peers.report import NOISE, as_json, as_markdown, as_svg
 from benchmarks.peers.results import BEST, Entry, Results, at_once
+from benchmarks.peers.rounds import LOADS
 from benchmarks.qoe_http.readers import Prompts
 from benchmarks.qoe_http.servers import ROOT
 from benchmarks.support.shape import HELPDESK, SHAPES, model_folder
@@ -44,6 +46,14 @@ def results(**itls: tuple[float, ...]) -> Results:
         for value in values:
             made.add(made.entries[-1].name, ONE, {"itl_ms": value, "tokens_per_second": 1e3 / value})
     return made
+
+
+def test_a_plain_command_line_asks_for_the_lengths_that_are_documented(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All loads, with prompts of 1,000 and 3,000 tokens."""
+    monkeypatch.setattr(sys, "argv", ["peers"])
+    options = parse_options()
+    assert (options.lengths, options.loads) == (Lengths(), list(LOADS))
+    assert (options.lengths.long, options.lengths.mixed) == (1000, 3000)
 
 
 def test_itl_is_the_time_from_first_to_last_text_by_the_gaps_of_its_tokens() -> None:
