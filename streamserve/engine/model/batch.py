@@ -181,12 +181,13 @@ class StepBatch:
 
 
 def build_batch(plan: StepPlan, block_size: int, device: torch.device, *, groups_decodes: bool = True) -> StepBatch:
-    """Turn a plan into a batch: single-token chunks first, grouped by context length, then the rest.
+    """Turn a plan into a batch: single-token chunks first, grouped by context length, then the rest; of each adapter
+    side by side.
 
     Not `groups_decodes`: all decodes are one group, for an attention that reads their blocks where they are.
     """
     group_of = _length_of if groups_decodes else _kind_of
-    chunks = tuple(sorted(plan.chunks, key=group_of))
+    chunks = tuple(sorted(plan.chunks, key=lambda chunk: (group_of(chunk), chunk.adapter)))
     num_decodes = sum(len(chunk.token_ids) == 1 for chunk in chunks)
     numbers = to_device(_int_tensor(_numbers_of(chunks, block_size)).view(3, -1), device)
     prefills = _build_prefills(chunks[num_decodes:], num_decodes, block_size, device)
@@ -198,17 +199,6 @@ def build_batch(plan: StepPlan, block_size: int, device: torch.device, *, groups
         last_rows=(*range(num_decodes), *(span.first_row + span.num_tokens - 1 for span in prefills)),
         adapters=_rows_of_adapters(chunks, device) if any(chunk.adapter for chunk in chunks) else {},
     )
-
-
-def split_batch(batch: StepBatch, block_size: int) -> Iterator[tuple[StepBatch, torch.Tensor]]:
-    """Yield the chunks without an adapter as a batch of their own, then those with one: each with its rows (n,)."""
-    for has_adapter in (False, True):
-        found = [row for chunk, row in _chunks_and_rows(batch.chunks) if bool(chunk.adapter) is has_adapter]
-        rows = on_device(found, torch.int64, batch.numbers.device)
-        chunks = tuple(chunk for chunk in batch.chunks if bool(chunk.adapter) is has_adapter)
-        part = build_batch(StepPlan(step_id=0, chunks=chunks), block_size, batch.numbers.device)
-        part.numbers[0].copy_(batch.numbers[0].index_select(0, rows))  # tokens that were pending are known here
-        yield part, rows
 
 
 def _rows_of_adapters(chunks: tuple[Chunk, ...], device: torch.device) -> dict[str, torch.Tensor]:

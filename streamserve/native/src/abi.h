@@ -172,14 +172,35 @@ struct StepPrompt {
   int64_t first_row, num_rows, start, num_blocks;
 };
 
+// What an adapter (LoRA) adds to outputs of a linear layer, from number `begin` on: up(down(x)).
+struct StepChange {
+  ss::Linear down, up;
+  int64_t begin;
+};
+
+enum StepPart : int64_t { kQkv = 0, kOut = 1, kGateUp = 2, kDown = 3, kNumParts = 4 };  // linears of a layer
+
+// The changes of part p of layer i are [first_of[4 i + p], first_of[4 i + p + 1]); one kind of weight in all of them.
+struct StepAdapter {
+  const StepChange* changes;
+  const int64_t* first_of;  // (4 num_layers + 1,)
+};
+
+// The rows [first_row, first_row + num_rows) are of sequences with an adapter. No row is in two runs.
+struct StepRun {
+  const StepAdapter* adapter;
+  int64_t first_row, num_rows;
+};
+
 // The first num_decodes rows are one token of a sequence each, the rest are those of the prompts, in their order.
 struct StepCall {
   const int64_t *token_ids, *positions, *slots;  // (num_rows,)
   const int64_t* tables;                         // (num_decodes, table_stride)
   const StepPrompt* prompts;                     // (num_prompts,)
   const float* query_scale;                      // (num_rows,), or null
+  const StepRun* runs;                           // (num_runs,)
   float* hidden;                                 // out: (num_rows, hidden_size), normalised
   float* logits;                                 // out: (num_decodes, head.num_outputs), or null
-  int64_t num_rows, num_decodes, num_prompts, table_stride;
+  int64_t num_rows, num_decodes, num_prompts, table_stride, num_runs;
 };
 SS_API ss::Status ss_step(const StepModel* model, const StepCall* call, int64_t num_threads);

@@ -8,7 +8,9 @@
 namespace ss {
 
 // One buffer each; a function that calls another while it uses a buffer needs another name.
-enum ScratchName { kLinearInputs, kStepInputs, kStepRow, kExperts, kExpertInputs, kExpertRow, kNumScratch };
+enum ScratchName {
+  kLinearInputs, kStepInputs, kStepRow, kExperts, kExpertInputs, kExpertRow, kAdapterInputs, kAdapterInner, kNumScratch
+};
 
 class ScratchBuffer {
  public:

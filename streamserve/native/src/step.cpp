@@ -3,6 +3,7 @@
 //     x = embedding(token) * multiplier
 //     each layer:  x += norm?(out(attention(turn(norm?(qkv(norm?(x)))))))
 //                  x += norm?(down(act(gate) * up))        [gate | up] = gate_up(norm?(x))
+//                  a linear's outputs of rows with an adapter: y += up(down(input))
 //     logits = head(norm(x))
 //
 // A part that a layer does not have is null. States are float32 throughout; weights are of any kind (linear.h), the
@@ -143,7 +144,9 @@ template <class Kv>
 class StepThread {
  public:
   StepThread(const StepModel& model, const StepCall& call, StepMemory& memory, Team team)
-      : model_(model), call_(call), memory_(memory), team_(team), rows_(team.part(call.num_rows)) {}
+      : model_(model), call_(call), memory_(memory), team_(team), rows_(team.part(call.num_rows)) {
+    for (int64_t i = 0; i < call.num_runs; i++) num_changed_ += call.runs[i].num_rows;
+  }
 
   void run() {
     begin();
@@ -151,10 +154,11 @@ class StepThread {
       const StepLayer& layer = model_.layers[i];
       const float* heads = memory_.qkv.data();
       multiply_rows(layer.qkv, normal(layer.attention_norm), call_.num_rows, memory_.qkv.data());
+      change(i, kQkv, normal(layer.attention_norm), memory_.qkv.data(), layer.qkv.num_outputs);
       if (layer.norm_kind == kNormOfRows) normalise_rows(layer);
       attend(layer, i, heads);
-      add(layer.out, plain(memory_.attended.data(), layer.out.num_inputs), layer.after_attention_norm);
-      feed_forward(layer);
+      add(layer.out, i, kOut, plain(memory_.attended.data(), layer.out.num_inputs), layer.after_attention_norm);
+      feed_forward(layer, i);
     }
     end();
   }
@@ -165,6 +169,7 @@ class StepThread {
   StepMemory& memory_;
   Team team_;
   Range rows_;
+  int64_t num_changed_ = 0;  // rows with an adapter
 
   float* hidden(int64_t row) const { return memory_.hidden.data() + row * model_.hidden_size; }
 
@@ -236,15 +241,62 @@ class StepThread {
     }
   }
 
+  // Add what adapters change of a linear's outputs, which all threads have written. Where rows are few, each thread has
+  // a part of the outputs of all of them, else all outputs of a part of the rows.
+  template <class Source>
+  void change(int64_t layer, StepPart part, const Source& source, float* out, int64_t stride) {
+    if (num_changed_ == 0) return;
+    const bool is_few = num_changed_ < team_.num_threads;
+    const Range own = is_few ? Range{0, num_changed_} : team_.part(num_changed_);
+    int64_t num_passed = 0;
+    for (int64_t i = 0; i < call_.num_runs; i++) {
+      const StepRun& run = call_.runs[i];
+      const int64_t* first_of = run.adapter->first_of + layer * kNumParts + part;
+      const Range changes{first_of[0], first_of[1]};
+      const int64_t begin = std::max<int64_t>(own.begin - num_passed, 0);
+      const int64_t end = std::min(own.end - num_passed, run.num_rows);
+      num_passed += run.num_rows;
+      if (changes.begin == changes.end) continue;
+      for (int64_t row = begin; row < end; row += kTurnRows)
+        change_rows(*run.adapter, changes, run.first_row + row, std::min(kTurnRows, end - row), is_few, source, out,
+                    stride);
+    }
+    team_.barrier();
+  }
+
+  template <class Source>
+  void change_rows(const StepAdapter& adapter, Range changes, int64_t first_row, int64_t num_rows, bool is_few,
+                   const Source& source, float* out, int64_t stride) {
+    const Linear& first = adapter.changes[changes.begin].down;  // all have the same inputs
+    const int64_t input_bytes = input_stride(first.kind, first.num_inputs);
+    uint8_t* inputs = scratch<kAdapterInputs>(num_rows * input_bytes);
+    float* own = reinterpret_cast<float*>(scratch<kStepRow>(first.num_inputs * 4));
+    for (int64_t i = 0; i < num_rows; i++)
+      prepare_row(first.kind, first.num_inputs, source(first_row + i, own), inputs + i * input_bytes);
+    for (int64_t index = changes.begin; index < changes.end; index++) {
+      const auto& [down, up, begin] = adapter.changes[index];
+      const int64_t rank = down.num_outputs, inner_bytes = input_stride(up.kind, rank);
+      const int64_t plain_bytes = round_up(num_rows * rank * 4, 64);
+      uint8_t* memory = scratch<kAdapterInner>(plain_bytes + num_rows * inner_bytes);
+      float* inner = reinterpret_cast<float*>(memory);
+      multiply(down, inputs, num_rows, {0, down.num_panels()}, Outputs{inner, kFloat32, rank});
+      for (int64_t i = 0; i < num_rows; i++)
+        prepare_row(up.kind, rank, inner + i * rank, memory + plain_bytes + i * inner_bytes);
+      const Range panels = is_few ? team_.part(up.num_panels()) : Range{0, up.num_panels()};
+      multiply(up, memory + plain_bytes, num_rows, panels, Outputs{out + first_row * stride + begin, kFloat32, stride, true});
+    }
+  }
+
   // x += norm?(linear(source)) * multiplier
   template <class Source>
-  void add(const Linear& linear, const Source& source, const float* norm) {
+  void add(const Linear& linear, int64_t layer, StepPart part, const Source& source, const float* norm) {
     const Range panels = team_.part(linear.num_panels());
     const uint8_t* inputs = prepare(linear, source, call_.num_rows);
     const bool adds = !norm && model_.residual_multiplier == 1;
     float* out = adds ? memory_.hidden.data() : memory_.change.data();
     multiply_part(linear, inputs, call_.num_rows, panels, out, model_.hidden_size, adds);
     team_.barrier();
+    change(layer, part, source, out, model_.hidden_size);
     if (adds) return;
     for (int64_t row = rows_.begin; row < rows_.end; row++) {
       float* change = out + row * model_.hidden_size;
@@ -317,7 +369,7 @@ class StepThread {
   }
 
   // Each thread computes the same columns of gate and up, so that it can multiply them without waiting.
-  void feed_forward(const StepLayer& layer) {
+  void feed_forward(const StepLayer& layer, int64_t index) {
     const int64_t inner = layer.down.num_inputs, num_panels = inner / kLanes;
     const int64_t num_rows = call_.num_rows;
     const uint8_t* inputs = prepare(layer.gate_up, normal(layer.mlp_norm), num_rows);
@@ -326,12 +378,16 @@ class StepThread {
     float* both = memory_.both.data();
     multiply_part(layer.gate_up, inputs, num_rows, panels, both, 2 * inner, false);
     multiply_part(layer.gate_up, inputs, num_rows, upper, both, 2 * inner, false);
+    if (num_changed_ > 0) {
+      team_.barrier();
+      change(index, kGateUp, normal(layer.mlp_norm), both, 2 * inner);
+    }
     for (int64_t row = 0; row < num_rows; row++) {
       float* gates = both + row * 2 * inner + panels.begin * kLanes;
       gate(model_.activation, gates, gates + inner, (panels.end - panels.begin) * kLanes);
     }
     team_.barrier();
-    add(layer.down, plain(both, 2 * inner), layer.after_mlp_norm);
+    add(layer.down, index, kDown, plain(both, 2 * inner), layer.after_mlp_norm);
   }
 
   void end() {

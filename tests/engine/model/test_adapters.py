@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -171,15 +172,17 @@ def test_a_neighbour_with_an_adapter_changes_no_bit(made: Callable[[str], Made],
     assert torch.equal(beside[1], own[0])
     assert not torch.equal(beside[1], beside[2])
     assert not torch.equal(beside[0], beside[3])
+    many = logits(runner, (second, "first"), (first, "second"), cuts=range(1, 18))
+    assert torch.equal(many[0], own[0]), "a prompt computed token by token has other bits"
     runner.close()
 
 
-def logits(runner: ModelRunner, *asked: tuple[list[int], str]) -> list[Any]:
-    """Return the logits after a prompt in two chunks and a decode, each step with all of them."""
+def logits(runner: ModelRunner, *asked: tuple[list[int], str], cuts: Iterable[int] = (5, 17)) -> list[Any]:
+    """Return the logits after a prompt, cut into chunks at these positions, each step with all of them."""
     length = min(len(prompt) for prompt, _ in asked)
     num_blocks = -(-length // runner.block_size)
     found: list[Any] = []
-    for start, end in ((0, 5), (5, length - 1), (length - 1, length)):
+    for start, end in pairwise((0, *cuts, length)):
         chunks = tuple(
             Chunk(
                 seq_id=number,

@@ -33,6 +33,9 @@ struct Model {
   std::vector<T> embedding;
   std::vector<int64_t> positions, slots, tables, token_ids;
   std::vector<float> query_scale;
+  std::vector<StepChange> changes;
+  std::vector<int64_t> first_of;
+  StepAdapter adapter{};
   int64_t stride;
 
   Model(const Shape& given, int64_t kind, int64_t dtype, std::vector<int64_t> lengths) : shape(given) {
@@ -48,7 +51,7 @@ struct Model {
     }
     query_scale = numbers.vector<float>(num_rows);
     model.num_slots = num_blocks * kBlockSize;
-    weights.reserve(size_t(kNumLayers * 4 + 1));
+    weights.reserve(size_t(kNumLayers * (4 + 2 * 5) + 1));
     for (int64_t i = 0; i < kNumLayers; i++) layers.push_back(make_layer(i, kind));
     rotations.push_back({floats_of(shape.head_dim / 2), shape.head_dim / 2, 1.0f});
     embedding = numbers.vector<T>(kVocab * shape.hidden);
@@ -58,6 +61,33 @@ struct Model {
     model.hidden_size = shape.hidden, model.dtype = dtype, model.block_size = kBlockSize;
     model.activation = shape.activation, model.eps = 1e-5f;
     model.embedding_multiplier = 2, model.residual_multiplier = shape.multiplier;
+    first_of.push_back(0);
+    for (const StepLayer& layer : layers) {
+      change(kind, layer.qkv, 0, shape.heads * shape.head_dim);
+      change(kind, layer.qkv, layer.qkv.num_outputs - shape.kv_heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+      first_of.push_back(int64_t(changes.size()));
+      for (const Linear& linear : {layer.out, layer.gate_up, layer.down}) {
+        if (shape.has_sinks || linear.num_inputs == shape.inner) change(kind, linear, 0, linear.num_outputs);
+        first_of.push_back(int64_t(changes.size()));
+      }
+    }
+    adapter = {changes.data(), first_of.data()};
+  }
+
+  // An adapter changes these outputs of a linear.
+  void change(int64_t kind, const Linear& of, int64_t begin, int64_t num_outputs) {
+    const int64_t rank = 3 + int64_t(changes.size());
+    changes.push_back({linear(kind, rank, of.num_inputs), linear(kind, num_outputs, rank), begin});
+  }
+
+  // Rows 1, 2 and 5 have the adapter.
+  std::vector<StepRun> runs_of(int64_t first, int64_t num_rows) const {
+    std::vector<StepRun> runs;
+    for (const Range& range : {Range{1, 3}, Range{5, 6}}) {
+      const int64_t begin = std::max(range.begin, first), end = std::min(range.end, first + num_rows);
+      if (begin < end) runs.push_back({&adapter, begin - first, end - begin});
+    }
+    return runs;
   }
 
   const float* floats_of(int64_t count) {
@@ -93,18 +123,14 @@ struct Model {
   // The logits (num_rows, kVocab) of rows from `first` on; `status` is what the library returned.
   std::vector<float> run(int64_t first, int64_t num_rows, int64_t num_threads, Status* status = nullptr) {
     std::vector<float> hidden(size_t(num_rows * shape.hidden)), logits(size_t(num_rows * kVocab));
-    const StepCall call{token_ids.data() + first,
-                        positions.data() + first,
-                        slots.data() + first,
-                        tables.data() + first * stride,
-                        nullptr,
-                        shape.has_sinks ? query_scale.data() + first : nullptr,
-                        hidden.data(),
-                        logits.data(),
-                        num_rows,
-                        num_rows,
-                        0,
-                        stride};
+    StepCall call{};
+    call.token_ids = token_ids.data() + first, call.positions = positions.data() + first;
+    call.slots = slots.data() + first, call.tables = tables.data() + first * stride;
+    call.query_scale = shape.has_sinks ? query_scale.data() + first : nullptr;
+    call.hidden = hidden.data(), call.logits = logits.data();
+    call.num_rows = num_rows, call.num_decodes = num_rows, call.table_stride = stride;
+    const std::vector<StepRun> own = runs_of(first, num_rows);
+    call.runs = own.data(), call.num_runs = int64_t(own.size());
     const Status found = [&] {
       const Limited limited;
       return ss_step(&model, &call, num_threads);
@@ -131,18 +157,17 @@ std::vector<float> read_prompt(Model<T>& model, int64_t num_tokens, int64_t size
     const int64_t num_rows = std::min(size, num_tokens - start), is_decode = size == 1;
     std::vector<float> logits(size_t(is_decode * kVocab));
     const StepPrompt prompt{model.tables.data(), 0, num_rows, start, model.stride};
-    const StepCall call{token_ids.data() + start,
-                        positions.data() + start,
-                        slots.data() + start,
-                        is_decode ? model.tables.data() : nullptr,
-                        is_decode ? nullptr : &prompt,
-                        model.shape.has_sinks ? query_scale.data() + start : nullptr,
-                        hidden.data() + start * model.shape.hidden,
-                        is_decode ? logits.data() : nullptr,
-                        num_rows,
-                        is_decode ? 1 : 0,
-                        is_decode ? 0 : 1,
-                        model.stride};
+    const StepRun run{&model.adapter, 0, num_rows};
+    StepCall call{};
+    call.token_ids = token_ids.data() + start, call.positions = positions.data() + start;
+    call.slots = slots.data() + start;
+    (is_decode ? call.num_decodes : call.num_prompts) = 1;
+    if (is_decode) call.tables = model.tables.data(), call.logits = logits.data();
+    else call.prompts = &prompt;
+    call.query_scale = model.shape.has_sinks ? query_scale.data() + start : nullptr;
+    call.hidden = hidden.data() + start * model.shape.hidden;
+    call.num_rows = num_rows, call.table_stride = model.stride;
+    call.runs = &run, call.num_runs = model.shape.has_norms ? 1 : 0;
     expect(ss_step(&model.model, &call, num_threads) == kDone, "a prompt fails", num_rows, num_threads);
   }
   return hidden;

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch.nn.functional import embedding
 
-from streamserve.engine.model.batch import StepBatch, split_batch
+from streamserve.engine.model.batch import StepBatch
 from streamserve.engine.model.cuda.graphs import DecodeGraphs
 from streamserve.engine.model.cuda.kernels import GPUKernels
 from streamserve.engine.model.decoder.adapters import Adapter
@@ -134,34 +134,20 @@ class Decoder:
                 norm=self.norm,
                 head=self.head,
             )
+            for adapter in self.adapters.values():
+                self.native_step.add_adapter(adapter)
 
     def forward(self, kv: KVCache, batch: StepBatch) -> torch.Tensor:
         """Run the body on a batch, whose keys and values are stored in `kv`; return the hidden states (T, C).
 
-        Where there is a `native_step`, it computes all of them but those with adapters: a sequence with an adapter
-        changes no number of a sequence without.
+        A sequence with an adapter changes no number of a sequence without.
         """
         self._decoded = None
-        if batch.adapters:
-            return self._forward_adapted(kv, batch)
         if self.native_step is None:
-            hidden = None if self.graphs is None else self.graphs(kv, batch)
+            hidden = None if self.graphs is None or batch.adapters else self.graphs(kv, batch)
             return self._forward(kv, batch) if hidden is None else hidden
         self._decoded = self.native_step(kv, batch, self._query_scale(batch.position_ids[0]))
         return self._decoded[0]
-
-    def _forward_adapted(self, kv: KVCache, batch: StepBatch) -> torch.Tensor:
-        """Run a batch of which some tokens, or all, are of sequences with adapters."""
-        if self.native_step is None or all(chunk.adapter for chunk in batch.chunks):
-            return self._forward(kv, batch)
-        hidden = torch.empty(batch.num_tokens, self.spec.hidden_size)
-        for part, rows in split_batch(batch, kv.block_size):
-            if part.adapters:
-                own = self._forward(kv, part)
-            else:
-                own, _ = self.native_step(kv, part, self._query_scale(part.position_ids[0]))
-            hidden.index_copy_(0, rows, own.float())
-        return hidden
 
     def _forward(self, kv: KVCache, batch: StepBatch) -> torch.Tensor:
         input_ids, positions = batch.input_ids[0], batch.position_ids[0]

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from streamserve.engine.model.batch import StepBatch
+from streamserve.engine.model.decoder.adapters import DOWN, GATE_UP, OUT, QKV, Adapter
 from streamserve.engine.model.decoder.layer import DecoderLayer
 from streamserve.engine.model.decoder.parts import Norm
 from streamserve.engine.model.decoder.spec import DecoderSpec
@@ -22,9 +25,11 @@ from streamserve.engine.model.kv_cache import KVCache
 from streamserve.engine.model.linear.base import Linear
 from streamserve.engine.model.linear.native import LinearRecord, NativeLinear
 from streamserve.engine.model.linear.table import PackedTable, Table
+from streamserve.engine.plan import Chunk
 
 NO_NORM, NORM_OF_HEADS, NORM_OF_ROWS = 0, 1, 2  # NormKind of native/src/abi.h
 MOST_HEAD_DIM = 512
+PARTS = QKV, OUT, GATE_UP, DOWN  # by their numbers in StepPart of native/src/abi.h
 LANES = 16  # a feed-forward part is shared among threads in so many columns
 
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -67,13 +72,31 @@ class _Prompt(ctypes.Structure):
     _fields_ = (("table", _pointer), *((name, _int) for name in ("first_row", "num_rows", "start", "num_blocks")))
 
 
+class _Change(ctypes.Structure):
+    """`StepChange` of native/src/abi.h."""
+
+    _fields_ = (("down", LinearRecord), ("up", LinearRecord), ("begin", _int))
+
+
+class _Adapter(ctypes.Structure):
+    """`StepAdapter` of native/src/abi.h."""
+
+    _fields_ = (("changes", _pointer), ("first_of", _pointer))
+
+
+class _Run(ctypes.Structure):
+    """`StepRun` of native/src/abi.h."""
+
+    _fields_ = (("adapter", _pointer), ("first_row", _int), ("num_rows", _int))
+
+
 class _Call(ctypes.Structure):
     """`StepCall` of native/src/abi.h."""
 
     _fields_ = (
         *((name, _pointer) for name in ("token_ids", "positions", "slots", "tables", "prompts", "query_scale")),
-        *((name, _pointer) for name in ("hidden", "logits")),
-        *((name, _int) for name in ("num_rows", "num_decodes", "num_prompts", "table_stride")),
+        *((name, _pointer) for name in ("runs", "hidden", "logits")),
+        *((name, _int) for name in ("num_rows", "num_decodes", "num_prompts", "table_stride", "num_runs")),
     )
 
 
@@ -120,6 +143,20 @@ class NativeStep:
         )
         self._vocab_size = head.out_features
         self._kv: KVCache | None = None
+        self._adapters: dict[str, _Adapter] = {}
+
+    def add_adapter(self, adapter: Adapter) -> None:
+        """Describe an adapter, whose linear layers are native: steps name it from now on."""
+        changes: list[_Change] = []
+        first_of = [0]
+        for layer in adapter.layers:
+            for part in PARTS:
+                for one in layer.get(part, ()):
+                    changes.append(_Change(self._linear(one.down), self._linear(one.up), one.begin))
+                first_of.append(len(changes))
+        described = (_Change * len(changes))(*changes), (_int * len(first_of))(*first_of)
+        self._kept += [adapter, *described]
+        self._adapters[adapter.name] = _Adapter(*[ctypes.addressof(array) for array in described])
 
     def __call__(
         self, kv: KVCache, batch: StepBatch, query_scale: torch.Tensor | None
@@ -141,6 +178,7 @@ class NativeStep:
                 for span in batch.prefills
             )
         )
+        runs = self._runs(batch.chunks) if batch.adapters else (_Run * 0)()
         hidden = torch.empty(num_rows, self._spec.hidden_size)
         logits = torch.empty(num_decodes, self._vocab_size)
         call = _Call(
@@ -150,15 +188,28 @@ class NativeStep:
             tables=None if tables is None else tables.data_ptr(),
             prompts=ctypes.addressof(prompts),
             query_scale=None if query_scale is None else query_scale.data_ptr(),
+            runs=ctypes.addressof(runs),
             hidden=hidden.data_ptr(),
             logits=logits.data_ptr() if num_decodes else None,
             num_rows=num_rows,
             num_decodes=num_decodes,
             num_prompts=len(prompts),
             table_stride=0 if tables is None else tables.shape[1],
+            num_runs=len(runs),
         )
         self._kernels.library.step(ctypes.byref(self._model), ctypes.byref(call), torch.get_num_threads())
         return hidden, logits
+
+    def _runs(self, chunks: Sequence[Chunk]) -> ctypes.Array[_Run]:
+        """Describe which rows have adapters, a run of neighbours with the same one by one."""
+        runs: list[_Run] = []
+        row = 0
+        for name, group in groupby(chunks, key=attrgetter("adapter")):
+            num_rows = sum(len(chunk.token_ids) for chunk in group)
+            if name:
+                runs.append(_Run(ctypes.addressof(self._adapters[name]), row, num_rows))
+            row += num_rows
+        return (_Run * len(runs))(*runs)
 
     def _use(self, kv: KVCache) -> None:
         """Describe the pools of `kv`, if those of another were described."""
