@@ -49,6 +49,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     conf = get_settings()
     return [
         *_check_models(conf),
+        *_check_adapters(conf),
         *_check_embedders(conf),
         *_check_native(conf),
         *_check_memory(conf),
@@ -200,30 +201,50 @@ def _check_storage(conf: SiteConfig) -> Iterator[CheckMessage]:
 
 def _check_models(conf: SiteConfig) -> Iterator[CheckMessage]:
     """E004: packages that a local model needs are missing. E005: its folder or file is, or cannot be read."""
-    local = {alias: entry.model.path for alias, entry in conf.models.items() if is_local(entry)}
-    local |= {alias: one.model.path for alias, one in conf.embedding_models.items() if one.model.path != ECHO_PATH}
+    own = {alias: entry.model for alias, entry in conf.models.items() if is_local(entry)}
+    local = {f"model {alias!r}": model.path for alias, model in own.items()}
+    embedders = conf.embedding_models.items()
+    local |= {f"model {alias!r}": one.model.path for alias, one in embedders if one.model.path != ECHO_PATH}
+    drafts = {f"draft model of {alias!r}": model.draft for alias, model in own.items() if model.draft}
     absent = [name for name in _ENGINE_PACKAGES if find_spec(name) is None]
     if local and absent:
         yield Error(
-            f"The model {next(iter(local))!r} needs packages that are not installed: {', '.join(absent)}.",
+            f"The {next(iter(local))} needs packages that are not installed: {', '.join(absent)}.",
             hint='pip install "streamserve[engine]", or set its PATH to "echo" for an engine without weights.',
             id="streamserve.E004",
         )
-    for alias, path in local.items():
+    for what, path in {**local, **drafts}.items():
         if not is_folder_like(path) or (Path(path).expanduser() / "config.json").is_file():
             continue
         if Path(path).expanduser().is_file() and path.endswith(_GGUF):
-            yield from _check_gguf(alias, Path(path).expanduser())
+            yield from _check_gguf(what, Path(path).expanduser())
             continue
         if Path(path).expanduser().is_dir():
-            message = f"The folder {path} of the model {alias!r} has no config.json."
+            message = f"The folder {path} of the {what} has no config.json."
         else:
-            message = f"The model {alias!r} has no folder at {path}."
+            message = f"The {what} has no folder at {path}."
         yield Error(
             message,
             hint="Give the folder with config.json and *.safetensors, a .gguf file, or a hub id such as org/name.",
             id="streamserve.E005",
         )
+
+
+def _check_adapters(conf: SiteConfig) -> Iterator[CheckMessage]:
+    """E020: an adapter's folder is missing, or its config is of none that can be computed."""
+    from streamserve.engine.model.load.adapter_config import read_adapter_config
+    from streamserve.engine.model.load.errors import ModelLoadError
+
+    for alias, entry in conf.models.items():
+        for name, path in entry.model.adapters.items() if is_local(entry) else ():
+            try:
+                read_adapter_config(Path(path).expanduser())
+            except ModelLoadError as error:
+                yield Error(
+                    f"The adapter {name!r} of the model {alias!r} cannot be loaded.",
+                    hint=str(error),
+                    id="streamserve.E020",
+                )
 
 
 def _check_embedders(conf: SiteConfig) -> Iterator[CheckMessage]:
@@ -258,7 +279,7 @@ def _wants_kernels(entry: ServedModel) -> bool:
     return entry.model.native and (entry.model.device == "cpu" or (entry.model.device == "auto" and not has_gpu))
 
 
-def _check_gguf(alias: str, path: Path) -> Iterator[CheckMessage]:
+def _check_gguf(what: str, path: Path) -> Iterator[CheckMessage]:
     from streamserve.engine.model.load.errors import ModelLoadError
     from streamserve.engine.model.load.gguf.config import config_of
     from streamserve.engine.model.load.gguf.file import GGUFFile
@@ -266,7 +287,7 @@ def _check_gguf(alias: str, path: Path) -> Iterator[CheckMessage]:
     try:
         config_of(GGUFFile(path))
     except ModelLoadError as error:
-        yield Error(f"The model {alias!r} cannot be loaded.", hint=str(error), id="streamserve.E005")
+        yield Error(f"The {what} cannot be loaded.", hint=str(error), id="streamserve.E005")
 
 
 def _check_remote(conf: SiteConfig) -> Iterator[CheckMessage]:

@@ -26,6 +26,7 @@ from tests.support.servers.redis_server import RedisServer
 from tests.support.streams.log_lines import captured_events
 
 APPS = settings.INSTALLED_APPS
+WAY_OUT = "Name the folder that PEFT has written."
 
 
 def ids() -> set[str]:
@@ -196,6 +197,46 @@ def test_a_folder_that_exists_is_right(tmp_path: Path) -> None:
     assert checks.is_folder_like("./model")
     assert checks.is_folder_like("model.gguf")
     assert not checks.is_folder_like("org/name")
+
+
+def test_an_adapter_is_read_by_its_config(tmp_path: Path) -> None:
+    """E020: no folder, no weights, no config, or what cannot be computed; each with what the load would say."""
+    model, adapter = tmp_path / "model", tmp_path / "adapter"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    models = {"large": {"PATH": str(model), "ADAPTERS": {"legal": str(adapter)}}}
+
+    def found() -> list[str]:
+        messages = [one for one in run_checks() if one.id == "streamserve.E020"]
+        assert {one.msg for one in messages} <= {"The adapter 'legal' of the model 'large' cannot be loaded."}
+        return [str(one.hint) for one in messages]
+
+    with override_settings(STREAMSERVE={"MODELS": models}):
+        assert found() == [f"{adapter} has no adapter_model.safetensors, so it is no adapter. {WAY_OUT}"]
+        adapter.mkdir()
+        (adapter / "adapter_model.safetensors").write_bytes(b"")
+        config = adapter / "adapter_config.json"
+        assert found() == [f"{config} cannot be read (FileNotFoundError), so {adapter} is no adapter. {WAY_OUT}"]
+        config.write_text('{"peft_type": "IA3"}')
+        assert "no LoRA adapter" in found()[0]
+        config.write_text('{"peft_type": "LORA", "use_dora": true}')
+        assert "use_dora True" in found()[0]
+        config.write_text('{"peft_type": "LORA", "lora_alpha": 16}')
+        assert found() == []
+    with override_settings(STREAMSERVE={"MODELS": {"echo": {"PATH": "echo", "ADAPTERS": {"legal": "/no/such"}}}}):
+        assert found() == []  # the echo engine reads no weights
+
+
+def test_the_folder_of_a_draft_model_is_checked(tmp_path: Path) -> None:
+    """E005, as of the model itself; a hub id is no folder."""
+    (tmp_path / "config.json").write_text("{}")
+    for draft, messages in (
+        (str(tmp_path), []),
+        ("org/name", []),
+        ("/no/such", ["The draft model of 'large' has no folder at /no/such."]),
+    ):
+        with override_settings(STREAMSERVE={"MODELS": {"large": {"PATH": str(tmp_path), "DRAFT": draft}}}):
+            assert [one.msg for one in run_checks() if one.id == "streamserve.E005"] == messages
 
 
 def test_a_gguf_file_is_read_by_its_header(tmp_path: Path) -> None:

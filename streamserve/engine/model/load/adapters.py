@@ -1,4 +1,4 @@
-"""Read LoRA adapters from the files that PEFT writes: `adapter_config.json` and `adapter_model.safetensors`.
+"""Read LoRA adapters from the files that PEFT writes: `adapter_model.safetensors`, and its config (`adapter_config`).
 
 What a decoder of ours cannot compute of one is refused by name: nothing is left out in silence. Runs once, at load.
 
@@ -8,11 +8,9 @@ What a decoder of ours cannot compute of one is refused by name: nothing is left
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,23 +18,10 @@ from streamserve.engine.model.decoder.adapters import DOWN, GATE_UP, OUT, QKV, A
 from streamserve.engine.model.decoder.build import qkv_names
 from streamserve.engine.model.decoder.spec import DecoderSpec
 from streamserve.engine.model.linear.base import Linear
-from streamserve.engine.model.load.size import ADAPTER_WEIGHTS as WEIGHTS
+from streamserve.engine.model.load.adapter_config import WEIGHTS, read_adapter_config
 from streamserve.engine.model.load.source import ModelLoadError
 
-CONFIG = "adapter_config.json"
 _NAME = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)\.lora_([AB])(?:\.default)?\.weight$")
-# Fields by which an adapter is more than two products beside a linear layer, and what they are where it is not.
-_MORE = {
-    "use_dora": (False,),
-    "fan_in_fan_out": (False,),
-    "bias": ("none",),
-    "lora_bias": (False,),
-    "modules_to_save": ([],),
-    "alpha_pattern": ({},),
-    "layer_replication": ([],),
-    "trainable_token_indices": ([], {}),
-    "target_parameters": ([],),
-}
 
 # The part of a layer, its first output and the one after its last, and its inputs.
 _Place = tuple[str, int, int, int]
@@ -49,9 +34,7 @@ def read_adapter(
 
     Raises ModelLoadError for files that are no LoRA adapter, or an adapter of another model.
     """
-    if not (folder / WEIGHTS).is_file():
-        raise ModelLoadError(f"{folder} has no {WEIGHTS}, so it is no adapter. Name the folder that PEFT has written.")
-    scale_of = _scaling(folder, _config(folder))
+    config = read_adapter_config(folder)
     tables = [dict(_places(spec, index)) for index in range(len(spec.layers))]
     layers: list[dict[str, tuple[LoraLinear, ...]]] = [{} for _ in tables]
     for (index, module), (down, up) in sorted(_pairs(folder).items()):
@@ -68,40 +51,10 @@ def read_adapter(
                 f"The adapter {folder} has {tuple(up.shape)} x {tuple(down.shape)} for layers.{index}.{module}, where "
                 f"this model has {end - begin} outputs and {num_inputs} inputs: it was trained on another model."
             )
-        up = (up.float() * scale_of(rank)).to(dtype)
+        up = (up.float() * config.scale(rank)).to(dtype)
         change = LoraLinear(begin, end, make(down.to(dtype).contiguous()), make(up.contiguous()))
         layers[index][part] = (*layers[index].get(part, ()), change)
     return Adapter(name, layers)
-
-
-def _config(folder: Path) -> Mapping[str, Any]:
-    """Return the adapter's config, if it is one that can be computed."""
-    file = folder / CONFIG
-    try:
-        config = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(
-            f"{file} cannot be read ({type(error).__name__}), so {folder} is no adapter. Name the folder that PEFT has "
-            "written."
-        ) from error
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise ModelLoadError(f"{file} is of no LoRA adapter, and no other kind is known here. Take it out of ADAPTERS.")
-    for field, plain in _MORE.items():
-        if config.get(field) is not None and config[field] not in plain:
-            raise ModelLoadError(
-                f"The adapter {folder} has {field} {config[field]!r}, which cannot be computed here. Merge it into the "
-                "model (PEFT: merge_and_unload), or train it without."
-            )
-    return config
-
-
-def _scaling(folder: Path, config: Mapping[str, Any]) -> Callable[[int], float]:
-    """Return what the product of an adapter's two weights is multiplied by, by their rank."""
-    alpha = config.get("lora_alpha", 8)
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool):
-        raise ModelLoadError(f"The adapter {folder} has a lora_alpha that is no number: {alpha!r}. Copy it again.")
-    exponent = 0.5 if config.get("use_rslora") else 1.0
-    return lambda rank: alpha / rank**exponent
 
 
 def _pairs(folder: Path) -> dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]]:

@@ -21,10 +21,10 @@ from streamserve.engine.capacity import (
     text_config,
 )
 from streamserve.engine.config import EmbedderConfig, EngineConfig, ModelConfig
+from streamserve.engine.model.load.adapter_config import WEIGHTS
 from streamserve.engine.model.load.quantized.scheme import read_scheme
 from streamserve.engine.model.load.source import is_gguf, read_config, read_headers
 
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 PROCESS_BYTES = 700 * MIB  # of a process with PyTorch, without weights
 EMBEDDER_FILES = ("*.json", "*.txt", "*.model", "tokenizer*", "*.safetensors", "*/config.json", "*/*.safetensors")
 # Of the bytes of weights in 16 bits: linear layers that are rounded, with their scales, and what is not rounded.
@@ -56,7 +56,7 @@ def sized(model: ModelConfig, engine: EngineConfig, folder: Path, budget: int) -
     if model.draft and engine.speculation != "off" and draft.exists():
         weight_bytes += _weights(replace(model, quantize=model.draft_quantize), draft, read_config(draft))[0]
     for path in model.adapters.values():
-        adapter = Path(path).expanduser() / ADAPTER_WEIGHTS
+        adapter = Path(path).expanduser() / WEIGHTS
         weight_bytes += adapter.stat().st_size if adapter.is_file() else 0  # a load says that it is missing
     return PROCESS_BYTES + weight_bytes + pool, fitted
 
