@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from streamserve.engine.model.runner import is_out_of_memory
 from streamserve.engine.plan import Chunk, StepOutOfMemory, StepPlan
 from tests.support.memory import spare_memory
+from tests.support.models.adapters import save_adapter
 from tests.support.models.model_driver import Driver, load_tiny, prompts
 from tests.support.models.tiny_models import VOCAB_SIZE, save_model
 
@@ -23,28 +25,30 @@ SPARE_BYTES = 256 << 20
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = save_model(tmp_path_factory.mktemp("wide"), "llama", intermediate_size=NUM_WIDE, num_hidden_layers=1)
-    runner = load_tiny(folder, num_blocks=2000)
+    adapter = save_adapter(tmp_path_factory.mktemp("adapter"), folder)
+    runner = load_tiny(folder, num_blocks=2000, adapters={"legal": str(adapter)})
     yield runner
     runner.close()
 
 
-def large_plan(num_sequences: int) -> StepPlan:
+def large_plan(num_sequences: int, adapter: str = "") -> StepPlan:
     """Return 200 tokens of each sequence."""
     tables = [tuple(range(1 + 50 * i, 51 + 50 * i)) for i in range(num_sequences)]
-    chunks = (Chunk(seq_id=i, start=0, token_ids=(3,) * 200, block_table=table) for i, table in enumerate(tables))
-    return StepPlan(step_id=1, chunks=tuple(chunks))
+    chunks = [Chunk(seq_id=i, start=0, token_ids=(3,) * 200, block_table=table) for i, table in enumerate(tables)]
+    return StepPlan(step_id=1, chunks=tuple(replace(chunk, adapter=adapter) for chunk in chunks))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: only there a process can be held to so much memory")
-def test_a_runner_survives_a_step_that_does_not_fit(wide: Any) -> None:
+@pytest.mark.parametrize("adapter", ["", "legal"])
+def test_a_runner_survives_a_step_that_does_not_fit(wide: Any, adapter: str) -> None:
     """A plan too large for memory raises `StepOutOfMemory`, keeps nothing, and the next smaller plans run as before."""
     wanted = Driver(wide, seed=1).run(prompts(VOCAB_SIZE), max_tokens=4, chunk=7)
     with spare_memory(SPARE_BYTES):
         for _ in range(3):
             with pytest.raises(StepOutOfMemory, match="memory") as caught:
-                wide.launch(large_plan(30))
+                wide.launch(large_plan(30, adapter))
             assert caught.value.__context__ is None  # whose frames would hold the step's tensors
-        assert wide.collect(wide.launch(large_plan(1))).sampled == ()
+        assert wide.collect(wide.launch(large_plan(1, adapter))).sampled == ()
         assert Driver(wide, seed=2).run(prompts(VOCAB_SIZE), max_tokens=4, chunk=7) == wanted
 
 
