@@ -55,6 +55,7 @@ class ModelledRunner:
     block_size = BLOCK_SIZE
     vocab_size = 50_000
     can_overlap = False
+    windows = (None,)
 
     def __init__(self, machine: Machine, clock: Clock, visits: Sequence[Visit]) -> None:
         self.num_blocks = machine.num_blocks

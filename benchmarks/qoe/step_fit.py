@@ -52,6 +52,7 @@ class _Watched:
     """A runner that notes each step's size and its CPU time in this thread. Closing it leaves the runner open."""
 
     can_overlap = False
+    windows = (None,)
 
     def __init__(self, runner: Runner) -> None:
         self.num_blocks, self.block_size, self.vocab_size = runner.num_blocks, runner.block_size, runner.vocab_size

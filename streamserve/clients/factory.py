@@ -232,7 +232,12 @@ def _load_hf(
         adapters=frozenset(model.adapters),
     )
     return LoadedEngine(
-        runner=cast(Runner, runner), tokenizer=tokenizer, facts=facts, format=format_, draft=runner.draft
+        runner=cast(Runner, runner),
+        tokenizer=tokenizer,
+        facts=facts,
+        format=format_,
+        draft=runner.draft,
+        step_tokens=config.max_num_batched_tokens,
     )
 
 

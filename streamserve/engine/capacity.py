@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from streamserve.engine.config import EngineConfig
+from streamserve.engine.kv.groups import ONE_GROUP, Windows, most_tokens
 
 MIB, GIB = 1 << 20, 1 << 30
 ECHO_BYTES = 64 * MIB  # of an echo engine's process
@@ -127,14 +128,19 @@ def blocks_for_tokens(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def max_tokens_that_fit(num_blocks: int, block_size: int) -> int:
-    """The longest sequence the pool can ever hold: prompt + max_tokens above it never fits."""
-    return (num_blocks - NULL_BLOCKS) * block_size
+def max_tokens_that_fit(num_blocks: int, block_size: int, windows: Windows = ONE_GROUP, step_tokens: int = 0) -> int:
+    """The longest sequence the pool can ever hold: prompt + max_tokens above it never fits.
+
+    `windows`: of each group of layers (kv/groups.py); a step computes up to `step_tokens`.
+    """
+    return most_tokens(num_blocks - NULL_BLOCKS, windows, block_size, step_tokens)
 
 
-def max_servable_tokens(max_model_len: int, num_blocks: int, block_size: int) -> int:
+def max_servable_tokens(
+    max_model_len: int, num_blocks: int, block_size: int, windows: Windows = ONE_GROUP, step_tokens: int = 0
+) -> int:
     """Return the largest prompt + max_tokens that can ever run."""
-    return min(max_model_len, max_tokens_that_fit(num_blocks, block_size))
+    return min(max_model_len, max_tokens_that_fit(num_blocks, block_size, windows, step_tokens))
 
 
 def kv_bytes_per_token(model: Mapping[str, Any], dtype: str, kv_dtype: str = "auto") -> int:

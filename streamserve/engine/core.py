@@ -71,6 +71,8 @@ class EngineCore:
             revision=revision,
             prefix_caching=config.prefix_caching,
             on_evict=on_evict,
+            windows=runner.windows,
+            step_tokens=config.max_num_batched_tokens,
         )
         self.scheduler = Scheduler(config, self.pool)
         self._output = OutputProcessor(config, self.pool, self.scheduler)
@@ -259,7 +261,7 @@ class EngineCore:
             sequence = self._sequences[chunk.seq_id]
             num_launched, num_computed = sequence.num_launched_tokens, sequence.num_computed_tokens
             first, end = chunk.start // block_size, chunk.start + len(chunk.token_ids)
-            has_blocks = end <= len(chunk.block_table) * block_size and 0 not in chunk.block_table[first:]
+            has_blocks = all(end <= len(table) * block_size and 0 not in table[first:] for table in chunk.tables)
             if chunk.start != num_launched or num_computed > num_launched or not has_blocks:
                 raise IntegrityError(
                     f"sequence {chunk.seq_id} has {num_launched} launched and {num_computed} computed tokens; its chunk"

@@ -18,6 +18,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
+from streamserve.engine.kv.groups import ONE_GROUP, Windows
 from streamserve.engine.plan import (
     PENDING,
     Chunk,
@@ -89,6 +90,7 @@ class EchoRunner:
     """
 
     vocab_size = VOCAB_SIZE
+    windows: Windows = ONE_GROUP
 
     def __init__(
         self,

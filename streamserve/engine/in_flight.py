@@ -225,7 +225,11 @@ def still_ready(chunks: tuple[Chunk, ...], sequences: Mapping[int, Sequence]) ->
         if sequence is None or not _is_ready(chunk, sequence):
             continue
         token_ids = tuple(sequence.token_ids[chunk.start : _end(chunk)])
-        ready.append(replace(chunk, token_ids=token_ids, samples=chunk.samples and sequence.sample_specs(1)))
+        samples = chunk.samples and sequence.sample_specs(1)
+        table, *others = (tuple(own[: len(table)]) for own, table in zip(sequence.tables, chunk.tables, strict=True))
+        ready.append(
+            replace(chunk, token_ids=token_ids, samples=samples, block_table=table, other_tables=tuple(others))
+        )
     return tuple(ready)
 
 
@@ -234,11 +238,12 @@ def _split(chunk: Chunk, num_tokens: int, block_size: int) -> tuple[list[Chunk],
     if num_tokens == 0:
         return [], [chunk]
     middle = chunk.start + num_tokens
-    table = chunk.block_table[: -(-middle // block_size)]
+    table, *others = (table[: -(-middle // block_size)] for table in chunk.tables)
     first = rest = None
     if chunk.scores is not None:
         first, rest = chunk.scores.within(0, middle), chunk.scores.within(middle, _end(chunk))
     head = replace(chunk, token_ids=chunk.token_ids[:num_tokens], block_table=table, samples=(), scores=first)
+    head.other_tables = tuple(others)
     return [head], [replace(chunk, start=middle, token_ids=chunk.token_ids[num_tokens:], scores=rest)]
 
 
@@ -248,12 +253,21 @@ def _without_proposals(chunk: Chunk) -> Chunk:
 
 
 def _is_ready(chunk: Chunk, sequence: Sequence) -> bool:
-    """Whether the sequence is still where the chunk begins, in the same blocks, and its tokens are known."""
+    """Whether the sequence is still where the chunk begins, in the same blocks, and its tokens are known.
+
+    Blocks that have fallen out of a window since may be freed.
+    """
     return (
         sequence.num_launched_tokens == chunk.start
         and len(sequence.token_ids) >= _end(chunk)
-        and tuple(sequence.block_table[: len(chunk.block_table)]) == chunk.block_table
+        and len(sequence.tables) == len(chunk.tables)
+        and all(map(_holds, sequence.tables, chunk.tables))
     )
+
+
+def _holds(own: list[int], table: tuple[int, ...]) -> bool:
+    known = own[: len(table)]
+    return len(known) == len(table) and all(one in (0, block_id) for one, block_id in zip(known, table, strict=True))
 
 
 def _end(chunk: Chunk) -> int:

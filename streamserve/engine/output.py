@@ -259,6 +259,7 @@ class OutputProcessor:
         num_wrong = len(part.chunk.samples) - len(token_ids)
         sequence.mark_computed(num_tokens, num_wrong=num_wrong)
         self.pool.cache_blocks(sequence, num_tokens - num_wrong)
+        self.pool.free_unread(sequence)
         scored = _take_scores(part, scores or ())
         reason = sequence.finish_reason(self.max_model_len)
         if is_first:

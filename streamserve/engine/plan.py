@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Protocol
 
+from streamserve.engine.kv.groups import ONE_GROUP, Windows
 from streamserve.protocol.requests import SamplingParams
 
 # In a chunk: the token that the step before, launched and not yet collected, gives its sequence.
@@ -109,6 +110,8 @@ class Chunk:
                     already in blocks   computed now, written to their slots
     block_table:  one block id per `block_size` positions, covering [0, start+len(token_ids)).
     slot of position i = block_table[i // block_size] * block_size + i % block_size.
+    `block_table` is that of the first group of layers, `other_tables` those of the others (see kv/groups.py). Where a
+    group has a window, the null block stands before what the chunk reads.
     `samples`: how to choose the token after each of its last rows; none while the chunk ends before the last known
     token. With n of them the last n - 1 tokens are proposals, which no reader has seen: what is chosen after the row
     before a proposal decides whether it was right. `token_ids` is (PENDING,) where the token is the token that the
@@ -123,6 +126,12 @@ class Chunk:
     samples: tuple[SampleSpec, ...] = ()
     scores: ScoreSpec | None = None
     adapter: str = ""
+    other_tables: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def tables(self) -> tuple[tuple[int, ...], ...]:
+        """The block table of each group of layers."""
+        return (self.block_table, *self.other_tables)
 
     @property
     def proposed_ids(self) -> tuple[int, ...]:
@@ -229,12 +238,14 @@ class Runner(Protocol):
     A failure of one sequence comes back in `Sampled.error`. `StepOutOfMemory` from either call means that no part of
     the plan counts; any other exception that the whole runner is broken and the engine is dead. A runner that
     `can_overlap` takes a second plan before the first is collected (in order), with PENDING tokens, and gains by it.
+    `windows`: how far each group of its layers looks back, None: to the start.
     """
 
     block_size: int
     num_blocks: int
     vocab_size: int
     can_overlap: bool = False
+    windows: Windows = ONE_GROUP
 
     def launch(self, plan: StepPlan) -> object:
         """Start the step and return a handle for `collect`."""

@@ -247,7 +247,7 @@ class Scheduler:
             if num_lacking:
                 if not self._make_room(sequence, step, now, spares_peers=spares_peers and bool(step.chunks)):
                     continue
-                sequence.block_table += self._pool.allocate(num_lacking)
+                self._pool.extend(sequence, sequence.num_launched_tokens + 1)
             step.add(sequence, 1, num_rows=1 + self._num_proposed(sequence, step, num_rows))
 
     def _num_proposed(self, sequence: Sequence, step: StepBudget, num_rows: int) -> int:
@@ -275,7 +275,7 @@ class Scheduler:
         """
         config = self._config
         most = min(
-            len(sequence.block_table) * self._pool.block_size - sequence.num_launched_tokens - 1,
+            min(map(len, sequence.tables)) * self._pool.block_size - sequence.num_launched_tokens - 1,
             num_tokens,
             sequence.num_remaining_tokens - 1,
             (config.max_model_len or sys.maxsize) - len(sequence.token_ids) - 1,
@@ -425,10 +425,37 @@ class Scheduler:
             else:
                 cut, share = turn, min(self._pool.block_size, most // 2)
                 num_tokens = most - share
+            num_tokens = self._with_blocks(turn, num_tokens, step, now)
+            if not num_tokens:
+                continue
             step.add(turn, num_tokens, is_prefill=True)
             prefixes.note(turn, turn.num_launched_tokens + num_tokens)
         if cut is not None and cut.seq_id in step.chunks:
-            step.extend(cut, share)
+            step.extend(cut, self._extended(cut, step, share))
+
+    def _with_blocks(self, sequence: Sequence, num_tokens: int, step: StepBudget, now: float) -> int:
+        """Return how many of a prompt's next tokens have blocks, and allocate those that it lacks.
+
+        It lacks some only in groups with a window: there it gets them as it computes, in place of those that it does
+        not read any more.
+        """
+        if not self._pool.num_lacking(sequence, sequence.num_launched_tokens + num_tokens):
+            return num_tokens
+        has_room = self._pool.num_tokens_with_room(sequence, 1) > 0
+        if not has_room and sequence.num_launched_tokens > sequence.num_computed_tokens:
+            return 0  # what is in flight gives some back
+        if not has_room and not self._make_room(sequence, step, now):
+            return 0
+        num_tokens = self._pool.num_tokens_with_room(sequence, num_tokens)
+        self._pool.extend(sequence, sequence.num_launched_tokens + num_tokens)
+        return num_tokens
+
+    def _extended(self, sequence: Sequence, step: StepBudget, num_tokens: int) -> int:
+        """Return by how many tokens a prompt's chunk can grow, and allocate the blocks that it lacks for them."""
+        num_planned = len(step.chunks[sequence.seq_id].token_ids)
+        num_tokens = self._pool.num_tokens_with_room(sequence, num_planned + num_tokens)
+        self._pool.extend(sequence, sequence.num_launched_tokens + num_tokens)
+        return num_tokens - num_planned
 
     def _start(self, sequence: Sequence, step: StepBudget, now: float) -> bool:
         """Admit the first in the queue, with blocks for its known tokens, if it has room or room can be made."""
@@ -487,7 +514,7 @@ class Scheduler:
         that do not give way to it; and a place among the admitted.
         """
         gone = set(leaving)
-        num_free = self._pool.num_free + sum(len(one.block_table) for one in gone)
+        num_free = self._pool.num_free + sum(one.num_blocks for one in gone)
         if sequence.state is State.RUNNING:
             return self._num_lacking(sequence) <= num_free
         staying = [one for one in self.running if one not in gone]
@@ -498,10 +525,9 @@ class Scheduler:
 
     def _num_lacking(self, sequence: Sequence) -> int:
         """Return how many blocks a running sequence lacks for its next token."""
-        size = self._pool.block_size
-        if sequence.num_launched_tokens > len(sequence.block_table) * size:
+        if sequence.num_launched_tokens > len(sequence.block_table) * self._pool.block_size:
             raise IntegrityError(f"sequence {sequence.seq_id} has fewer blocks than it has filled")
-        return -(-(sequence.num_launched_tokens + 1) // size) - len(sequence.block_table)
+        return self._pool.num_lacking(sequence, sequence.num_launched_tokens + 1)
 
     def _may_park_for(self, sequence: Sequence, taker: Sequence, now: float) -> bool:
         if rank_of(sequence) != rank_of(taker):

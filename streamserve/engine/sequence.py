@@ -141,7 +141,9 @@ class Sequence:
     num_computed_tokens: int = 0
     num_launched_tokens: int = 0  # computed or in flight: the next chunk starts here
     num_drafted_tokens: int = 0
-    block_table: list[int] = field(default_factory=list)
+    block_table: list[int] = field(default_factory=list)  # of the first group of layers
+    other_tables: list[list[int]] = field(default_factory=list)  # of the other groups
+    num_null_blocks: int = 0  # in all tables: what lies before a window
     block_hashes: list[bytes] = field(default_factory=list)
     num_cached_tokens: int = 0
     num_once_computed: int = 0  # before a park or a preemption: what is computed of these is recomputed
@@ -192,6 +194,16 @@ class Sequence:
     def is_complete(self) -> bool:
         """Whether the text matches its grammar as it is, and nothing more may follow."""
         return self.matcher is not None and self.matcher.is_complete
+
+    @property
+    def tables(self) -> list[list[int]]:
+        """Its block table in each group of layers."""
+        return [self.block_table, *self.other_tables]
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks it holds, in all groups."""
+        return len(self.block_table) + sum(map(len, self.other_tables)) - self.num_null_blocks
 
     @property
     def num_output_tokens(self) -> int:
@@ -273,8 +285,11 @@ class Sequence:
         self.num_pending, self.is_counted = 0, False
 
     def lose_blocks(self) -> list[int]:
-        """Drop the block table, the penalty slot and what is computed; returns the blocks, which are not freed yet."""
-        blocks, self.block_table = self.block_table, []
+        """Drop the tables, the penalty slot and what is computed; returns the blocks, which are not freed yet."""
+        blocks = self.block_table
+        if self.num_null_blocks or self.other_tables:
+            blocks = [block_id for table in self.tables for block_id in table if block_id]
+        self.block_table, self.other_tables, self.num_null_blocks = [], [], 0
         self.num_once_computed = max(self.num_once_computed, self.num_computed_tokens)
         self.num_computed_tokens = self.num_launched_tokens = 0
         self.num_pending, self.is_counted = 0, False

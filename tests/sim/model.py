@@ -76,6 +76,7 @@ class SimRunner:
     """
 
     vocab_size = VOCAB_SIZE
+    windows = (None,)
 
     def __init__(self, *, num_blocks: int, block_size: int, can_overlap: bool = False) -> None:
         self.num_blocks = num_blocks

@@ -60,7 +60,7 @@ class LoadedEngine:
     """The result of `load`. `max_tokens`: the largest prompt + max_tokens that can ever run.
 
     `format` finds the thoughts and tool calls in the model's output; without a format the output is text. `draft` is
-    closed by the runner.
+    closed by the runner. A step computes up to `step_tokens`.
     """
 
     runner: Runner
@@ -68,6 +68,7 @@ class LoadedEngine:
     facts: EngineFacts
     format: OutputFormat | None = None
     draft: DraftModel | None = None
+    step_tokens: int = 0
     max_tokens: int = field(init=False)
     public_prefixes: PublicPrefixes = field(init=False)
     grammars: GrammarCompiler = field(init=False)
@@ -75,7 +76,9 @@ class LoadedEngine:
     def __post_init__(self) -> None:
         runner = self.runner
         self.public_prefixes = PublicPrefixes(self.tokenizer)
-        self.max_tokens = max_servable_tokens(self.facts.max_model_len, runner.num_blocks, runner.block_size)
+        self.max_tokens = max_servable_tokens(
+            self.facts.max_model_len, runner.num_blocks, runner.block_size, runner.windows, self.step_tokens
+        )
         # A tag that is a token is no text, also where the tokenizer would show it: the parser takes it for the tag.
         tag_ids = () if self.format is None else self.format.tags.ids.values()
         self.grammars = GrammarCompiler(self.tokenizer, runner.vocab_size, self.facts.eos_token_ids.union(tag_ids))

@@ -14,6 +14,9 @@ hashes mean equal K/V, and that the same tenant, or the server itself, wrote the
 step that wrote it, see vllm PR#43569; a hash has one block, duplicates stay uncached. Lessons: vllm PR#12621, hash
 collisions; confidential-model-router#386, unframed salts; vllm PR#37961, a salt on everything ends the sharing of the
 common system prompt.)
+
+Each group of layers has a table of its own in a sequence (see groups.py), and blocks from this one pool. A block's name
+in the cache is its hash and its group.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from streamserve.engine.kv.free_list import Block, FreeList, IntegrityError
+from streamserve.engine.kv.groups import ONE_GROUP, Windows, first_read, most_blocks, most_in_window
 from streamserve.engine.sequence import Sequence, State
 
 
@@ -43,7 +47,10 @@ class PoolStats:
 
 
 class BlockPool:
-    """All blocks of one engine. `on_evict(block_id)` is called when a block's content is lost for reuse (tests)."""
+    """All blocks of one engine. `on_evict(block_id)` is called when a block's content is lost for reuse (tests).
+
+    `windows`: of each group of layers. `step_tokens`: the most tokens that a step computes.
+    """
 
     def __init__(
         self,
@@ -53,8 +60,14 @@ class BlockPool:
         revision: str = "",
         prefix_caching: bool = True,
         on_evict: Callable[[int], None] | None = None,
+        windows: Windows = ONE_GROUP,
+        step_tokens: int = 0,
     ) -> None:
         self.block_size = block_size
+        self.windows = windows
+        self._step_tokens = step_tokens
+        self._windowed = [(group, window) for group, window in enumerate(windows) if window is not None]
+        self._names = [bytes([group]) if group else b"" for group in range(len(windows))]  # after a hash
         self._revision = revision
         self._prefix_caching = prefix_caching
         self._on_evict = on_evict
@@ -80,6 +93,8 @@ class BlockPool:
             revision=self._revision,
             prefix_caching=self._prefix_caching,
             on_evict=self._on_evict,
+            windows=self.windows,
+            step_tokens=self._step_tokens,
         )
         pool._prefix_queries, pool._prefix_hits = self._prefix_queries, self._prefix_hits
         return pool
@@ -132,32 +147,127 @@ class BlockPool:
         self._num_penalty_slots += 1
         return self._num_penalty_slots - 1
 
-    def find_prefix(self, sequence: Sequence) -> list[Block]:
-        """Return the cached blocks the sequence can start with; what is to be computed is left."""
-        num_blocks = min(len(sequence.token_ids) - 1, sequence.num_reusable_tokens) // self.block_size
-        found: list[Block] = []
-        for hash_ in self.hashes(sequence, 0, num_blocks):
-            block = self._by_hash.get(hash_)
-            if block is None:
-                break
-            found.append(block)
-        return found
+    def find_prefix(self, sequence: Sequence) -> list[list[Block]]:
+        """Return the cached blocks the sequence can start with, for each group; what is to be computed is left.
 
-    def start(self, sequence: Sequence, prefix: list[Block]) -> None:
+        Outside a group's window they are null blocks.
+        """
+        num_blocks = min(len(sequence.token_ids) - 1, sequence.num_reusable_tokens) // self.block_size
+        hashes = self.hashes(sequence, 0, num_blocks)
+        found: list[list[Block]] = [[] for _ in self.windows]
+        for blocks, name, window in zip(found, self._names, self.windows, strict=True):
+            if window is not None:
+                continue
+            for hash_ in hashes:
+                block = self._by_hash.get(hash_ + name)
+                if block is None:
+                    break
+                blocks.append(block)
+            hashes = hashes[: len(blocks)]
+        if not self._windowed:
+            return [blocks[: len(hashes)] for blocks in found]
+        return self._cut_to_windows(found, hashes)
+
+    def _cut_to_windows(self, found: list[list[Block]], hashes: list[bytes]) -> list[list[Block]]:
+        """Return the longest prefix of which each windowed group has what the next token reads.
+
+        `found` are the blocks of the other groups.
+        """
+        num_found = len(hashes)
+        while (missing := self._last_missing(hashes, num_found)) is not None:
+            num_found = missing  # every longer prefix has that block in its window
+        for group, window in self._windowed:
+            first = first_read(num_found * self.block_size, window, self.block_size)
+            own = [self._by_hash[hash_ + self._names[group]] for hash_ in hashes[first:num_found]]
+            found[group] = [self._blocks[0]] * first + own
+        return [blocks[:num_found] for blocks in found]
+
+    def _last_missing(self, hashes: list[bytes], num_blocks: int) -> int | None:
+        """Return the last block that a windowed group lacks of a prefix of `num_blocks`."""
+        last = None
+        for group, window in self._windowed:
+            first, name = first_read(num_blocks * self.block_size, window, self.block_size), self._names[group]
+            for index in range(num_blocks - 1, first - 1, -1):
+                if index == last:
+                    break
+                if hashes[index] + name not in self._by_hash:
+                    last = index
+                    break
+        return last
+
+    def num_taken(self, sequence: Sequence, prefix: list[list[Block]]) -> int:
+        """Return how many free blocks `start` takes: those of the prefix that have no holder, and fresh ones."""
+        num_free = sum(block.ref_count == 0 and block.block_id > 0 for blocks in prefix for block in blocks)
+        return num_free + sum(self._num_fresh(sequence, prefix))
+
+    def _num_fresh(self, sequence: Sequence, prefix: list[list[Block]]) -> list[int]:
+        """Return how many fresh blocks a sequence starts with, by group: behind a window as many as a step fills."""
+        num_left = -(-len(sequence.token_ids) // self.block_size) - len(prefix[0])
+        return [
+            num_left if window is None else min(num_left, most_in_window(window, self.block_size, self._step_tokens))
+            for window in self.windows
+        ]
+
+    def start(self, sequence: Sequence, prefix: list[list[Block]]) -> None:
         """Give the sequence its cached `prefix`, fresh blocks for its other known tokens, and a row if it counts."""
         if sequence.block_table:
             raise IntegrityError(f"sequence {sequence.seq_id} starts and holds {len(sequence.block_table)} blocks")
-        for block in prefix:
+        for block in (block for blocks in prefix for block in blocks if block.block_id):
             self._share(block)
-        sequence.num_computed_tokens = len(prefix) * self.block_size
+        sequence.num_computed_tokens = len(prefix[0]) * self.block_size
         sequence.num_launched_tokens = sequence.num_computed_tokens
         if sequence.num_preemptions == 0:  # after a preemption its own blocks are no hit
             self._prefix_queries += len(sequence.token_ids)
             self._prefix_hits += sequence.num_computed_tokens
-        rest = -(-len(sequence.token_ids) // self.block_size) - len(prefix)
-        sequence.block_table = [block.block_id for block in prefix] + self.allocate(rest)
+        tables = [
+            [block.block_id for block in blocks] + self.allocate(num)
+            for blocks, num in zip(prefix, self._num_fresh(sequence, prefix), strict=True)
+        ]
+        sequence.block_table, sequence.other_tables = tables[0], tables[1:]
+        sequence.num_null_blocks = sum(tables[group].count(0) for group, _ in self._windowed)
         if sequence.has_penalties:
             sequence.penalty_slot = self._allocate_penalty_slot()
+
+    def num_lacking(self, sequence: Sequence, num_tokens: int) -> int:
+        """Return how many blocks a running sequence lacks for its first `num_tokens`, in all groups."""
+        num_blocks = -(-num_tokens // self.block_size)
+        num_lacking = max(0, num_blocks - len(sequence.block_table))
+        for table in sequence.other_tables:
+            num_lacking += max(0, num_blocks - len(table))
+        return num_lacking
+
+    def extend(self, sequence: Sequence, num_tokens: int) -> None:
+        """Allocate the blocks that it lacks for its first `num_tokens`. The caller has compared with `num_free`."""
+        num_blocks = -(-num_tokens // self.block_size)
+        for table in sequence.tables:
+            if len(table) < num_blocks:
+                table += self.allocate(num_blocks - len(table))
+
+    def num_tokens_with_room(self, sequence: Sequence, num_tokens: int) -> int:
+        """Return how many of the next `num_tokens` of a sequence the free blocks have room for."""
+        start = sequence.num_launched_tokens
+        while num_tokens > 0 and self.num_lacking(sequence, start + num_tokens) > self.num_free:
+            num_tokens = (start + num_tokens - 1) // self.block_size * self.block_size - start
+        return max(0, num_tokens)
+
+    def free_unread(self, sequence: Sequence) -> None:
+        """Free the blocks that no token still to be computed reads: those before a window. They stay cached.
+
+        Steps in flight compute tokens after the computed ones, so they read none of these either.
+        """
+        for group, window in self._windowed:
+            table = sequence.tables[group]
+            end = first = first_read(sequence.num_computed_tokens, window, self.block_size)
+            while first > 0 and table[first - 1]:
+                first -= 1
+            if first < end:
+                self.free(table[first:end])
+                table[first:end] = [0] * (end - first)
+                sequence.num_null_blocks += end - first
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks a sequence holds that has computed so many tokens."""
+        return most_blocks(num_tokens, self.windows, self.block_size, 0)
 
     def release(self, sequence: Sequence) -> None:
         """Free every block of the sequence. Only outside RUNNING; a second call finds nothing to free.
@@ -178,17 +288,19 @@ class BlockPool:
         if sequence.num_launched_tokens != sequence.num_computed_tokens:
             return
         is_fresh = sequence.num_computed_tokens == sequence.num_cached_tokens and sequence.num_preemptions == 0
-        while (hash_ := self.next_hash(sequence)) in self._by_hash:
-            assert hash_ is not None
-            block, index = self._by_hash[hash_], sequence.num_computed_tokens // self.block_size
-            self._share(block)
-            self.free([sequence.block_table[index]])
-            sequence.block_table[index] = block.block_id
+        while (hash_ := self.next_hash(sequence)) is not None and self.is_cached(hash_):
+            index = sequence.num_computed_tokens // self.block_size
+            for table, name in zip(sequence.tables, self._names, strict=True):
+                block = self._by_hash[hash_ + name]
+                self._share(block)
+                self.free(table[index : index + 1])
+                table[index : index + 1] = [block.block_id]
             sequence.num_computed_tokens += self.block_size
             sequence.num_launched_tokens += self.block_size
             if is_fresh:
                 sequence.num_cached_tokens += self.block_size
                 self._prefix_hits += self.block_size
+            self.free_unread(sequence)
 
     def next_hash(self, sequence: Sequence) -> bytes | None:
         """Return the hash of the block that the next chunk begins; None if it could not be taken over.
@@ -210,8 +322,8 @@ class BlockPool:
         return sequence.block_hashes[first:last]
 
     def is_cached(self, hash_: bytes) -> bool:
-        """Whether a block with this hash can be taken over."""
-        return hash_ in self._by_hash
+        """Whether a block with this hash can be taken over, in all groups."""
+        return all(hash_ + name in self._by_hash for name in self._names)
 
     def cache_blocks(self, sequence: Sequence, num_written: int) -> None:
         """Cache the blocks that a finished step filled: the blocks of the last `num_written` computed tokens."""
@@ -222,13 +334,14 @@ class BlockPool:
         first = (sequence.num_computed_tokens - num_written) // self.block_size
         if len(sequence.block_hashes) < last:
             extend_hashes(sequence, last, self.block_size, self._root)
-        for index in range(first, last):
-            self._cache(self._blocks[sequence.block_table[index]], sequence.block_hashes[index])
+        for table, name in zip(sequence.tables, self._names, strict=True):
+            for index in range(first, last):
+                self._cache(self._blocks[table[index]], sequence.block_hashes[index] + name)
 
     def evict(self, hashes: Iterable[bytes]) -> None:
         """Take the blocks with these hashes out of the prefix cache. Their holders keep them."""
-        for hash_ in hashes:
-            block = self._by_hash.get(hash_)
+        for name in (hash_ + group for hash_ in hashes for group in self._names):
+            block = self._by_hash.get(name)
             if block is not None:
                 self._evict(block)
 
@@ -296,7 +409,9 @@ class BlockPool:
             self._check_sequence(sequence)
 
     def _check_references(self, sequences: list[Sequence]) -> None:
-        held = Counter(block_id for sequence in sequences for block_id in sequence.block_table)
+        tables = [table for sequence in sequences for table in sequence.tables]
+        held = Counter(block_id for table in tables for block_id in table)
+        del held[0]  # null blocks are checked with each sequence
         for block in self._blocks:
             if held[block.block_id] != block.ref_count:
                 raise IntegrityError(
@@ -329,31 +444,44 @@ class BlockPool:
             raise IntegrityError(f"penalty slots: {held} held + {free} free != total {total}")
 
     def _check_sequence(self, sequence: Sequence) -> None:
-        table, computed, num_known = sequence.block_table, sequence.num_computed_tokens, len(sequence.token_ids)
-        drafted = sequence.num_drafted_tokens
-        if sequence.state is not State.RUNNING and (table or computed or drafted):
-            raise IntegrityError(f"sequence {sequence.seq_id} is {sequence.state.value} and holds {len(table)} blocks")
-        if len(table) * self.block_size < computed or computed > num_known:
+        computed, num_known = sequence.num_computed_tokens, len(sequence.token_ids)
+        drafted, num_held = sequence.num_drafted_tokens, sequence.num_blocks
+        if sequence.state is not State.RUNNING:
+            if num_held or computed or drafted:
+                raise IntegrityError(
+                    f"sequence {sequence.seq_id} is {sequence.state.value} and holds {num_held} blocks"
+                )
+            return
+        if len(sequence.tables) != len(self.windows):
+            raise IntegrityError(f"sequence {sequence.seq_id} has {len(sequence.tables)} tables")
+        num_slots = min(map(len, sequence.tables)) * self.block_size
+        if num_slots < computed or computed > num_known:
             raise IntegrityError(
-                f"sequence {sequence.seq_id}: {computed} of {num_known} tokens computed, {len(table)} blocks"
+                f"sequence {sequence.seq_id}: {computed} of {num_known} tokens computed, {num_held} blocks"
             )
-        if drafted > min(num_known, len(table) * self.block_size):
+        if drafted > min(num_known, num_slots):
             raise IntegrityError(
-                f"sequence {sequence.seq_id}: {drafted} of {num_known} tokens drafted, {len(table)} blocks"
+                f"sequence {sequence.seq_id}: {drafted} of {num_known} tokens drafted, {num_held} blocks"
             )
-        self._check_shared(sequence)
+        if sequence.num_null_blocks != sum(table.count(0) for table in sequence.tables):
+            raise IntegrityError(f"sequence {sequence.seq_id} counts {sequence.num_null_blocks} null blocks")
+        for table, window, name in zip(sequence.tables, self.windows, self._names, strict=True):
+            first = first_read(computed, window, self.block_size)
+            if any(table[:first]) or 0 in table[first:]:
+                raise IntegrityError(f"sequence {sequence.seq_id} reads from block {first} on, and holds {table}")
+            self._check_shared(sequence, table, name)
 
-    def _check_shared(self, sequence: Sequence) -> None:
+    def _check_shared(self, sequence: Sequence, table: list[int], name: bytes) -> None:
         """Check that a block that can still be written has one holder, and a cached block its holder's hash."""
         num_full = sequence.num_computed_tokens // self.block_size
-        for index, block_id in enumerate(sequence.block_table):
+        for index, block_id in enumerate(table):
             block = self._blocks[block_id]
             if index >= num_full and (block.ref_count > 1 or block.block_hash is not None):
                 raise IntegrityError(
                     f"sequence {sequence.seq_id} will write block {block_id}, which has {block.ref_count} holders"
                     f" and {'a' if block.block_hash else 'no'} hash"
                 )
-            if block.block_hash is not None and block.block_hash != sequence.block_hashes[index]:
+            if block.block_hash is not None and block.block_hash != sequence.block_hashes[index] + name:
                 raise IntegrityError(f"block {block_id} has another hash than the block of sequence {sequence.seq_id}")
 
 

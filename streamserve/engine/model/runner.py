@@ -14,6 +14,7 @@ from typing import TypeVar, cast
 import torch
 
 from streamserve.engine.capacity import blocks_for_tokens, max_tokens_that_fit
+from streamserve.engine.kv.groups import ONE_GROUP, Windows
 from streamserve.engine.model.batch import HostCopy, StepBatch, build_batch, on_device
 from streamserve.engine.model.cuda.kernels import GPUKernels
 from streamserve.engine.model.decoder.decoder import Decoder
@@ -139,6 +140,7 @@ class ModelRunner:
         self.device = str(loaded.device)
         self.revision = loaded.revision
         self.linears = loaded.linears
+        self.windows: Windows = ONE_GROUP
         self.can_overlap = loaded.device.type == "cuda" if can_overlap is None else can_overlap
         self.kv = self.new_kv(num_blocks)
         self.draft: DraftModel | None = None

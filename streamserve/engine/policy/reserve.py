@@ -73,11 +73,10 @@ class MemoryReserve:
         self._share = _SHARE
 
     def fits(
-        self, pool: BlockPool, sequence: Sequence, prefix: list[Block], beside: Iterable[Sequence], num_free: int
+        self, pool: BlockPool, sequence: Sequence, prefix: list[list[Block]], beside: Iterable[Sequence], num_free: int
     ) -> bool:
         """Whether `num_free` blocks are enough for its known tokens and the growth of all; `prefix` is cached."""
-        num_held = sum(block.ref_count > 0 for block in prefix)
-        needed = -(-len(sequence.token_ids) // pool.block_size) - num_held
+        needed = pool.num_taken(sequence, prefix)
         parts = [(self._num_growth_blocks(pool, one), _num_own_blocks(pool, one)) for one in beside]
         if parts:  # a sequence that would run alone always has room
             parts.append((self._num_growth_blocks(pool, sequence), needed))
@@ -90,14 +89,14 @@ class MemoryReserve:
         expected, share = self._lengths.left(name, sequence.num_output_tokens), self._share
         if expected is not None:
             num_left, share = min(num_left, math.ceil(expected)), 1.0 + share
-        num_known, size = len(sequence.token_ids), pool.block_size
-        present, most = -(-num_known // size), -(-(num_known + num_left) // size)
-        return share * (most - present)
+        num_known = len(sequence.token_ids)
+        return share * (pool.num_blocks_for(num_known + num_left) - pool.num_blocks_for(num_known))
 
 
 def _num_own_blocks(pool: BlockPool, sequence: Sequence) -> int:
     """Return how many blocks it gives back when it ends; other sequences may hold what it found in the cache."""
-    return len(sequence.block_table) - sequence.num_cached_tokens // pool.block_size
+    num_cached = sequence.num_cached_tokens // pool.block_size * pool.windows.count(None)
+    return max(0, sequence.num_blocks - num_cached)
 
 
 def _peak(parts: list[tuple[float, int]]) -> float:

@@ -114,7 +114,7 @@ def test_least_recently_used_is_evicted_first() -> None:
     assert again.num_computed_tokens == BLOCK
     end(pool, again)
     pool.allocate(2)
-    found = [len(pool.find_prefix(Sequence(request(4, range(BLOCK + 1), salt=salt)))) for salt in ("1", "2")]
+    found = [len(pool.find_prefix(Sequence(request(4, range(BLOCK + 1), salt=salt)))[0]) for salt in ("1", "2")]
     assert found == [1, 0]
 
 
@@ -135,7 +135,7 @@ def test_evicted_block_is_not_found() -> None:
     compute(pool, sequence)
     end(pool, sequence)
     pool.allocate(3)
-    assert pool.find_prefix(Sequence(request(2, range(12)))) == []
+    assert pool.find_prefix(Sequence(request(2, range(12)))) == [[]]
 
 
 def test_forgotten_block_is_not_found_and_reused_first() -> None:
@@ -146,7 +146,7 @@ def test_forgotten_block_is_not_found_and_reused_first() -> None:
     table = end(pool, sequence)
     pool.evict(sequence.block_hashes[1:])
     pool.check_integrity([])
-    assert len(pool.find_prefix(Sequence(request(2, range(12))))) == 1
+    assert len(pool.find_prefix(Sequence(request(2, range(12))))[0]) == 1
     assert set(pool.allocate(2)) == set(table[1:])
 
 
@@ -246,7 +246,7 @@ def test_start_with_blocks_is_a_mistake() -> None:
     pool = new_pool()
     sequence = start(pool, 1, 10)
     with pytest.raises(IntegrityError, match="holds 3 blocks"):
-        pool.start(sequence, [])
+        pool.start(sequence, [[]])
 
 
 def miscount_used(pool: BlockPool) -> None:

@@ -45,7 +45,7 @@ def compiler() -> Iterator[GrammarCompiler]:
 class RandomRunner:
     """A model that knows nothing: whatever the mask allows is equally likely; ends, and what closes, a little more."""
 
-    block_size, num_blocks, vocab_size, can_overlap = 4, 513, VOCAB_SIZE, False
+    block_size, num_blocks, vocab_size, can_overlap, windows = 4, 513, VOCAB_SIZE, False, (None,)
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)

@@ -33,6 +33,7 @@ class PricedRunner:
     block_size = 32
     vocab_size = 50_000
     can_overlap = False
+    windows = (None,)
 
     def __init__(self, clock: FakeClock, num_blocks: int) -> None:
         self.num_blocks = num_blocks

@@ -40,6 +40,7 @@ class WrappedRunner:
         self.num_blocks = runner.num_blocks
         self.vocab_size = runner.vocab_size
         self.can_overlap = runner.can_overlap
+        self.windows = runner.windows
         self.is_closed = False
 
     def launch(self, plan: StepPlan) -> object:
