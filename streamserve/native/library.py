@@ -18,7 +18,7 @@ from streamserve.native.arena import Arena
 from streamserve.native.build import NativeUnavailable, OnProgress, build, find, source_key
 from streamserve.native.levels import Level, best_level
 
-ABI_VERSION = 2  # src/abi.h has the same number
+ABI_VERSION = 3  # src/abi.h has the same number
 ADDRESS, INT, FLOAT = c_void_p, c_int64, c_float
 DONE, OUT_OF_MEMORY, OUT_OF_RANGE = 0, 1, 2  # Status of src/status.h
 

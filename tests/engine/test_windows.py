@@ -194,6 +194,6 @@ def test_proposals(windows: Windows, overlap: bool) -> None:
     prompt = [*quoting, *answer, *quoting]
     wanted = windowed(windows, speculation="off").tokens(request(1, prompt, sampling=how))[1]
     drive = windowed(windows, overlap=overlap, speculation="lookup")
-    one = request(1, prompt, sampling=how, prediction_token_ids=tuple(wanted[:40] + [5] + wanted[41:]))
+    one = request(1, prompt, sampling=how, prediction_token_ids=(*wanted[:40], 5, *wanted[41:]))
     assert drive.tokens(one)[1] == wanted
     assert overlap or sum(drive.core.stats.accepted_tokens.values()) > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from streamserve.engine.config import EngineConfig, LatencyClass, Policy
+from streamserve.engine.kv.groups import ONE_GROUP, Windows
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.engine import Park
 from tests.sim.model import EOS
@@ -25,7 +26,10 @@ CLASSES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The configuration of one run's engine. `known_len`: how long it takes answers to be; None: it has seen none."""
+    """The configuration of one run's engine. `known_len`: how long it takes answers to be; None: it has seen none.
+
+    `windows`: of the groups of the model's layers.
+    """
 
     num_blocks: int = 25
     block_size: int = 4
@@ -44,6 +48,7 @@ class Shape:
     min_ahead_seconds: float = 0.25
     max_debt_seconds: float = 1.0
     known_len: int | None = None
+    windows: Windows = ONE_GROUP
 
     def config(self) -> EngineConfig:
         """Return it as the engine's own configuration."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from zlib import crc32
 
+from streamserve.engine.kv.groups import ONE_GROUP, Windows
 from streamserve.engine.plan import (
     PENDING,
     Chunk,
@@ -41,14 +42,19 @@ def entry(before: int, position: int, token_id: int) -> int:
     return (before * _MIX + (position << 20 | token_id)) & _MASK
 
 
-def beginning(adapter: str) -> int:
-    """Return what stands before the first token: an adapter computes other numbers of the same tokens."""
-    return crc32(adapter.encode())  # 0 without
+def beginning(adapter: str, group: int = 0) -> int:
+    """Return what stands before the first token: an adapter, and a group of layers, computes other numbers."""
+    return crc32(adapter.encode()) + (group << 40)  # 0 without
 
 
-def entries(token_ids: tuple[int, ...], adapter: str = "") -> array[int]:
-    """Return what the cache must hold for these tokens."""
-    out, before = array("q"), beginning(adapter)
+def seen(num_tokens: int, window: int | None) -> slice:
+    """Return the positions that a token's successor is drawn by in a group, when there are so many."""
+    return slice(0 if window is None else max(0, num_tokens - window), num_tokens)
+
+
+def entries(token_ids: tuple[int, ...], adapter: str = "", group: int = 0) -> array[int]:
+    """Return what the cache must hold for these tokens, in a group of layers."""
+    out, before = array("q"), beginning(adapter, group)
     for position, token_id in enumerate(token_ids):
         before = entry(before, position, token_id)
         out.append(before)
@@ -76,10 +82,12 @@ class SimRunner:
     """
 
     vocab_size = VOCAB_SIZE
-    windows = (None,)
 
-    def __init__(self, *, num_blocks: int, block_size: int, can_overlap: bool = False) -> None:
+    def __init__(
+        self, *, num_blocks: int, block_size: int, can_overlap: bool = False, windows: Windows = ONE_GROUP
+    ) -> None:
         self.num_blocks = num_blocks
+        self.windows = windows
         self.block_size = block_size
         self.can_overlap = can_overlap
         self.slots = array("q", [POISON]) * (num_blocks * block_size)
@@ -156,19 +164,24 @@ class SimRunner:
         return self._counted[spec.penalty_slot]
 
     def _write(self, chunk: Chunk, token_ids: tuple[int, ...] | None) -> None:
-        before = self.slots[self._slot(chunk, chunk.start - 1)] if chunk.start else beginning(chunk.adapter)
-        for position in range(chunk.start, chunk.start + len(chunk.token_ids)):
-            before = POISON if token_ids is None else entry(before, position, token_ids[position - chunk.start])
-            self.slots[self._slot(chunk, position)] = before
+        for group, table in enumerate(chunk.tables):
+            before = self.slots[self._slot(table, chunk.start - 1)] if chunk.start else beginning(chunk.adapter, group)
+            for position in range(chunk.start, chunk.start + len(chunk.token_ids)):
+                before = POISON if token_ids is None else entry(before, position, token_ids[position - chunk.start])
+                self.slots[self._slot(table, position)] = before
 
     def _read(self, chunk: Chunk) -> bytes:
-        size, num_tokens, parts = self.block_size, chunk.start + len(chunk.token_ids), []
-        for index, block_id in enumerate(chunk.block_table):
-            parts.append(self.slots[block_id * size : block_id * size + min(size, num_tokens - index * size)])
-        return b"".join(parts)
+        size, num_tokens, out = self.block_size, chunk.start + len(chunk.token_ids), b""
+        for table, window in zip(chunk.tables, self.windows, strict=True):
+            own, span = array("q"), seen(num_tokens, window)
+            first = span.start // size
+            for block_id in table[first:]:
+                own += self.slots[block_id * size : (block_id + 1) * size]
+            out += own[span.start - first * size : span.stop - first * size].tobytes()
+        return out
 
-    def _slot(self, chunk: Chunk, position: int) -> int:
-        return chunk.block_table[position // self.block_size] * self.block_size + position % self.block_size
+    def _slot(self, table: tuple[int, ...], position: int) -> int:
+        return table[position // self.block_size] * self.block_size + position % self.block_size
 
     def _spoil(self, plan: StepPlan) -> None:
         for chunk in plan.chunks:
@@ -177,25 +190,31 @@ class SimRunner:
 
 @cache
 def reference(
-    prompt: tuple[int, ...], sampling: SamplingParams, eos: frozenset[int], max_model_len: int, adapter: str = ""
+    prompt: tuple[int, ...],
+    sampling: SamplingParams,
+    eos: frozenset[int],
+    max_model_len: int,
+    adapter: str = "",
+    windows: Windows = ONE_GROUP,
 ) -> tuple[tuple[int, ...], str]:
     """Return all tokens of an answer, and its finish reason: the same model, one request, no engine."""
     assert sampling.max_tokens is not None
     assert sampling.seed is not None
     stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos)
-    num_tokens, cache = len(prompt), entries(prompt, adapter)
-    last, state, out = cache[-1], crc32(cache.tobytes()), []
+    num_tokens, out = len(prompt), []
+    caches = [entries(prompt, adapter, group) for group in range(len(windows))]
     while len(out) < sampling.max_tokens and num_tokens < max_model_len:
         spec = SampleSpec(
             position=num_tokens,
             sampling=sampling,
             banned_token_ids=tuple(stops) if len(out) < sampling.min_tokens else (),
         )
-        token_id = draw(state, spec, prompt, out)
+        read = (one[seen(num_tokens, window)] for one, window in zip(caches, windows, strict=True))
+        token_id = draw(crc32(b"".join(one.tobytes() for one in read)), spec, prompt, out)
         out.append(token_id)
         if token_id in stops:
             return tuple(out), "stop"
-        last = entry(last, num_tokens, token_id)
-        state = crc32(array("q", (last,)).tobytes(), state)
+        for one in caches:
+            one.append(entry(one[-1], num_tokens, token_id))
         num_tokens += 1
     return tuple(out), "length"

@@ -31,6 +31,7 @@ from tests.sim.planted import (
     scheduler,
     sequence,
     sharing,
+    windows,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +46,7 @@ MUTANTS = (
     *recovery.MUTANTS,
     *sharing.MUTANTS,
     *drafts.MUTANTS,
+    *windows.MUTANTS,
 )
 MIN_CAUGHT = 0.95
 NUM_SEEDS = 60

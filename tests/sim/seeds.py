@@ -15,7 +15,16 @@ import traceback
 
 from tests.sim.proposals import RandomRun
 from tests.sim.simulation import Simulation
-from tests.sim.workload import choose_mix, choose_shape, happen, have_few_places, hold_many, return_ahead, wait_behind
+from tests.sim.workload import (
+    choose_mix,
+    choose_shape,
+    happen,
+    have_few_places,
+    hold_many,
+    return_ahead,
+    wait_behind,
+    with_windows,
+)
 
 NUM_EVENTS = 250
 # One in so many seeds is run twice.
@@ -33,6 +42,8 @@ def run(seed: int) -> Simulation:
     """Run random events in a random engine, mostly steps, to the end."""
     rng = random.Random(seed)
     shape, mix = choose_shape(rng), choose_mix(rng)
+    if seed % 4 == 3:
+        shape = with_windows(random.Random(seed), shape)
     sim = BEGINNINGS.get(seed % 20, lambda rng, shape: Simulation(shape))(rng, shape)
     for _ in range(NUM_EVENTS):
         happen(rng, sim, mix)

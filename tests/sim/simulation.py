@@ -58,7 +58,12 @@ class Simulation:
         self._to_fail: set[int] = set()
         self._to_preempt: set[int] = set()
         self._room: list[int] = []
-        self.runner = SimRunner(num_blocks=shape.num_blocks, block_size=shape.block_size, can_overlap=shape.overlap)
+        self.runner = SimRunner(
+            num_blocks=shape.num_blocks,
+            block_size=shape.block_size,
+            can_overlap=shape.overlap,
+            windows=shape.windows,
+        )
         self.runner.is_faulty = self._to_fail.__contains__
         self.runner.has_room = self._has_room
         self.runner.meanwhile = self._meanwhile
@@ -108,7 +113,9 @@ class Simulation:
             latency_class=latency_class,
             adapter=adapter,
         )
-        answer, reason = reference(prompt, sampling, request.eos_token_ids, self.shape.max_model_len, adapter)
+        shape = self.shape
+        eos, model_len = request.eos_token_ids, shape.max_model_len
+        answer, reason = reference(prompt, sampling, eos, model_len, adapter, shape.windows)
         asked = Asked(request, answer, reason, None if reads is None else 0.0, reads or 0.0)
         self.asked.append(asked)
         self._admit(asked)

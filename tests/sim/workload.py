@@ -40,10 +40,18 @@ def choose_shape(rng: random.Random) -> Shape:
     )
 
 
+def with_windows(rng: random.Random, shape: Shape) -> Shape:
+    """Return the shape for a model some of whose layers look back only so far, with as many blocks for each group."""
+    windows = rng.choice([(5,), (17,), (None, 6), (None, 10, 10), (None, 4, 23), (3, 9)])
+    return replace(shape, windows=windows, num_blocks=shape.num_blocks * len(windows))
+
+
 def hold_many(rng: random.Random, shape: Shape) -> Simulation:
     """Return a run that begins with several answers at their leads, and one that grows into the last of the memory."""
     num_blocks = rng.choice([26, 30]) * 4 // shape.block_size
-    sim = Simulation(replace(shape, num_blocks=num_blocks, lead_tokens=4, known_len=1, max_admitted=None))
+    sim = Simulation(
+        replace(shape, num_blocks=num_blocks * len(shape.windows), lead_tokens=4, known_len=1, max_admitted=None)
+    )
     kinds = rng.choice([["chat"] * 4, ["batch"] * 4, ["chat"] * 3 + ["batch"]])
     for index, kind in enumerate(kinds):
         reads = rng.choice([0.0, 0.1, 0.3]) if index else None
@@ -57,7 +65,9 @@ def hold_many(rng: random.Random, shape: Shape) -> Simulation:
 def wait_behind(rng: random.Random, shape: Shape) -> Simulation:
     """Return a run in which a row of a batch waits for long, and a chat until it is late, for two answers to end."""
     num_blocks = 30 * 4 // shape.block_size
-    sim = Simulation(replace(shape, num_blocks=num_blocks, max_num_seqs=2, max_admitted=None, known_len=1))
+    sim = Simulation(
+        replace(shape, num_blocks=num_blocks * len(shape.windows), max_num_seqs=2, max_admitted=None, known_len=1)
+    )
     for kind in ("chat", "chat", "batch"):
         sim.ask(STEMS[0][:4], _LONG, latency_class=kind)
     for _ in range(rng.randint(6, 14)):
@@ -70,14 +80,16 @@ def wait_behind(rng: random.Random, shape: Shape) -> Simulation:
 
 def have_few_places(_: random.Random, shape: Shape) -> Simulation:
     """Return a run with memory and seats for more than may be admitted."""
-    return Simulation(replace(shape, num_blocks=80 * 4 // shape.block_size, max_admitted=2))
+    return Simulation(replace(shape, num_blocks=80 * 4 // shape.block_size * len(shape.windows), max_admitted=2))
 
 
 def return_ahead(_: random.Random, shape: Shape) -> Simulation:
     """Return a run in which an answer far ahead of its reader comes back, just when a long prompt lacks memory."""
     num_blocks = 26 * 4 // shape.block_size
     plenty = {"max_num_seqs": 4, "budget": 32, "lead_tokens": 1000, "max_admitted": None, "max_model_len": 96}
-    sim = Simulation(replace(shape, num_blocks=num_blocks, known_len=1, min_ahead_seconds=0.1, **plenty))
+    sim = Simulation(
+        replace(shape, num_blocks=num_blocks * len(shape.windows), known_len=1, min_ahead_seconds=0.1, **plenty)
+    )
     ahead = sim.ask(STEMS[0][:20], _LONG, tenant="a", reads=0.0)
     sim.ask(STEMS[0][:20], _LONG, tenant="b")
     for _ in range(24):

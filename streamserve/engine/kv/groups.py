@@ -14,13 +14,13 @@ Pure ints. (Idea: vLLM's hybrid KV cache manager.)
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 Windows = tuple[int | None, ...]  # by group
 ONE_GROUP: Windows = (None,)
 
 # Of the memory, the most that layers may waste which a group lacks.
-_MOST_WASTE = 0.125
+_MOST_WASTE = 1 / 7
 # Each group has its tables in every step.
 _MOST_GROUPS = 8
 
@@ -71,9 +71,3 @@ def group_layers(windows: Mapping[int, int | None]) -> list[list[int]]:
         if len(groups) <= _MOST_GROUPS and len(groups) * size <= (1 + _MOST_WASTE) * len(windows):
             return groups
     return [sorted(windows)]
-
-
-def windows_of(groups: Sequence[Sequence[int]], windows: Mapping[int, int | None]) -> Windows:
-    """Return the window of each group; of layers unlike, None."""
-    found = [{windows[layer] for layer in layers} for layers in groups]
-    return tuple(one.pop() if len(one) == 1 else None for one in found)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -138,7 +138,7 @@ class StepBatch:
     """One forward pass in tensors. `chunks` are in row order; `last_rows[i]` is the row of chunk i's last token.
 
     Where `input_ids` holds PENDING, the caller fills in the token before the pass. `adapters`: the rows (n,) of each
-    adapter, by its name.
+    adapter, by its name. `others`: the same rows with the slots and tables of the other groups of layers.
     """
 
     chunks: tuple[Chunk, ...]
@@ -147,6 +147,11 @@ class StepBatch:
     prefills: tuple[PrefillMetadata, ...]
     last_rows: tuple[int, ...]
     adapters: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    others: tuple[StepBatch, ...] = ()
+
+    def of_group(self, group: int) -> StepBatch:
+        """Return the rows with the slots and tables of a group of layers."""
+        return self.others[group - 1] if group else self
 
     @property
     def input_ids(self) -> torch.Tensor:
@@ -188,16 +193,28 @@ def build_batch(plan: StepPlan, block_size: int, device: torch.device, *, groups
     """
     group_of = _length_of if groups_decodes else _kind_of
     chunks = tuple(sorted(plan.chunks, key=lambda chunk: (group_of(chunk), chunk.adapter)))
+    num_groups = len(chunks[0].tables)
+    first, *others = (_build_for(group, chunks, block_size, device, group_of) for group in range(num_groups))
+    return replace(
+        first,
+        adapters=_rows_of_adapters(chunks, device) if any(chunk.adapter for chunk in chunks) else {},
+        others=tuple(others),
+    )
+
+
+def _build_for(
+    group: int, chunks: tuple[Chunk, ...], block_size: int, device: torch.device, group_of: Callable[[Chunk], int]
+) -> StepBatch:
+    """Return a batch of the chunks, which are in order, by the block tables of one group of layers."""
     num_decodes = sum(len(chunk.token_ids) == 1 for chunk in chunks)
-    numbers = to_device(_int_tensor(_numbers_of(chunks, block_size)).view(3, -1), device)
-    prefills = _build_prefills(chunks[num_decodes:], num_decodes, block_size, device)
+    numbers = to_device(_int_tensor(_numbers_of(chunks, group, block_size)).view(3, -1), device)
+    prefills = _build_prefills(chunks[num_decodes:], group, num_decodes, block_size, device)
     return StepBatch(
         chunks=chunks,
         numbers=numbers,
-        decodes=_build_decodes(chunks[:num_decodes], numbers[1], block_size, group_of),
+        decodes=_build_decodes(chunks[:num_decodes], group, numbers[1], block_size, group_of),
         prefills=prefills,
         last_rows=(*range(num_decodes), *(span.first_row + span.num_tokens - 1 for span in prefills)),
-        adapters=_rows_of_adapters(chunks, device) if any(chunk.adapter for chunk in chunks) else {},
     )
 
 
@@ -229,40 +246,42 @@ def _int_tensor(numbers: array[int]) -> torch.Tensor:
     return torch.frombuffer(numbers, dtype=torch.int64)
 
 
-def _numbers_of(chunks: tuple[Chunk, ...], block_size: int) -> array[int]:
+def _numbers_of(chunks: tuple[Chunk, ...], group: int, block_size: int) -> array[int]:
     """Return the tokens of all rows, then their positions, then their slots."""
     token_ids, positions, slots = array("q"), array("q"), array("q")
     for chunk in chunks:
-        begin, end = chunk.start, chunk.start + len(chunk.token_ids)
+        begin, end, table = chunk.start, chunk.start + len(chunk.token_ids), chunk.tables[group]
         token_ids.extend(chunk.token_ids)
         positions.extend(range(begin, end))
         while begin < end:  # what is left of a block, or of the chunk
             block, offset = divmod(begin, block_size)
-            first, count = chunk.block_table[block] * block_size + offset, min(block_size - offset, end - begin)
+            first, count = table[block] * block_size + offset, min(block_size - offset, end - begin)
             slots.extend(range(first, first + count))
             begin += count
     return token_ids + positions + slots
 
 
 def _build_decodes(
-    chunks: tuple[Chunk, ...], positions: torch.Tensor, block_size: int, group_of: Callable[[Chunk], int]
+    chunks: tuple[Chunk, ...], group: int, positions: torch.Tensor, block_size: int, group_of: Callable[[Chunk], int]
 ) -> tuple[DecodeMetadata, ...]:
     """Group the decodes, which are the first rows of those at `positions` (num_tokens,)."""
     groups: list[DecodeMetadata] = []
     row = 0
     for _, found in groupby(chunks, key=group_of):
         members = list(found)
-        groups.append(_build_group(row, members, positions[row : row + len(members)], block_size))
+        groups.append(_build_group(row, members, group, positions[row : row + len(members)], block_size))
         row += len(members)
     return tuple(groups)
 
 
-def _build_group(first_row: int, chunks: list[Chunk], positions: torch.Tensor, block_size: int) -> DecodeMetadata:
+def _build_group(
+    first_row: int, chunks: list[Chunk], group: int, positions: torch.Tensor, block_size: int
+) -> DecodeMetadata:
     starts = [chunk.start for chunk in chunks]
     num_blocks = max(starts) // block_size + 1
     tables = array("q")  # many times sooner a tensor than lists are
     for chunk in chunks:
-        own = chunk.block_table[:num_blocks]
+        own = chunk.tables[group][:num_blocks]
         tables.extend(own)
         tables.extend((0,) * (num_blocks - len(own)))
     return DecodeMetadata(
@@ -276,7 +295,7 @@ def _build_group(first_row: int, chunks: list[Chunk], positions: torch.Tensor, b
 
 
 def _build_prefills(
-    chunks: tuple[Chunk, ...], first_row: int, block_size: int, device: torch.device
+    chunks: tuple[Chunk, ...], group: int, first_row: int, block_size: int, device: torch.device
 ) -> tuple[PrefillMetadata, ...]:
     spans = []
     for chunk in chunks:
@@ -285,7 +304,7 @@ def _build_prefills(
                 first_row=first_row,
                 num_tokens=len(chunk.token_ids),
                 start=chunk.start,
-                block_table=to_device(_int_tensor(array("q", chunk.block_table)), device),
+                block_table=to_device(_int_tensor(array("q", chunk.tables[group])), device),
                 block_size=block_size,
             )
         )

@@ -11,13 +11,16 @@ is the null block, so that an unset table entry never points at a sequence's mem
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from streamserve.engine import capacity
 from streamserve.engine.config import EngineConfig
+from streamserve.engine.kv.groups import ONE_GROUP, Windows, group_layers
 from streamserve.engine.model.load.source import total_memory
+
+Groups = tuple[tuple[int, ...], ...]  # the layers of each group
 
 SCALE_BYTES = capacity.KV_SCALE_BYTES
 _LEAST_SCALE = 1e-30  # below, a vector is stored as zeros
@@ -60,6 +63,7 @@ class Slots:
 class KVCache:
     """Key and value pools by layer index. Slots are written and read by index; nothing is ever cleared.
 
+    Layers are in `groups` (see kv/groups.py), whose layers of the same place have one pool: a block is of one group.
     `dtype` is that of the numbers that are written and read. `is_int8`: they are kept in eight bits, each vector with
     a scale of its own. Torch and the native step store the same bits.
     """
@@ -73,7 +77,10 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         is_int8: bool = False,
+        groups: Groups = (),
     ) -> None:
+        groups = groups or (tuple(layers),)
+        self.group_of = {layer: group for group, own in enumerate(groups) for layer in own}
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.dtype = dtype
@@ -86,8 +93,11 @@ class KVCache:
                 return torch.empty(num_heads, num_slots, dim + SCALE_BYTES, dtype=torch.int8, device=device)
             return torch.empty(num_heads, num_slots, dim, dtype=dtype, device=device)
 
-        self.keys = {index: pool(layer.num_kv_heads, layer.key_dim) for index, layer in layers.items()}
-        self.values = {index: pool(layer.num_kv_heads, layer.value_dim) for index, layer in layers.items()}
+        shapes = [layers[index] for index in groups[0]]
+        keys = [pool(shape.num_kv_heads, shape.key_dim) for shape in shapes]
+        values = [pool(shape.num_kv_heads, shape.value_dim) for shape in shapes]
+        self.keys = {layer: one for own in groups for layer, one in zip(own, keys, strict=False)}
+        self.values = {layer: one for own in groups for layer, one in zip(own, values, strict=False)}
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store key (num_kv_heads, num_tokens, key_dim) and value of the packed tokens at `slots` (num_tokens,)."""
@@ -135,11 +145,37 @@ def dequantize(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return (codes.float() * scale).to(dtype)
 
 
+def groups_for(layers: Mapping[int, LayerShape], max_model_len: int) -> Groups:
+    """Return the groups of layers; one where their shapes differ, as a block then takes another number of bytes."""
+    if len({replace(layer, sliding_window=None) for layer in layers.values()}) > 1:
+        return (tuple(layers),)
+    return tuple(map(tuple, group_layers(_windows(layers, max_model_len))))
+
+
+def windows_of(groups: Groups, layers: Mapping[int, LayerShape], max_model_len: int) -> Windows:
+    """Return the window of each group; None where its layers see everything, or not all as far."""
+    windows = _windows(layers, max_model_len)
+    found = [{windows[layer] for layer in own} for own in groups]
+    return tuple(one.pop() if len(one) == 1 else None for one in found) or ONE_GROUP
+
+
+def _windows(layers: Mapping[int, LayerShape], max_model_len: int) -> dict[int, int | None]:
+    """Return how far each layer looks back, None: to the start of the longest sequence."""
+    windows = {index: layer.sliding_window for index, layer in layers.items()}
+    return {index: None if window is None or window >= max_model_len else window for index, window in windows.items()}
+
+
 def bytes_per_block(
-    layers: Mapping[int, LayerShape], block_size: int, dtype: torch.dtype, *, is_int8: bool = False
+    layers: Mapping[int, LayerShape],
+    block_size: int,
+    dtype: torch.dtype,
+    *,
+    is_int8: bool = False,
+    groups: Groups = (),
 ) -> int:
-    """Bytes one block takes over all layers."""
-    return block_size * sum(layer.bytes_per_token(dtype, is_int8=is_int8) for layer in layers.values())
+    """Bytes one block takes over all layers of a group."""
+    own = groups[0] if groups else layers
+    return block_size * sum(layers[index].bytes_per_token(dtype, is_int8=is_int8) for index in own)
 
 
 def pool_bytes(config: EngineConfig, device: torch.device, weight_bytes: int = 0) -> int:

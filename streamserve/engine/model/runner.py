@@ -13,12 +13,12 @@ from typing import TypeVar, cast
 
 import torch
 
-from streamserve.engine.capacity import blocks_for_tokens, max_tokens_that_fit
+from streamserve.engine.capacity import blocks_for_tokens
 from streamserve.engine.kv.groups import ONE_GROUP, Windows
 from streamserve.engine.model.batch import HostCopy, StepBatch, build_batch, on_device
 from streamserve.engine.model.cuda.kernels import GPUKernels
 from streamserve.engine.model.decoder.decoder import Decoder
-from streamserve.engine.model.kv_cache import KVCache
+from streamserve.engine.model.kv_cache import Groups, KVCache, windows_of
 from streamserve.engine.model.load.loader import LoadedModel, end_token_ids
 from streamserve.engine.model.prompt_scores import Scores, score
 from streamserve.engine.model.sampler import Draws, SamplingMetadata, raw_logprobs, sample
@@ -114,7 +114,8 @@ class ModelRunner:
     """Runs plans on one model. See `plan.Runner` for the contract.
 
     `can_overlap`: by default on a GPU; on a CPU, where `launch` does all the work, it works too and gains nothing.
-    `has_int8_kv`: keys and values are kept in eight bits.
+    `has_int8_kv`: keys and values are kept in eight bits. `groups`: the layers that have a block table each, so that
+    what lies before their window is freed; none: all layers have one, and keep everything.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class ModelRunner:
         max_model_len: int,
         can_overlap: bool | None = None,
         has_int8_kv: bool = False,
+        groups: Groups = (),
     ) -> None:
         self.loaded = loaded
         self.has_int8_kv = has_int8_kv
@@ -140,18 +142,14 @@ class ModelRunner:
         self.device = str(loaded.device)
         self.revision = loaded.revision
         self.linears = loaded.linears
-        self.windows: Windows = ONE_GROUP
+        self.groups = groups
+        self.windows: Windows = windows_of(groups, loaded.layers, max_model_len)
         self.can_overlap = loaded.device.type == "cuda" if can_overlap is None else can_overlap
         self.kv = self.new_kv(num_blocks)
         self.draft: DraftModel | None = None
         self._last: LaunchedStep | None = None  # the next plan may take its tokens from the device
         self._counts: PenaltyCounts | None = None  # from the first penalty on
         self._rules = RuleTensors(loaded.device)
-
-    @property
-    def max_tokens_that_fit(self) -> int:
-        """Tokens that the whole KV memory can hold for one sequence."""
-        return max_tokens_that_fit(self.num_blocks, self.block_size)
 
     def new_kv(self, num_blocks: int, *, is_int8: bool | None = None) -> KVCache:
         """Allocate KV memory of this model's shape; `is_int8` None: as its own is."""
@@ -162,11 +160,15 @@ class ModelRunner:
             dtype=self.loaded.dtype,
             device=self.loaded.device,
             is_int8=self.has_int8_kv if is_int8 is None else is_int8,
+            groups=self.groups,
         )
 
     def take_draft(self, runner: ModelRunner) -> None:
-        """Let another model propose from now on, with as many blocks; it is closed with this one."""
-        runner.num_blocks = self.num_blocks
+        """Let another model propose from now on, with as many blocks; it is closed with this one.
+
+        It has this model's tables: those of one group.
+        """
+        runner.num_blocks, runner.groups, runner.windows = self.num_blocks, (), ONE_GROUP
         runner.kv = runner.new_kv(self.num_blocks)
         weight = runner.loaded.weight_bytes / self.loaded.weight_bytes
         self.draft = DraftModel(runner=cast(Runner, runner), weight=weight, max_len=runner.max_model_len)

@@ -12,7 +12,7 @@
 
 #define SS_API extern "C" __attribute__((visibility("default")))
 
-constexpr int64_t kAbiVersion = 2;  // library.py's ABI_VERSION; a changed argument list raises both
+constexpr int64_t kAbiVersion = 3;  // library.py's ABI_VERSION; a changed argument list raises both
 
 SS_API int64_t ss_abi_version();
 
@@ -150,6 +150,7 @@ struct StepLayer {
   int64_t window;     // 0: none
   int64_t rotation;   // -1: none
   int64_t norm_kind;  // NormKind, of query_norm and key_norm
+  int64_t group;      // of StepCall.groups: whose tables lead to its keys
   float scaling;
   float softcap;  // 0: none
 };
@@ -192,15 +193,22 @@ struct StepRun {
   int64_t first_row, num_rows;
 };
 
+// Where the keys and values of a group of layers are. Before a layer's window a table may lead to block 0.
+struct StepGroup {
+  const int64_t* slots;       // (num_rows,)
+  const int64_t* tables;      // (num_decodes, table_stride)
+  const StepPrompt* prompts;  // (num_prompts,), the same prompts in each group
+  int64_t table_stride;
+};
+
 // The first num_decodes rows are one token of a sequence each, the rest are those of the prompts, in their order.
 struct StepCall {
-  const int64_t *token_ids, *positions, *slots;  // (num_rows,)
-  const int64_t* tables;                         // (num_decodes, table_stride)
-  const StepPrompt* prompts;                     // (num_prompts,)
-  const float* query_scale;                      // (num_rows,), or null
-  const StepRun* runs;                           // (num_runs,)
-  float* hidden;                                 // out: (num_rows, hidden_size), normalised
-  float* logits;                                 // out: (num_decodes, head.num_outputs), or null
-  int64_t num_rows, num_decodes, num_prompts, table_stride, num_runs;
+  const int64_t *token_ids, *positions;  // (num_rows,)
+  const StepGroup* groups;               // (num_groups,)
+  const float* query_scale;              // (num_rows,), or null
+  const StepRun* runs;                   // (num_runs,)
+  float* hidden;                         // out: (num_rows, hidden_size), normalised
+  float* logits;                         // out: (num_decodes, head.num_outputs), or null
+  int64_t num_rows, num_decodes, num_prompts, num_groups, num_runs;
 };
 SS_API ss::Status ss_step(const StepModel* model, const StepCall* call, int64_t num_threads);

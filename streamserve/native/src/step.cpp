@@ -48,7 +48,7 @@ struct StepMemory {
   std::vector<Rotation> rotations;
   std::vector<DecodePieces> pieces;      // of each layer's window, at piece_of[layer]
   std::vector<int64_t> windows, piece_of;
-  std::vector<PromptPiece> prompts;
+  std::vector<std::vector<PromptPiece>> prompts;  // by group
   std::vector<std::atomic<int64_t>> next;  // the next item of each layer's attention
 
   StepMemory(const StepModel& model, const StepCall& call) : next(model.num_layers) {
@@ -69,9 +69,12 @@ struct StepMemory {
       group = std::max(group, layer.num_heads / layer.num_kv_heads);
       next[i] = 0;
     }
-    for (int64_t i = 0; i < call.num_prompts; i++) {
-      const StepPrompt& prompt = call.prompts[i];
-      cut_prompt({prompt.first_row, prompt.num_rows, prompt.start, prompt.table}, group, prompts);
+    prompts.resize(call.num_groups);
+    for (int64_t g = 0; g < call.num_groups; g++) {
+      for (int64_t i = 0; i < call.num_prompts; i++) {
+        const StepPrompt& prompt = call.groups[g].prompts[i];
+        cut_prompt({prompt.first_row, prompt.num_rows, prompt.start, prompt.table}, group, prompts[g]);
+      }
     }
     widest = std::max({widest, query, inner});
     hidden.resize(call.num_rows * model.hidden_size);
@@ -127,7 +130,8 @@ struct StepHeads {
     float turned[kMostHeadDim];
     copy_padded(turned, key, dim);
     finish(turned, row, layer.key_norm ? layer.key_norm + kv_head * dim : nullptr);
-    const int64_t place = (kv_head * model.num_slots + call.slots[row]) * row_stride<Kv>(dim);
+    const int64_t slot = call.groups[layer.group].slots[row];
+    const int64_t place = (kv_head * model.num_slots + slot) * row_stride<Kv>(dim);
     store_vector(turned, dim, static_cast<Kv*>(layer.keys) + place);
     store_vector(key + layer.num_kv_heads * dim, dim, static_cast<Kv*>(layer.values) + place);
   }
@@ -321,6 +325,7 @@ class StepThread {
     const Rotation* rotation = layer.rotation < 0 ? nullptr : &memory_.rotations[layer.rotation];
     const StepHeads<Kv> heads{model_, call_, layer, rotation, qkv};
     const DecodePieces& pieces = memory_.pieces[memory_.piece_of[index]];
+    const StepGroup& group = call_.groups[layer.group];
     const AttentionLayer<Kv> shape{static_cast<const Kv*>(layer.keys),
                                    static_cast<const Kv*>(layer.values),
                                    model_.num_slots,
@@ -336,14 +341,14 @@ class StepThread {
     const DecodeAttention<Kv, StepHeads<Kv>, float> attention{shape,
                                                               pieces,
                                                               call_.positions,
-                                                              call_.tables,
-                                                              call_.table_stride,
+                                                              group.tables,
+                                                              group.table_stride,
                                                               heads,
                                                               memory_.attended.data(),
                                                               layer.num_heads * layer.head_dim,
                                                               memory_.partials.data()};
-    const PromptAttention<Kv, StepHeads<Kv>, float> prompts{shape, memory_.prompts, heads, memory_.attended.data(),
-                                                            attention.out_stride};
+    const PromptAttention<Kv, StepHeads<Kv>, float> prompts{shape, memory_.prompts[layer.group], heads,
+                                                            memory_.attended.data(), attention.out_stride};
     if (call_.num_prompts > 0) store_prompts(layer, heads);
     static thread_local AttentionScratch scratch;
     static thread_local PromptScratch prompt_scratch;
@@ -409,9 +414,14 @@ void require_prompt(const StepModel& model, const StepPrompt& prompt) {
 template <class Kv>
 void run_step(const StepModel& model, const StepCall& call, int64_t num_threads) {
   require_below(model.num_embeddings, call.token_ids, call.num_rows);
-  require_below(model.num_slots, call.slots, call.num_rows);
-  require_blocks(call.positions, call.tables, call.num_decodes, call.table_stride, model.block_size, model.num_slots);
-  for (int64_t i = 0; i < call.num_prompts; i++) require_prompt(model, call.prompts[i]);
+  for (int64_t g = 0; g < call.num_groups; g++) {
+    const StepGroup& group = call.groups[g];
+    require_below(model.num_slots, group.slots, call.num_rows);
+    require_blocks(call.positions, group.tables, call.num_decodes, group.table_stride, model.block_size,
+                   model.num_slots);
+    for (int64_t i = 0; i < call.num_prompts; i++) require_prompt(model, group.prompts[i]);
+  }
+  for (int64_t i = 0; i < model.num_layers; i++) require_below(call.num_groups, &model.layers[i].group, 1);
   StepMemory memory(model, call);
   parallel(num_threads, [&](Team team) { StepThread<Kv>(model, call, memory, team).run(); });
 }

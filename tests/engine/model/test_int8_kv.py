@@ -64,7 +64,7 @@ def test_the_native_step_stores_what_torch_stores(tiny_folder: Callable[[str], P
     driver.step([one], len(prompt))
     native = {index: (runner.kv.keys[index].clone(), runner.kv.values[index].clone()) for index in runner.kv.keys}
     places = (divmod(at, BLOCK_SIZE) for at in range(len(prompt)))
-    slots = torch.tensor([one.block_table[block] * BLOCK_SIZE + offset for block, offset in places])
+    slots = torch.tensor([one.tables[0][block] * BLOCK_SIZE + offset for block, offset in places])
     for keys, values in native.values():
         for rows in (keys[:, slots], values[:, slots]):
             again = quantize(dequantize(rows, torch.float32))

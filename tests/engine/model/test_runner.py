@@ -59,13 +59,13 @@ def test_a_poisoned_sequence_fails_alone(llama: Any) -> None:
     driver = Driver(llama, seed=3)
     good, bad = (driver.start(i, prompts(VOCAB_SIZE)[0], 6, **GREEDY) for i in range(2))
     driver.step([good, bad], 64)
-    llama.kv.fill_block(bad.block_table[0], math.nan)
+    llama.kv.fill_block(bad.tables[0][0], math.nan)
     found = driver.step([good, bad], 64)
     assert (found[1].token_ids, found[1].error) == ((), "numerical_error")
     for _ in range(4):
         driver.step([good], 64)
     assert [*(sampled.token_ids[0] for sampled in good.sampled)] == healthy
-    llama.kv.fill_block(bad.block_table[0], 0.0)
+    llama.kv.fill_block(bad.tables[0][0], 0.0)
 
 
 def test_a_chunk_that_fails_without_sampling_is_reported(llama: Any) -> None:
@@ -73,10 +73,10 @@ def test_a_chunk_that_fails_without_sampling_is_reported(llama: Any) -> None:
     driver = Driver(llama)
     one = driver.start(0, prompts(VOCAB_SIZE)[0], 1, **GREEDY)
     driver.step([one], 16)
-    llama.kv.fill_block(one.block_table[1], math.inf)
+    llama.kv.fill_block(one.tables[0][1], math.inf)
     found = driver.step([one], 16)
     assert found[0].error == "numerical_error"
-    llama.kv.fill_block(one.block_table[1], 0.0)
+    llama.kv.fill_block(one.tables[0][1], 0.0)
 
 
 def test_freed_pages_poisoned(llama: Any) -> None:
@@ -146,12 +146,12 @@ def test_a_pending_token_after_a_numerical_error(llama: Any) -> None:
     driver = Driver(llama, seed=3)
     good, bad = (driver.start(i, prompts(VOCAB_SIZE)[0], 6, **GREEDY) for i in range(2))
     driver.step([good, bad], 64)
-    llama.kv.fill_block(bad.block_table[0], math.nan)
+    llama.kv.fill_block(bad.tables[0][0], math.nan)
     first, second = driver.launch([good, bad]), driver.launch([good, bad])
     found = [llama.collect(handle).sampled for handle in (first, second)]
     assert [sampled[1].error for sampled in found] == ["numerical_error", "numerical_error"]
     assert [good.sampled[0].token_ids[0], *(sampled[0].token_ids[0] for sampled in found)] == wanted
-    llama.kv.fill_block(bad.block_table[0], 0.0)
+    llama.kv.fill_block(bad.tables[0][0], 0.0)
 
 
 def test_overlap_is_for_gpus_unless_asked(tiny_folder: Callable[[str], Path]) -> None:

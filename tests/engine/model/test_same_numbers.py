@@ -89,6 +89,7 @@ def test_prefix_hits(runner: ModelRunner, wanted: list[list[Number]]) -> None:
             driver.step([first], 5)
         num_shared = (len(prompt) - 6) // runner.block_size
         second = start(driver, prompt)
-        second.block_table = first.block_table[:num_shared] + second.block_table[num_shared:]
+        pairs = zip(first.tables, second.tables, strict=True)
+        second.tables = [found[:num_shared] + own[num_shared:] for found, own in pairs]
         second.num_computed = num_shared * runner.block_size
         assert answer(driver, [second], 128)[0] == numbers_of_whole

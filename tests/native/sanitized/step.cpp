@@ -115,6 +115,7 @@ struct Model {
     layer.keys = pool(), layer.values = pool();
     layer.sinks = shape.has_sinks ? floats_of(shape.heads) : nullptr;
     layer.num_heads = shape.heads, layer.num_kv_heads = shape.kv_heads, layer.head_dim = shape.head_dim;
+    layer.group = index ? 1 : 0;  // of two with the same tables
     layer.window = index ? shape.window : 0, layer.rotation = shape.has_rotation ? 0 : -1;
     layer.norm_kind = shape.norm_kind, layer.scaling = 0.3f, layer.softcap = shape.softcap;
     return layer;
@@ -123,12 +124,14 @@ struct Model {
   // The logits (num_rows, kVocab) of rows from `first` on; `status` is what the library returned.
   std::vector<float> run(int64_t first, int64_t num_rows, int64_t num_threads, Status* status = nullptr) {
     std::vector<float> hidden(size_t(num_rows * shape.hidden)), logits(size_t(num_rows * kVocab));
+    const StepGroup group{slots.data() + first, tables.data() + first * stride, nullptr, stride};
+    const StepGroup groups[] = {group, group};
     StepCall call{};
     call.token_ids = token_ids.data() + first, call.positions = positions.data() + first;
-    call.slots = slots.data() + first, call.tables = tables.data() + first * stride;
+    call.groups = groups, call.num_groups = 2;
     call.query_scale = shape.has_sinks ? query_scale.data() + first : nullptr;
     call.hidden = hidden.data(), call.logits = logits.data();
-    call.num_rows = num_rows, call.num_decodes = num_rows, call.table_stride = stride;
+    call.num_rows = num_rows, call.num_decodes = num_rows;
     const std::vector<StepRun> own = runs_of(first, num_rows);
     call.runs = own.data(), call.num_runs = int64_t(own.size());
     const Status found = [&] {
@@ -157,16 +160,18 @@ std::vector<float> read_prompt(Model<T>& model, int64_t num_tokens, int64_t size
     const int64_t num_rows = std::min(size, num_tokens - start), is_decode = size == 1;
     std::vector<float> logits(size_t(is_decode * kVocab));
     const StepPrompt prompt{model.tables.data(), 0, num_rows, start, model.stride};
+    const StepGroup group{slots.data() + start, is_decode ? model.tables.data() : nullptr,
+                          is_decode ? nullptr : &prompt, model.stride};
+    const StepGroup groups[] = {group, group};
     const StepRun run{&model.adapter, 0, num_rows};
     StepCall call{};
     call.token_ids = token_ids.data() + start, call.positions = positions.data() + start;
-    call.slots = slots.data() + start;
+    call.groups = groups, call.num_groups = 2;
     (is_decode ? call.num_decodes : call.num_prompts) = 1;
-    if (is_decode) call.tables = model.tables.data(), call.logits = logits.data();
-    else call.prompts = &prompt;
+    if (is_decode) call.logits = logits.data();
     call.query_scale = model.shape.has_sinks ? query_scale.data() + start : nullptr;
     call.hidden = hidden.data() + start * model.shape.hidden;
-    call.num_rows = num_rows, call.table_stride = model.stride;
+    call.num_rows = num_rows;
     call.runs = &run, call.num_runs = model.shape.has_norms ? 1 : 0;
     expect(ss_step(&model.model, &call, num_threads) == kDone, "a prompt fails", num_rows, num_threads);
   }

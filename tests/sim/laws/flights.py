@@ -71,11 +71,11 @@ class Flights:
         is_pending = bool(chunk.samples)
         return len(sequence.token_ids) + is_pending - sequence.num_computed_tokens - len(chunk.token_ids)
 
-    def wants_block(self, sequence: Sequence) -> bool:
-        """Whether the sequence decodes, and its next token needs a block that is not allocated."""
+    def num_wanted(self, sequence: Sequence) -> int:
+        """Return how many blocks the next token needs that are not allocated, of a sequence that decodes."""
         num_left, size = self.num_unplanned(sequence), self.sim.shape.block_size
         landed = len(sequence.token_ids) - num_left + (self.chunk_of(sequence) is not None)
-        return num_left == 1 and landed + 1 > len(sequence.block_table) * size
+        return sum(num_left == 1 and landed + 1 > len(table) * size for table in sequence.tables)
 
     def waits_for_token(self, sequence: Sequence) -> bool:
         """Whether its next chunk must wait: the pending token may be the last."""

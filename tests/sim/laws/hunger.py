@@ -140,7 +140,9 @@ class HungerLaws:
         is_full = len(planned) >= num_seats or group.is_spent
         for sequence in left_out:
             # A hungry one makes room for itself, but not in a seat that was kept for prompts and is left over.
-            is_short = sim.core.pool.num_free == 0 and (sequence.seq_id not in hungry or num_decodes >= room)
+            is_short = sim.core.pool.num_free < len(sim.shape.windows) and (
+                sequence.seq_id not in hungry or num_decodes >= room
+            )
             assert is_full or is_short, f"10: {sequence.seq_id} could decode and was left out"
         if not group.is_last:
             self._count(hungry, starved, left_out)

@@ -109,7 +109,7 @@ class Laws:
             asked = self.sim.by_seq_id.get(sequence.seq_id)
             if asked is None or (sequence.seq_id, sequence.num_preemptions) in self._started:
                 continue
-            self.books.check_hit(asked, sequence.block_table, sequence.num_computed_tokens)
+            self.books.check_hit(asked, sequence.tables, sequence.num_computed_tokens)
             if sequence.seq_id not in self._cached and sequence.num_preemptions == 0:
                 self._found[sequence.seq_id] = sequence.num_computed_tokens
 
@@ -135,7 +135,7 @@ class Laws:
         self.has_preempted = self.has_tried = self.has_given_way = False
         self.answers.before_step()
         self._forced.clear()
-        self.num_wanted = sum(self.flights.wants_block(s) for s in self.running)
+        self.num_wanted = sum(map(self.flights.num_wanted, self.running))
         self._ran = [(s, s.num_preemptions) for s in self.running]
         self.readers.resting = {s.seq_id for s in self.running if self.hunger.rests(s)}
         self._could_decode = {s.seq_id for s in self.running if self.flights.num_unplanned(s) == 1}
@@ -255,8 +255,9 @@ class Laws:
             assert chunk.token_ids == known[start:end], "13: a plan with other tokens than were shown"
         is_wanted = end >= len(known) and asked.request.sampling.max_tokens != 0
         assert (bool(chunk.samples)) == is_wanted, "9: samples too early, or not at all"
-        assert len(chunk.block_table) == -(-end // size), f"6: {len(chunk.block_table)} blocks for {end} tokens"
-        assert list(chunk.block_table) == sequence.block_table[: len(chunk.block_table)], "6: another table"
+        for table, own in zip(chunk.tables, sequence.tables, strict=True):
+            assert len(table) == -(-end // size), f"6: {len(table)} blocks for {end} tokens"
+            assert list(table) == own[: len(table)], "6: another table"
         self.books.check_writes(asked, chunk)
         self.counts.check(asked, sequence, chunk)
         self._check_start(asked, sequence, chunk)
@@ -268,7 +269,7 @@ class Laws:
         if has_begun or self.flights.chunk_of(sequence) is not None:
             return
         self._started.add(key)
-        self.books.check_hit(asked, chunk.block_table, chunk.start)
+        self.books.check_hit(asked, chunk.tables, chunk.start)
         if sequence.num_preemptions == 0:
             self._cached[sequence.seq_id] = self._found[sequence.seq_id] = chunk.start
         self._cached.setdefault(sequence.seq_id, self._found.get(sequence.seq_id, chunk.start))
@@ -333,7 +334,7 @@ class Laws:
         """More blocks than it takes to start these beside what stays of other classes than rows, and its growth."""
         size, others = self.sim.shape.block_size, [s for s in kept if not is_row(s)]
         growth = 2 * sum(-(-(len(s.token_ids) + s.num_remaining_tokens) // size) for s in others)
-        return growth + sum(-(-len(s.token_ids) // size) for s in came)
+        return len(self.sim.shape.windows) * (growth + sum(-(-len(s.token_ids) // size) for s in came))
 
     # After a step.
 

@@ -21,9 +21,9 @@ _NUM_STEPS_TO_TELL = 64
 def surely_fits(sim: Simulation, head: Sequence, staying: list[Sequence], leaving: list[Sequence]) -> bool:
     """Whether the next in the queue certainly has room beside the sequences that stay (a conservative estimate)."""
     pool, size = sim.core.pool, sim.shape.block_size
-    own = sum(pool._blocks[block_id].ref_count == 1 for s in leaving for block_id in s.block_table)
+    own = sum(pool._blocks[block_id].ref_count == 1 for s in leaving for table in s.tables for block_id in table)
     growth = 2 * sum(-(-(len(s.token_ids) + s.num_remaining_tokens) // size) for s in (*staying, head))
-    return -(-len(head.token_ids) // size) + growth <= pool.num_free + own
+    return len(pool.windows) * (-(-len(head.token_ids) // size) + growth) <= pool.num_free + own
 
 
 class PromptLaws:

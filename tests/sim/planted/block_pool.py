@@ -104,8 +104,8 @@ MUTANTS = (
     _pool(
         name="names are one block off",
         law=5,
-        old="self._cache(self._blocks[sequence.block_table[index]], sequence.block_hashes[index])",
-        new="self._cache(self._blocks[sequence.block_table[index]], sequence.block_hashes[index - 1])",
+        old="self._cache(self._blocks[table[index]], sequence.block_hashes[index] + name)",
+        new="self._cache(self._blocks[table[index]], sequence.block_hashes[index - 1] + name)",
     ),
     _pool(
         name="the whole prompt comes from the cache",
@@ -116,14 +116,14 @@ MUTANTS = (
     _pool(
         name="a hole in the cached prefix is skipped",
         law=17,
-        old="            if block is None:\n                break",
-        new="            if block is None:\n                continue",
+        old="                if block is None:\n                    break",
+        new="                if block is None:\n                    continue",
     ),
     _pool(
         name="a cached block counts as one token",
         law=9,
-        old="sequence.num_computed_tokens = len(prefix) * self.block_size",
-        new="sequence.num_computed_tokens = len(prefix)",
+        old="sequence.num_computed_tokens = len(prefix[0]) * self.block_size",
+        new="sequence.num_computed_tokens = len(prefix[0])",
     ),
     _pool(
         name="forgetting forgets nothing",

@@ -64,7 +64,7 @@ MUTANTS = (
     _scheduler(
         name="a draft model proposes where a block ends",
         law=6,
-        old="            len(sequence.block_table) * self._pool.block_size - sequence.num_launched_tokens - 1,\n",
+        old="            min(map(len, sequence.tables)) * self._pool.block_size - sequence.num_launched_tokens - 1,\n",
         new="",
     ),
     _drafter(

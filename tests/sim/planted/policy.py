@@ -111,7 +111,7 @@ MUTANTS = (
     _scheduler(
         name="a decode gets a block with every token",
         law=6,
-        old="        return -(-(sequence.num_launched_tokens + 1) // size) - len(sequence.block_table)\n",
+        old="        return self._pool.num_lacking(sequence, sequence.num_launched_tokens + 1)\n",
         new="        return 1\n",
     ),
     _leads(

@@ -53,8 +53,8 @@ MUTANTS = (
     _halves(
         name="memory runs out: the parts draw as the whole would have",
         law=33,
-        old="samples=chunk.samples and sequence.sample_specs(1)",
-        new="samples=chunk.samples",
+        old="samples = chunk.samples and sequence.sample_specs(1)",
+        new="samples = chunk.samples",
     ),
     _core(
         name="memory runs out: the second half is forgotten",

@@ -93,13 +93,13 @@ MUTANTS = (
     _reserve(
         name="cached blocks without a holder count as held",
         law=16,
-        old="num_held = sum(block.ref_count > 0 for block in prefix)",
-        new="num_held = len(prefix)",
+        old="needed = pool.num_taken(sequence, prefix)",
+        new="needed = -(-len(sequence.token_ids) // pool.block_size) - len(prefix[0])",
     ),
     _scheduler(
         name="a decode gets no block",
         law=6,
-        old="                sequence.block_table += self._pool.allocate(num_lacking)\n",
+        old="                self._pool.extend(sequence, sequence.num_launched_tokens + 1)\n",
         new="                pass\n",
     ),
     _scheduler(
@@ -141,7 +141,7 @@ MUTANTS = (
     _budget(
         name="a chunk's table is one block short",
         law=6,
-        old="block_table=tuple(sequence.block_table[: -(-end // block_size)]),",
+        old="block_table=tuple(sequence.block_table[:num_blocks]),",
         new="block_table=tuple(sequence.block_table[: end // block_size]),",
     ),
     _budget(

@@ -24,8 +24,8 @@ MUTANTS = (
     _sequence(
         name="a sequence keeps its table when it gives its blocks back",
         law=7,
-        old="blocks, self.block_table = self.block_table, []",
-        new="blocks, self.block_table = self.block_table, list(self.block_table)",
+        old="self.block_table, self.other_tables, self.num_null_blocks = [], [], 0",
+        new="self.block_table, self.other_tables, self.num_null_blocks = list(self.block_table), [], 0",
     ),
     _sequence(
         name="a preempted sequence counts as computed",

@@ -56,7 +56,7 @@ MUTANTS = (
     _pool(
         name="a block taken over is the own one too",
         law=1,
-        old="            self.free([sequence.block_table[index]])\n",
+        old="                self.free(table[index : index + 1])\n",
         new="",
     ),
     _pool(

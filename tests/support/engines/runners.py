@@ -240,7 +240,8 @@ class ProposingRunner(WrappedRunner):
             if one[: len(before)] == before:
                 proposed = list(one[len(before) : len(before) + self._random.randint(1, 5)])
                 if proposed and self._random.random() < 0.3:
-                    proposed[self._random.randrange(len(proposed))] += 1
+                    place = self._random.randrange(len(proposed))
+                    proposed[place] = (proposed[place] + 1) % self.vocab_size
                 return tuple(proposed)
         return ()
 

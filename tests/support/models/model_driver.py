@@ -41,7 +41,7 @@ class Running:
     seq_id: int
     tokens: list[int]
     num_prompt: int
-    block_table: tuple[int, ...]
+    tables: list[tuple[int, ...]]  # by group of layers
     spec: dict[str, Any]
     num_computed: int = 0
     sampled: list[Sampled] = field(default_factory=list)
@@ -55,7 +55,8 @@ class Running:
             seq_id=self.seq_id,
             start=self.num_computed,
             token_ids=tuple(part),
-            block_table=self.block_table,
+            block_table=self.tables[0],
+            other_tables=tuple(self.tables[1:]),
             samples=(spec,) if is_last else (),
         )
 
@@ -72,8 +73,11 @@ class Driver:
     def start(self, seq_id: int, prompt: Sequence[int], max_tokens: int, **spec: Any) -> Running:
         """Give a sequence its blocks."""
         num_blocks = -(-(len(prompt) + max_tokens) // self.runner.block_size)
-        table, self.deck = tuple(self.deck[:num_blocks]), self.deck[num_blocks:]
-        return Running(seq_id, list(prompt), len(prompt), table, spec)
+        tables = []
+        for _ in self.runner.windows:
+            tables.append(tuple(self.deck[:num_blocks]))
+            self.deck = self.deck[num_blocks:]
+        return Running(seq_id, list(prompt), len(prompt), tables, spec)
 
     def step(self, running: Sequence[Running], chunk: int) -> dict[int, Sampled]:
         """Run one plan with a chunk of every sequence and append the tokens."""

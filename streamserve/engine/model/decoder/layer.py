@@ -132,6 +132,7 @@ class DecoderLayer:
             out = attention.attend_stored(self.index, query, self.variant, step.kv, step.batch, step.kernels)
             return self._project(out.view(num_tokens, -1), step)
         query, key, value = self._heads(qkv, step)
+        batch = step.batch.of_group(step.kv.group_of[spec.kv_layer])
         if key is None or value is None:
             key, value = step.stored[spec.kv_layer]
         elif spec.is_read_later:
@@ -143,7 +144,7 @@ class DecoderLayer:
             value,
             self.variant,
             step.kv,
-            step.batch,
+            batch,
             kernels=step.kernels,
             is_new=spec.kv_layer == self.index,
         )  # (T, Hq, D)

@@ -48,7 +48,10 @@ class _Layer(ctypes.Structure):
         *((name, LinearRecord) for name in ("qkv", "out", "gate_up", "down")),
         *((name, _pointer) for name in ("attention_norm", "after_attention_norm", "mlp_norm", "after_mlp_norm")),
         *((name, _pointer) for name in ("query_norm", "key_norm", "keys", "values", "sinks")),
-        *((name, _int) for name in ("num_heads", "num_kv_heads", "head_dim", "window", "rotation", "norm_kind")),
+        *(
+            (name, _int)
+            for name in ("num_heads", "num_kv_heads", "head_dim", "window", "rotation", "norm_kind", "group")
+        ),
         ("scaling", _float),
         ("softcap", _float),
     )
@@ -90,13 +93,19 @@ class _Run(ctypes.Structure):
     _fields_ = (("adapter", _pointer), ("first_row", _int), ("num_rows", _int))
 
 
+class _Group(ctypes.Structure):
+    """`StepGroup` of native/src/abi.h."""
+
+    _fields_ = (*((name, _pointer) for name in ("slots", "tables", "prompts")), ("table_stride", _int))
+
+
 class _Call(ctypes.Structure):
     """`StepCall` of native/src/abi.h."""
 
     _fields_ = (
-        *((name, _pointer) for name in ("token_ids", "positions", "slots", "tables", "prompts", "query_scale")),
+        *((name, _pointer) for name in ("token_ids", "positions", "groups", "query_scale")),
         *((name, _pointer) for name in ("runs", "hidden", "logits")),
-        *((name, _int) for name in ("num_rows", "num_decodes", "num_prompts", "table_stride", "num_runs")),
+        *((name, _int) for name in ("num_rows", "num_decodes", "num_prompts", "num_groups", "num_runs")),
     )
 
 
@@ -169,32 +178,25 @@ class NativeStep:
         self._use(kv)
         num_rows, num_decodes = batch.num_tokens, batch.num_decodes
         token_ids, positions = batch.input_ids[0], batch.position_ids[0]
-        tables = _tables(batch)
         if query_scale is not None:
             query_scale = query_scale.float().contiguous()
-        prompts = (_Prompt * len(batch.prefills))(
-            *(
-                _Prompt(span.block_table.data_ptr(), span.first_row, span.num_tokens, span.start, len(span.block_table))
-                for span in batch.prefills
-            )
-        )
+        kept = [_group(one) for one in (batch, *batch.others)]
+        groups = (_Group * len(kept))(*(group for group, _ in kept))
         runs = self._runs(batch.chunks) if batch.adapters else (_Run * 0)()
         hidden = torch.empty(num_rows, self._spec.hidden_size)
         logits = torch.empty(num_decodes, self._vocab_size)
         call = _Call(
             token_ids=token_ids.data_ptr(),
             positions=positions.data_ptr(),
-            slots=batch.slot_mapping.data_ptr(),
-            tables=None if tables is None else tables.data_ptr(),
-            prompts=ctypes.addressof(prompts),
+            groups=ctypes.addressof(groups),
             query_scale=None if query_scale is None else query_scale.data_ptr(),
             runs=ctypes.addressof(runs),
             hidden=hidden.data_ptr(),
             logits=logits.data_ptr() if num_decodes else None,
             num_rows=num_rows,
             num_decodes=num_decodes,
-            num_prompts=len(prompts),
-            table_stride=0 if tables is None else tables.shape[1],
+            num_prompts=len(batch.prefills),
+            num_groups=len(groups),
             num_runs=len(runs),
         )
         self._kernels.library.step(ctypes.byref(self._model), ctypes.byref(call), torch.get_num_threads())
@@ -217,6 +219,7 @@ class NativeStep:
             return
         for layer, own in zip(self._layers, self._decoder_layers, strict=True):
             layer.keys, layer.values = kv.keys[own.index].data_ptr(), kv.values[own.index].data_ptr()
+            layer.group = kv.group_of[own.index]
         self._model.block_size, self._model.num_slots = kv.block_size, kv.num_blocks * kv.block_size
         self._model.is_int8 = kv.is_int8
         self._kv = kv
@@ -290,6 +293,24 @@ def _is_dense(layer: DecoderLayer) -> bool:
         and spec.head_dim <= MOST_HEAD_DIM
         and spec.intermediate_size % LANES == 0
     )
+
+
+def _group(batch: StepBatch) -> tuple[_Group, Any]:
+    """Return where the keys of a group of layers are, and what holds that memory."""
+    tables = _tables(batch)
+    prompts = (_Prompt * len(batch.prefills))(
+        *(
+            _Prompt(span.block_table.data_ptr(), span.first_row, span.num_tokens, span.start, len(span.block_table))
+            for span in batch.prefills
+        )
+    )
+    group = _Group(
+        slots=batch.slot_mapping.data_ptr(),
+        tables=None if tables is None else tables.data_ptr(),
+        prompts=ctypes.addressof(prompts),
+        table_stride=0 if tables is None else tables.shape[1],
+    )
+    return group, (tables, prompts)
 
 
 def _tables(batch: StepBatch) -> torch.Tensor | None:

@@ -241,16 +241,20 @@ def _fast_linears(model: Any) -> AbstractContextManager[Any]:
 def _paged_logits(runner: ModelRunner, tokens: ProbeTokens) -> torch.Tensor:
     """Run the parts one after another in memory of their own; return the logits after each."""
     num_blocks = blocks_for_tokens(len(tokens.tokens), runner.block_size)
-    # Backwards and with gaps, the neighbour's block in the middle: no table is the identity.
-    table = tuple(range(NULL_BLOCKS + 2 * num_blocks, NULL_BLOCKS, -2))
-    neighbour = NULL_BLOCKS + num_blocks - 1 + num_blocks % 2
-    own_kv, runner.kv = runner.kv, runner.new_kv(NULL_BLOCKS + 2 * num_blocks + 1, is_int8=False)
+    # Backwards and with gaps, the neighbour's block in the middle: no table is the identity, in no group of layers.
+    stride = 2 * num_blocks + 1
+    starts = [NULL_BLOCKS + group * stride for group in range(len(runner.windows))]
+    tables = [tuple(range(start + 2 * num_blocks, start, -2)) for start in starts]
+    neighbours = [(start + num_blocks - 1 + num_blocks % 2,) for start in starts]
+    own_kv, runner.kv = runner.kv, runner.new_kv(NULL_BLOCKS + stride * len(starts), is_int8=False)
     logits, start = [], 0
     try:
         for size in tokens.parts:
             part = tokens.tokens[start : start + size]
-            chunk = Chunk(seq_id=0, start=start, token_ids=part, block_table=table)
-            other = _neighbour_chunk(tokens.tokens, 1 + start % min(NUM_NEIGHBOUR_TOKENS, runner.block_size), neighbour)
+            chunk = Chunk(seq_id=0, start=start, token_ids=part, block_table=tables[0], other_tables=tuple(tables[1:]))
+            other = _neighbour_chunk(
+                tokens.tokens, 1 + start % min(NUM_NEIGHBOUR_TOKENS, runner.block_size), neighbours
+            )
             batch = build_batch(StepPlan(step_id=0, chunks=(other, chunk)), runner.block_size, runner.loaded.device)
             row = batch.last_rows[batch.chunks.index(chunk)]
             logits.append(runner.forward(batch, [row])[1])
@@ -260,6 +264,7 @@ def _paged_logits(runner: ModelRunner, tokens: ProbeTokens) -> torch.Tensor:
     return torch.cat([part for part in logits if part is not None])
 
 
-def _neighbour_chunk(tokens: Sequence[int], size: int, block_id: int) -> Chunk:
+def _neighbour_chunk(tokens: Sequence[int], size: int, tables: Sequence[tuple[int, ...]]) -> Chunk:
     """A second sequence in the batch: prefilled again each step, so that it always shares the pass."""
-    return Chunk(seq_id=1, start=0, token_ids=tuple(tokens[-size:]), block_table=(block_id,))
+    token_ids = tuple(tokens[-size:])
+    return Chunk(seq_id=1, start=0, token_ids=token_ids, block_table=tables[0], other_tables=tuple(tables[1:]))

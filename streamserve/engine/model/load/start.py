@@ -14,13 +14,15 @@ from dataclasses import replace
 
 import torch
 
-from streamserve.engine.capacity import NULL_BLOCKS, most_useful_blocks, most_whole, num_blocks_for
+from streamserve.engine.capacity import NULL_BLOCKS, most_whole, num_blocks_for
 from streamserve.engine.config import EngineConfig, ModelConfig
+from streamserve.engine.kv.groups import most_blocks
 from streamserve.engine.model.decoder.build import check_names
 from streamserve.engine.model.decoder.checkpoint import UnlikeSpec, Weights
+from streamserve.engine.model.decoder.decoder import Decoder
 from streamserve.engine.model.decoder.spec import DecoderSpec, spec_of
 from streamserve.engine.model.kernels import Kernels
-from streamserve.engine.model.kv_cache import bytes_per_block, pool_bytes
+from streamserve.engine.model.kv_cache import Groups, bytes_per_block, groups_for, pool_bytes, windows_of
 from streamserve.engine.model.linear.native import dequantized, group_wise
 from streamserve.engine.model.linear.packs import Packs
 from streamserve.engine.model.load.loader import (
@@ -244,17 +246,27 @@ def own_spec(source: Source) -> tuple[DecoderSpec, Weights] | None:
 
 def _runner_of(loaded: LoadedModel, config: EngineConfig, draft: ModelRunner | None) -> ModelRunner:
     longest = max_model_len(loaded.config, config.max_model_len)
+    groups = _groups_of(loaded, longest) if draft is None else ()
     return ModelRunner(
         loaded,
         block_size=config.block_size,
-        num_blocks=choose_num_blocks(loaded, config, longest, None if draft is None else draft.loaded),
+        num_blocks=choose_num_blocks(loaded, config, longest, None if draft is None else draft.loaded, groups),
         max_model_len=longest,
         can_overlap=config.overlap or None,
         has_int8_kv=config.kv_dtype == "int8",
+        groups=groups,
     )
 
 
-def choose_num_blocks(loaded: LoadedModel, config: EngineConfig, longest: int, draft: LoadedModel | None = None) -> int:
+def _groups_of(loaded: LoadedModel, longest: int) -> Groups:
+    """Return the groups of layers with a block table each; none where transformers' code or a GPU computes."""
+    is_own = isinstance(loaded.model, Decoder) and loaded.device.type == "cpu"
+    return groups_for(loaded.layers, longest) if is_own else ()
+
+
+def choose_num_blocks(
+    loaded: LoadedModel, config: EngineConfig, longest: int, draft: LoadedModel | None = None, groups: Groups = ()
+) -> int:
     """Return the number of blocks by the config, or by its bytes, as far as a batch can use them.
 
     A `draft` model has as many.
@@ -264,8 +276,11 @@ def choose_num_blocks(loaded: LoadedModel, config: EngineConfig, longest: int, d
     models = [loaded] if draft is None else [loaded, draft]
     budget = pool_bytes(config, loaded.device, sum(one.weight_bytes for one in models))
     is_int8 = config.kv_dtype == "int8"
-    block_bytes = sum(bytes_per_block(one.layers, config.block_size, one.dtype, is_int8=is_int8) for one in models)
-    useful = most_useful_blocks(most_whole(config), longest, config.block_size)
+    block_bytes = sum(
+        bytes_per_block(one.layers, config.block_size, one.dtype, is_int8=is_int8, groups=groups) for one in models
+    )
+    windows = windows_of(groups, loaded.layers, longest)
+    useful = most_whole(config) * most_blocks(longest, windows, config.block_size, config.max_num_batched_tokens)
     num_blocks = num_blocks_for(budget, block_bytes, most_useful=useful)
     if draft is not None:
         of_draft = bytes_per_block(draft.layers, config.block_size, draft.dtype, is_int8=is_int8)
