@@ -194,7 +194,7 @@ def model_len(model: Mapping[str, Any]) -> int:
 
 
 def has_sliding_window(model: Mapping[str, Any]) -> bool:
-    """Whether some layers look back only so far (and yet all their keys and values are kept)."""
+    """Whether some layers look back only so far. All their keys and values are counted; a load may keep fewer."""
     text = text_config(model)
     return bool(text.get("sliding_window")) and text.get("use_sliding_window", True)
 

@@ -102,11 +102,11 @@ def test_an_embedding_model_holds_no_streams() -> None:
         run("search")
 
 
-def test_windows_are_kept_whole(folder: Path) -> None:
-    """A sliding window saves no memory, and the command prints that."""
+def test_windows_are_counted_whole(folder: Path) -> None:
+    """What a sliding window saves is not counted, and the command prints that."""
     (folder / "config.json").write_text(json.dumps(LLAMA | {"sliding_window": 4096}))
-    assert "kept whole" in run(str(folder))
-    assert "kept whole" not in run(str(HELPDESK))
+    assert "counted whole" in run(str(folder))
+    assert "counted whole" not in run(str(HELPDESK))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,10 @@ from streamserve.engine.model.load.source import ModelLoadError, read_config, re
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)}
 _UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)}
-_WINDOWS = "Some layers look back only a window; their keys and values are kept whole, and counted so."
+_WINDOWS = (
+    "Some layers look back only a window; their keys and values are counted whole. On a CPU what lies before the window"
+    " is freed, so that more and longer sequences fit."
+)
 _UNKNOWN_WEIGHTS = "The weights are not here, so what they take is not known, and not taken off."
 
 

@@ -271,8 +271,8 @@ def choose_num_blocks(
 
     A `draft` model has as many.
     """
-    if config.num_blocks is not None:
-        return config.num_blocks
+    if config.num_blocks is not None:  # as many bytes, of blocks of one group
+        return (config.num_blocks - NULL_BLOCKS) * max(1, len(groups)) + NULL_BLOCKS
     models = [loaded] if draft is None else [loaded, draft]
     budget = pool_bytes(config, loaded.device, sum(one.weight_bytes for one in models))
     is_int8 = config.kv_dtype == "int8"
