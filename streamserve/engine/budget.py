@@ -128,7 +128,9 @@ def chunk_of(sequence: Sequence, num_tokens: int, num_rows: int, block_size: int
         start=start,
         token_ids=known + proposed,
         block_table=tuple(sequence.block_table[:num_blocks]),
-        other_tables=tuple(tuple(table[:num_blocks]) for table in sequence.other_tables),
+        other_tables=tuple([tuple(table[:num_blocks]) for table in sequence.other_tables])
+        if sequence.other_tables
+        else (),
         samples=samples,
         scores=sequence.score_spec(start, end),
         adapter=sequence.request.adapter,

@@ -261,7 +261,9 @@ class EngineCore:
             sequence = self._sequences[chunk.seq_id]
             num_launched, num_computed = sequence.num_launched_tokens, sequence.num_computed_tokens
             first, end = chunk.start // block_size, chunk.start + len(chunk.token_ids)
-            has_blocks = all(end <= len(table) * block_size and 0 not in table[first:] for table in chunk.tables)
+            has_blocks = end <= len(chunk.block_table) * block_size and 0 not in chunk.block_table[first:]
+            for table in chunk.other_tables:
+                has_blocks = has_blocks and end <= len(table) * block_size and 0 not in table[first:]
             if chunk.start != num_launched or num_computed > num_launched or not has_blocks:
                 raise IntegrityError(
                     f"sequence {chunk.seq_id} has {num_launched} launched and {num_computed} computed tokens; its chunk"

@@ -231,7 +231,10 @@ class BlockPool:
     def num_lacking(self, sequence: Sequence, num_tokens: int) -> int:
         """Return how many blocks a running sequence lacks for its first `num_tokens`, in all groups."""
         num_blocks = -(-num_tokens // self.block_size)
-        num_lacking = max(0, num_blocks - len(sequence.block_table))
+        num_lacking = num_blocks - len(sequence.block_table)
+        if not sequence.other_tables:
+            return num_lacking if num_lacking > 0 else 0
+        num_lacking = max(0, num_lacking)
         for table in sequence.other_tables:
             num_lacking += max(0, num_blocks - len(table))
         return num_lacking
@@ -267,6 +270,8 @@ class BlockPool:
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks a sequence holds that has computed so many tokens."""
+        if not self._windowed:
+            return -(-num_tokens // self.block_size) * len(self.windows)
         return most_blocks(num_tokens, self.windows, self.block_size, 0)
 
     def release(self, sequence: Sequence) -> None:
@@ -332,6 +337,8 @@ class BlockPool:
         # Invariant: a block has a hash only while it holds what a successful step wrote.
         last = sequence.num_computed_tokens // self.block_size
         first = (sequence.num_computed_tokens - num_written) // self.block_size
+        if first == last:  # nearly every token
+            return
         if len(sequence.block_hashes) < last:
             extend_hashes(sequence, last, self.block_size, self._root)
         for table, name in zip(sequence.tables, self._names, strict=True):
