@@ -115,7 +115,7 @@ async def features_with_effect(
     requests, plain = asked
     plans = PlanCounts()
     async with serving(model, config_of(pair), pair, plans) as client:
-        answers = await ask_all(client.generate, requests, pair)
+        answers = await ask_all(client.generate, requests, pair, plans=plans)
         assert_same(answers, plain, what)
         await until(lambda: client.stats().running == client.stats().waiting == client.stats().blocks_used == 0)
         stats = client.stats()

@@ -115,6 +115,7 @@ async def features_with_effect(
     async with serving(model, config_of(pair), pair, plans) as client:
         first, *others = requests
         found = [await ask(client.generate, first, pair)]
+        plans.together.expect(len(others) * max(one.n for one in pair))
         found += await asyncio.gather(*(ask(client.generate, one, pair) for one in others))
         assert_same([answer for answer, _ in found], plain, f"{named(pair)}, {model.name}")
         for number, ((_, positions), expected) in enumerate(zip(found, of_prompts, strict=True)):

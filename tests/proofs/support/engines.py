@@ -19,10 +19,12 @@ from streamserve.clients.thread.engine_thread import Load
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.echo import VOCAB_SIZE, EchoRunner, EchoTokenizer
+from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import Runner
+from streamserve.engine.sequence import SequenceRequest
 from streamserve.engine.text.formats.base import OutputFormat
 from streamserve.engine.text.tokenizer import Tokenizer
-from tests.proofs.support.pairs import BLOCK_SIZE, MODEL_LEN, NUM_BLOCKS, Feature, PlanCounts
+from tests.proofs.support.pairs import BLOCK_SIZE, MODEL_LEN, NUM_BLOCKS, Feature, PlanCounts, Together
 from tests.support.engines.clients import ready
 from tests.support.engines.runners import WrappedRunner
 
@@ -160,13 +162,32 @@ async def serving(
     try:
         core = core_of(await ready(client))
         core.pool._on_evict = lambda block_id: model.poison(runner, block_id)
-        core._in_flight._on_plan = partial(plans.note, core) if plans is not None else None
+        if plans is not None:
+            core._in_flight._on_plan = partial(plans.note, core)
+            _hold_steps(core, plans.together)
         for feature in features:
             if feature.prepare is not None:
                 feature.prepare(core)
         yield client
     finally:
+        if plans is not None:
+            plans.together.expect(0)
         await client.aclose()
+
+
+def _hold_steps(core: EngineCore, together: Together) -> None:
+    """Have the core take each step only when all that are to run together are there."""
+    add, step = core.add, core.step
+
+    def add_one(request: SequenceRequest) -> None:
+        add(request)
+        together.add()
+
+    def step_together() -> tuple[SequenceUpdate, ...]:
+        together.wait()
+        return step()
+
+    core.add, core.step = add_one, step_together  # type: ignore[method-assign]
 
 
 def core_of(client: ThreadClient) -> EngineCore:

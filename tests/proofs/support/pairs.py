@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations, cycle
@@ -47,7 +48,36 @@ PLAIN: Mapping[str, Any] = {
     "check_integrity": True,
 }
 
+# More than the slowest machine needs to encode a workload's prompts and compile its grammars.
+_TOGETHER_SECONDS = 120.0
+
 Admit = Callable[[GenerateRequest, Admission, Resume], Awaitable[Generation]]
+
+
+class Together:
+    """Holds an engine's steps until so many sequences are added: they run together, however slowly they arrive."""
+
+    def __init__(self) -> None:
+        self._news = threading.Condition()  # guards both numbers
+        self._num_added = self._num_expected = 0
+
+    def expect(self, num_sequences: int) -> None:
+        """Let the engine begin no step until so many more sequences are added; 0: it may go on."""
+        with self._news:
+            self._num_expected = self._num_added + num_sequences
+            self._news.notify_all()
+
+    def add(self) -> None:
+        """Count a sequence that has been added."""
+        with self._news:
+            self._num_added += 1
+            self._news.notify_all()
+
+    def wait(self) -> None:
+        """Wait, on the engine's thread, until all are there."""
+        with self._news:
+            are_there = self._news.wait_for(lambda: self._num_added >= self._num_expected, _TOGETHER_SECONDS)
+            assert are_there, f"{self._num_added} sequences were added of {self._num_expected}"
 
 
 @dataclass(slots=True)
@@ -60,6 +90,7 @@ class PlanCounts:
     num_short_of_blocks: int = 0  # steps beside which a sequence waited though a seat was free
     num_paused: int = 0  # sequences that could decode, and were left out of a step
     choices: set[tuple[tuple[int, ...], int | None]] = field(default_factory=set)  # by prompt and seed
+    together: Together = field(default_factory=Together)
 
     def note(self, core: EngineCore, plan: StepPlan) -> None:
         """Count a plan that is about to run."""
@@ -294,15 +325,22 @@ async def ask_all(
     requests: Iterable[GenerateRequest],
     features: Iterable[Feature],
     on_event: Callable[[Event], None] = lambda event: None,
+    plans: PlanCounts | None = None,
 ) -> list[Answer]:
-    """Return the readers' final answers. The first request runs alone; the rest, all at once, find its prefix."""
+    """Return the readers' final answers. The first request runs alone; the rest, all at once, find its prefix.
+
+    With the `plans` of an engine in this process they begin in the same step.
+    """
     n = max((feature.n for feature in features), default=1)
     has_reader = any(feature.has_reader for feature in features)
     first, *others = [
         whole_answer(admit, replace(one, n=n), arrived_at=float(number), has_reader=has_reader, on_event=on_event)
         for number, one in enumerate(requests)
     ]
-    return [await first, *await asyncio.gather(*others)]
+    answers = [await first]
+    if plans is not None:
+        plans.together.expect(n * len(others))
+    return [*answers, *await asyncio.gather(*others)]
 
 
 async def whole_answer(
