@@ -16,9 +16,12 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install streamserv
 from safetensors.torch import load_file, save_file  # noqa: E402  (after the skips)
 
 from streamserve.engine.model.batch import build_batch  # noqa: E402
+from streamserve.engine.model.decoder.families import FAMILIES  # noqa: E402
 from streamserve.engine.model.load.source import ModelLoadError  # noqa: E402
 from streamserve.engine.model.runner import ModelRunner  # noqa: E402
 from streamserve.engine.plan import Chunk, StepPlan  # noqa: E402
+from tests.engine.model.decoder.test_families import EXPERTS as MOE  # noqa: E402
+from tests.engine.model.decoder.test_families import SHAPES  # noqa: E402
 from tests.support.engines.cores import Drive, request, sampling  # noqa: E402
 from tests.support.models.adapters import LLAMA, PHI3, save_adapter, save_merged  # noqa: E402
 from tests.support.models.model_driver import load_tiny, prompts  # noqa: E402
@@ -280,12 +283,30 @@ def test_a_model_on_transformers_own_code_takes_none(tmp_path: Path) -> None:
         load_tiny(model, adapters={"a": str(adapter)})
 
 
-def test_an_adapter_of_attention_alone_goes_with_experts(tmp_path: Path) -> None:
-    """Experts themselves are changed by no adapter: that is refused, and attention beside them is not."""
-    model = save_model(tmp_path / "model", "qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
-    adapter = save_adapter(tmp_path / "adapter", model, ("q_proj", "v_proj"))
-    merged = save_merged(tmp_path / "merged", model, adapter)
-    with_adapter, alone = load_tiny(model, adapters={"a": str(adapter)}), load_tiny(merged)
-    assert tokens(with_adapter, ["a", "a"]) == tokens(alone, ["", ""])
-    with_adapter.close()
-    alone.close()
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe")  # without a dense feed-forward part beside them
+OTHERS = {name: (name, MOE if name == "qwen3_moe" else {}) for name in FAMILIES if name not in TARGETS}
+OTHERS |= {name: given for name, given in SHAPES.items() if name.startswith("gemma4_text")}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_other_family(name: str, tmp_path: Path) -> None:
+    """As the merged model, beside a sequence without; of experts attention alone, as no adapter changes these."""
+    model_type, fields = OTHERS[name]
+    model = save_model(tmp_path / "model", model_type, **fields)
+    adapter = save_adapter(tmp_path / "adapter", model, ATTENTION if model_type in EXPERTS else LLAMA)
+    with_adapter = load_tiny(model, adapters={"a": str(adapter)})
+    merged, plain = load_tiny(save_merged(tmp_path / "merged", model, adapter)), load_tiny(model)
+    found, changed, own = tokens(with_adapter, ["a", "", "a"]), tokens(merged, [""] * 3), tokens(plain, [""] * 3)
+    assert found == [changed[0], own[1], changed[2]]
+    assert changed[0] != own[0]
+    for runner in (with_adapter, merged, plain):
+        runner.close()
+
+
+def test_layers_beside_attention_and_the_dense_part_are_refused(tmp_path: Path) -> None:
+    """Gemma 4's inputs of layers, which PEFT's "all-linear" includes: by name, with the way out."""
+    model = save_model(tmp_path / "model", "gemma4_text")
+    adapter = save_adapter(tmp_path / "adapter", model, (*ATTENTION, "per_layer_input_gate"))
+    with pytest.raises(ModelLoadError, match=r"layers.0.per_layer_input_gate.*Train it on layers of attention"):
+        load_tiny(model, adapters={"a": str(adapter)})
