@@ -84,11 +84,15 @@ def measure(fields: dict[str, Any]) -> Figures:
     )
     load_seconds, cpu_seconds = time.perf_counter() - before, time.process_time() - cpu_before
     length = PROMPT_LEN + NUM_TOKENS
-    table = tuple(range(NULL_BLOCKS, NULL_BLOCKS + blocks_for_tokens(length, BLOCK_SIZE)))
+    num_groups = len(runner.windows)
+    end = NULL_BLOCKS + num_groups * blocks_for_tokens(length, BLOCK_SIZE)
+    table, *others = (tuple(range(NULL_BLOCKS + group, end, num_groups)) for group in range(num_groups))
     token_ids, found = list(range(2, 2 + PROMPT_LEN)), []
     with torch.inference_mode():
         for start in (0, *range(PROMPT_LEN, length - 1)):
-            chunk = Chunk(seq_id=0, start=start, token_ids=tuple(token_ids), block_table=table)
+            chunk = Chunk(
+                seq_id=0, start=start, token_ids=tuple(token_ids), block_table=table, other_tables=tuple(others)
+            )
             batch = build_batch(StepPlan(step_id=0, chunks=(chunk,)), BLOCK_SIZE, runner.loaded.device)
             logits = runner.forward(batch, batch.last_rows)[1]
             assert logits is not None

@@ -118,8 +118,10 @@ def read(model: ModelConfig, token_ids: Sequence[int], kv_dtype: str = KV_DTYPES
 
 def run(runner: ModelRunner, token_ids: Sequence[int], start: int, rows: list[int]) -> torch.Tensor:
     """Compute tokens at positions from `start` on; return float32 logits (len(rows), vocab_size)."""
-    table = tuple(range(NULL_BLOCKS, NULL_BLOCKS + blocks_for_tokens(start + len(token_ids), BLOCK_SIZE)))
-    chunk = Chunk(seq_id=0, start=start, token_ids=tuple(token_ids), block_table=table)
+    num_groups, num_blocks = len(runner.windows), blocks_for_tokens(start + len(token_ids), BLOCK_SIZE)
+    end = NULL_BLOCKS + num_groups * num_blocks
+    table, *others = (tuple(range(NULL_BLOCKS + group, end, num_groups)) for group in range(num_groups))
+    chunk = Chunk(seq_id=0, start=start, token_ids=tuple(token_ids), block_table=table, other_tables=tuple(others))
     batch = build_batch(StepPlan(step_id=0, chunks=(chunk,)), runner.block_size, runner.loaded.device)
     logits = runner.forward(batch, rows)[1]
     assert logits is not None
