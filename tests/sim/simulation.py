@@ -68,7 +68,7 @@ class Simulation:
         self.runner.has_room = self._has_room
         self.runner.meanwhile = self._meanwhile
         self.laws = Laws(self)
-        on_plan, on_evict = self.laws.check_plan, self.runner.poison
+        on_plan, on_evict = self.laws.check_plan, self.laws.note_evicted
         self.core = EngineCore(self.runner, shape.config(), self.clock, on_plan, on_evict=on_evict)
         self.core.scheduler.forced_preempt = self._forced
         self._learn_lengths()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import operator
 import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -280,7 +281,10 @@ async def test_aborts_leave_nothing(name: str, stage: str) -> None:
         num_answers = sum(await asyncio.gather(*beside))
         while not (is_empty(stats := await bench.stats()) and bench.is_clean()):  # noqa: ASYNC110  (see `until`)
             await asyncio.sleep(0)
-        assert held(bench) == before
+        tasks, num_open = held(bench)
+        assert tasks == before[0]
+        # Fewer is no leak: an earlier test's descriptors may have been closed meanwhile.
+        assert all(map(operator.le, num_open, before[1])), f"{num_open} descriptors, {before[1]} before"
         num_tokens = stats.generation_tokens - at_first.generation_tokens - num_answers * COMPANION_TOKENS
         num_late = num_tokens - bench.num_received
         assert num_late <= MOST_LATE_STEPS[name] * bench.num_aborts, f"{num_late} tokens were made after an abort"

@@ -49,6 +49,7 @@ class Laws:
         self.plans: list[StepPlan] = []
         self.prompt_tokens = 0
         self.least_prompt_tokens = 0
+        self.has_evicted = False
         self._preempted: set[int] = set()
         self._started: set[tuple[int, int]] = set()
         self._cached: dict[int, int] = {}
@@ -103,6 +104,11 @@ class Laws:
         self._forced |= {sequence.seq_id for sequence in victims}
         self._preempted |= self._forced
 
+    def note_evicted(self, block_id: int) -> None:
+        """Note that a block has lost its content for reuse, which is spoilt."""
+        self.has_evicted = True
+        self.sim.runner.poison(block_id)
+
     def note_found(self) -> None:
         """Note what running sequences without a step found in the cache: they may leave before their first step."""
         for sequence in self.sim.core.scheduler.running:
@@ -132,7 +138,7 @@ class Laws:
         self.num_failures = sim.num_failures
         self.num_quarantines = sim.num_quarantines
         self.num_free = sim.core.pool.num_free
-        self.has_preempted = self.has_tried = self.has_given_way = False
+        self.has_preempted = self.has_tried = self.has_given_way = self.has_evicted = False
         self.answers.before_step()
         self._forced.clear()
         self.num_wanted = sum(map(self.flights.num_wanted, self.running))

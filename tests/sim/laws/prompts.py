@@ -152,9 +152,9 @@ class PromptLaws:
         assert not shorter, f"34: short prompts wait: {shorter}"
 
     def _without_robbed(self, sequences: list[Sequence], planned: Collection[int] = ()) -> list[Sequence]:
-        """Leave out those that waited for a cached block while a chunk flew: it may be evicted for who was admitted."""
+        """Leave out those that waited for a cached block while a chunk flew, where this step has evicted any."""
         laws = self.sim.laws
-        if not laws.admitted():
+        if not laws.has_evicted:
             return sequences
         return [s for s in sequences if s.seq_id in planned or laws.flights.chunk_of(s) is None]
 

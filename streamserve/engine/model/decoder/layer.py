@@ -127,12 +127,12 @@ class DecoderLayer:
         if self.attention_norm is not None:
             tokens = self.attention_norm(tokens)
         qkv = step.adapted(self.index, QKV, tokens, self.qkv(tokens))
+        batch = step.batch.of_group(step.kv.group_of[spec.kv_layer])
         if isinstance(step.kernels, GPUKernels) and self._is_plain:
-            query = self._turn_and_store(qkv, step, step.kernels)
-            out = attention.attend_stored(self.index, query, self.variant, step.kv, step.batch, step.kernels)
+            query = self._turn_and_store(qkv, step, batch, step.kernels)
+            out = attention.attend_stored(self.index, query, self.variant, step.kv, batch, step.kernels)
             return self._project(out.view(num_tokens, -1), step)
         query, key, value = self._heads(qkv, step)
-        batch = step.batch.of_group(step.kv.group_of[spec.kv_layer])
         if key is None or value is None:
             key, value = step.stored[spec.kv_layer]
         elif spec.is_read_later:
@@ -159,14 +159,14 @@ class DecoderLayer:
         spec = self.spec
         return not (spec.kv_layer != self.index or spec.is_read_later or spec.values_are_keys or self.value_eps)
 
-    def _turn_and_store(self, qkv: torch.Tensor, step: Step, kernels: GPUKernels) -> torch.Tensor:
+    def _turn_and_store(self, qkv: torch.Tensor, step: Step, batch: StepBatch, kernels: GPUKernels) -> torch.Tensor:
         """Store the keys and values of qkv (T, query_dim + 2 kv_dim); return its queries (Hq, T, D)."""
         turn = None if self.spec.rotary is None else step.turns[self.spec.rotary]
         return kernels.turn_and_store(
             self._normed_rows(qkv),
             step.kv.keys[self.index],
             step.kv.values[self.index],
-            step.batch.slot_mapping,
+            batch.slot_mapping,
             num_heads=self.spec.num_heads,
             turn=None if turn is None else (turn.cos, turn.sin),
             weights=None if self.head_norm is None else self.head_norm.weights,
