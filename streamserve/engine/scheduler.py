@@ -418,14 +418,14 @@ class Scheduler:
                 continue
             wanted, most = turn.num_plannable_tokens, max(1, step.num_prefill_tokens(turn.num_launched_tokens))
             if cut is not None:
-                num_tokens = min(wanted, share)
+                num_tokens = self._with_blocks(turn, min(wanted, share), step, now)
                 share -= num_tokens
             elif wanted <= most:
-                num_tokens = wanted
+                num_tokens = self._with_blocks(turn, wanted, step, now)
             else:
-                cut, share = turn, min(self._pool.block_size, most // 2)
-                num_tokens = most - share
-            num_tokens = self._with_blocks(turn, num_tokens, step, now)
+                rest = min(self._pool.block_size, most // 2)
+                num_tokens = self._with_blocks(turn, most - rest, step, now)
+                cut, share = (turn, rest) if num_tokens else (None, share)
             if not num_tokens:
                 continue
             step.add(turn, num_tokens, is_prefill=True)

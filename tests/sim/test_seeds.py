@@ -30,7 +30,11 @@ def test_random_runs(shard: int, step_count: StepCount) -> None:
         num_steps, seed = num_steps + sim.num_steps, seed + 1
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3] if ONE_SEED is None else [int(ONE_SEED)])
+# Runs that have found something: a prompt without blocks lost its share of a step, and laws that knew too little.
+FOUND = (2000211, 3000051, 6000091, 6000226, 6000435, 7000143)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, *FOUND] if ONE_SEED is None else [int(ONE_SEED)])
 def test_runs_repeat(seed: int, step_count: StepCount) -> None:
     """The same seed makes the same plans: nothing in the core depends on time, hashes of objects, or chance."""
     step_count.add("seeds", check_repeats(seed))

@@ -72,10 +72,11 @@ class Flights:
         return len(sequence.token_ids) + is_pending - sequence.num_computed_tokens - len(chunk.token_ids)
 
     def num_wanted(self, sequence: Sequence) -> int:
-        """Return how many blocks the next token needs that are not allocated, of a sequence that decodes."""
+        """Return how many blocks it lacks for its next token; a prompt with a window, for what a step computes."""
         num_left, size = self.num_unplanned(sequence), self.sim.shape.block_size
-        landed = len(sequence.token_ids) - num_left + (self.chunk_of(sequence) is not None)
-        return sum(num_left == 1 and landed + 1 > len(table) * size for table in sequence.tables)
+        landed = len(sequence.token_ids) - num_left + (num_left == 1 and self.chunk_of(sequence) is not None)
+        end = landed + 1 if num_left == 1 else min(len(sequence.token_ids), landed + self.sim.shape.budget)
+        return sum(max(0, -(-end // size) - len(table)) for table in sequence.tables) if num_left > 0 else 0
 
     def waits_for_token(self, sequence: Sequence) -> bool:
         """Whether its next chunk must wait: the pending token may be the last."""

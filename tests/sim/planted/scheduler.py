@@ -33,14 +33,14 @@ MUTANTS = (
     _scheduler(
         name="a long prompt takes the whole step",
         law=34,
-        old="cut, share = turn, min(self._pool.block_size, most // 2)",
-        new="cut, share = turn, 0",
+        old="rest = min(self._pool.block_size, most // 2)",
+        new="rest = 0",
     ),
     _scheduler(
         name="a share is lost",
         law=10,
-        old="                num_tokens = min(wanted, share)\n                share -= num_tokens\n",
-        new="                num_tokens = share = 0\n",
+        old="self._with_blocks(turn, min(wanted, share), step, now)\n                share -= num_tokens\n",
+        new="share = 0\n",
     ),
     _budget(
         name="no step is too long",
