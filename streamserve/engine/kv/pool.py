@@ -85,6 +85,11 @@ class BlockPool:
         for block in self._blocks[1:]:
             self._free.push(block, at_front=False)
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether a group of layers has a window: its blocks are allocated while a prompt is computed."""
+        return bool(self._windowed)
+
     def renewed(self) -> BlockPool:
         """Return an empty pool of the same kind, with this pool's query and hit counts."""
         pool = BlockPool(

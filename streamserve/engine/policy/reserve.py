@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from streamserve.engine.kv.free_list import Block
 from streamserve.engine.kv.pool import BlockPool
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import Sequence, State
 
 # Fewer answers tell little: until then memory is reserved for a share of what was asked for.
 NUM_TO_KNOW = 8
@@ -89,8 +89,11 @@ class MemoryReserve:
         expected, share = self._lengths.left(name, sequence.num_output_tokens), self._share
         if expected is not None:
             num_left, share = min(num_left, math.ceil(expected)), 1.0 + share
-        num_known = len(sequence.token_ids)
-        return share * (pool.num_blocks_for(num_known + num_left) - pool.num_blocks_for(num_known))
+        present = pool.num_blocks_for(len(sequence.token_ids))
+        growth = share * (pool.num_blocks_for(len(sequence.token_ids) + num_left) - present)
+        if pool.has_windows and sequence.state is State.RUNNING:  # its prompt gets blocks as it is computed
+            growth += max(0, present - sequence.num_blocks)
+        return growth
 
 
 def _num_own_blocks(pool: BlockPool, sequence: Sequence) -> int:

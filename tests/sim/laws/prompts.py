@@ -88,15 +88,18 @@ class PromptLaws:
         if not laws.is_calm or self.sim.has_jumped:
             return
         step_time = self.sim.core.scheduler.step_time
-        until_joined = [c for c in plan.chunks if c.seq_id in planned or c.seq_id in {s.seq_id for s in decodes}]
-        predicted = step_time.predict(replace(plan, chunks=tuple(until_joined)))
-        until_fitted = 0 if predicted is not None else shape.prefill_chunk if is_short else shape.budget
-        seconds = min(shape.max_step_seconds, shape.itl_target_seconds if is_short else 1e9)
-        hungry = {sequence.seq_id for sequence in decodes} & {chunk.seq_id for chunk in plan.chunks}
+        in_plan = {chunk.seq_id for chunk in plan.chunks}
+        hungry = [s for s in decodes if s.seq_id in in_plan]
+        hungry.sort(key=lambda sequence: laws.hunger.ahead(sequence, laws.started_at))
         # Those ahead join after the prompts, and so do the hungry ones in seats that were kept for prompts.
         num_lost = sum(not laws.could_decode(s) and not is_row(s) for s in laws.preempted_for_room())
         num_kept = min(len(self._begun()) + num_lost, max(1, shape.max_num_seqs // 2))
         num_before = min(len(hungry), shape.max_num_seqs - num_kept)
+        before = {*planned, *(sequence.seq_id for sequence in hungry[:num_before])}
+        until_joined = tuple(chunk for chunk in plan.chunks if chunk.seq_id in before)
+        predicted = step_time.predict(replace(plan, chunks=until_joined))
+        until_fitted = 0 if predicted is not None else shape.prefill_chunk if is_short else shape.budget
+        seconds = min(shape.max_step_seconds, shape.itl_target_seconds if is_short else 1e9)
         by_time = round((seconds - STEP_SECONDS) / TOKEN_SECONDS) - num_before
         most = max(by_time, until_fitted, shape.block_size)
         if predicted is not None and predicted <= seconds:
@@ -145,7 +148,9 @@ class PromptLaws:
             return
         num_others = sum(planned.values()) - planned[first.seq_id]
         share = min(self.sim.shape.block_size, sum(planned.values()) // 2)
-        assert len(prompts) < 2 or num_others >= share, f"34: {first.seq_id} leaves {num_others} tokens to the others"
+        lacks_blocks = self.sim.core.pool.num_free < len(self.sim.shape.windows)  # behind a window a chunk ends there
+        is_fair = len(prompts) < 2 or num_others >= share or lacks_blocks
+        assert is_fair, f"34: {first.seq_id} leaves {num_others} tokens to the others"
         longest = max((lacks[seq_id] for seq_id in later), default=0)
         begun = [s for s in prompts if s.seq_id not in planned and s in laws.running]
         shorter = [s.seq_id for s in begun if lacks[s.seq_id] < longest]
