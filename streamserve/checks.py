@@ -231,7 +231,7 @@ def _check_models(conf: SiteConfig) -> Iterator[CheckMessage]:
 
 
 def _check_adapters(conf: SiteConfig) -> Iterator[CheckMessage]:
-    """E020: an adapter's folder is missing, or its config is of none that can be computed."""
+    """E020: an adapter's folder is missing, or has no adapter that can be computed."""
     from streamserve.engine.model.load.adapter_config import read_adapter_config
     from streamserve.engine.model.load.errors import ModelLoadError
 

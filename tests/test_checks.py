@@ -218,7 +218,7 @@ def test_an_adapter_is_read_by_its_config(tmp_path: Path) -> None:
         config = adapter / "adapter_config.json"
         assert found() == [f"{config} cannot be read (FileNotFoundError), so {adapter} is no adapter. {WAY_OUT}"]
         config.write_text('{"peft_type": "IA3"}')
-        assert "no LoRA adapter" in found()[0]
+        assert "not of a LoRA adapter" in found()[0]
         config.write_text('{"peft_type": "LORA", "use_dora": true}')
         assert "use_dora True" in found()[0]
         config.write_text('{"peft_type": "LORA", "lora_alpha": 16}')

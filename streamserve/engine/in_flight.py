@@ -242,8 +242,14 @@ def _split(chunk: Chunk, num_tokens: int, block_size: int) -> tuple[list[Chunk],
     first = rest = None
     if chunk.scores is not None:
         first, rest = chunk.scores.within(0, middle), chunk.scores.within(middle, _end(chunk))
-    head = replace(chunk, token_ids=chunk.token_ids[:num_tokens], block_table=table, samples=(), scores=first)
-    head.other_tables = tuple(others)
+    head = replace(
+        chunk,
+        token_ids=chunk.token_ids[:num_tokens],
+        block_table=table,
+        other_tables=tuple(others),
+        samples=(),
+        scores=first,
+    )
     return [head], [replace(chunk, start=middle, token_ids=chunk.token_ids[num_tokens:], scores=rest)]
 
 

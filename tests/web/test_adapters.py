@@ -138,7 +138,7 @@ def no_bluebird() -> Blocklist:
 
 
 async def test_the_filters_of_its_model_are_its_own_too() -> None:
-    """Whoever names the adapter sees what they let through; ids of tokens are refused as with the model."""
+    """An answer of the adapter is filtered like one of its model, and token ids are refused for both."""
     filtered = {**MODELS["base"], "ANSWERS": {"": "A bluebird sings."}, "FILTERS": [f"{__name__}.no_bluebird"]}
     with override_settings(
         STREAMSERVE={"ANONYMOUS": True, "CLIENT": "thread", "LOG": "memory", "MODELS": {"base": filtered}}

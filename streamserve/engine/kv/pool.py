@@ -206,7 +206,7 @@ class BlockPool:
         return num_free + sum(self._num_fresh(sequence, prefix))
 
     def _num_fresh(self, sequence: Sequence, prefix: list[list[Block]]) -> list[int]:
-        """Return how many fresh blocks a sequence starts with, by group: behind a window as many as a step fills."""
+        """Return how many fresh blocks a sequence starts with, by group: with a window as many as a step fills."""
         num_left = -(-len(sequence.token_ids) // self.block_size) - len(prefix[0])
         return [
             num_left if window is None else min(num_left, most_in_window(window, self.block_size, self._step_tokens))

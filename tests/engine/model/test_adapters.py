@@ -221,7 +221,7 @@ def test_adapters_stay_whole_where_the_model_is_rounded(made: Callable[[str], Ma
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "another kind": ({"peft_type": "IA3"}, "is of no LoRA adapter"),
+    "another kind": ({"peft_type": "IA3"}, "is not of a LoRA adapter"),
     "DoRA": ({"use_dora": True}, "use_dora True"),
     "biases": ({"bias": "all"}, "bias 'all'"),
     "whole layers": ({"modules_to_save": ["lm_head"]}, "modules_to_save"),

@@ -329,7 +329,7 @@ class Laws:
         came = [s for s in kept if s.seq_id not in before]
         others = [s for s in (*came, *scheduler.waiting) if not is_row(s)]
         has_given_way = bool(others) and all(map(is_row, victims))
-        # Behind a window a prompt gets blocks as it is computed, also after an admission.
+        # Where layers have a window a prompt gets blocks as it is computed, also after an admission.
         may_be_late = bool(came) and any(window is not None for window in self.sim.shape.windows)
         is_short = self.num_wanted > self.num_free or may_be_late
         assert has_given_way or is_short, "12: preempted with blocks to spare"

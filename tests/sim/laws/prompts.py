@@ -75,7 +75,7 @@ class PromptLaws:
             for s in self.sim.core.scheduler.running
             if not laws.sharing.waits(s) and (num_left > 0 or s.seq_id not in rows)
         ]
-        running = self._without_robbed(running)
+        running = self._without_flying(running)
         longest = max((laws.flights.num_unplanned(s) for s in running), default=0)
         is_spent = plan.num_tokens >= laws.budget_of_plan
         # A prompt may have waited for the chunk in flight of a row that has given way since.
@@ -119,7 +119,7 @@ class PromptLaws:
             return
         of_batch = all(is_row(s) for s in scheduler.running if s.seq_id in planned)
         prompts = [s for s in prompts if is_row(s) is of_batch] if of_batch else [s for s in prompts if not is_row(s)]
-        prompts = self._without_robbed(prompts, planned)
+        prompts = self._without_flying(prompts, planned)
         head = self._could_start()
         if head is not None and is_row(head) is of_batch and not (of_batch and is_full):
             prompts.append(head)
@@ -148,7 +148,9 @@ class PromptLaws:
             return
         num_others = sum(planned.values()) - planned[first.seq_id]
         share = min(self.sim.shape.block_size, sum(planned.values()) // 2)
-        lacks_blocks = self.sim.core.pool.num_free < len(self.sim.shape.windows)  # behind a window a chunk ends there
+        lacks_blocks = self.sim.core.pool.num_free < len(
+            self.sim.shape.windows
+        )  # a prompt with a window then gets less
         is_fair = len(prompts) < 2 or num_others >= share or lacks_blocks
         assert is_fair, f"34: {first.seq_id} leaves {num_others} tokens to the others"
         longest = max((lacks[seq_id] for seq_id in later), default=0)
@@ -156,7 +158,7 @@ class PromptLaws:
         shorter = [s.seq_id for s in begun if lacks[s.seq_id] < longest]
         assert not shorter, f"34: short prompts wait: {shorter}"
 
-    def _without_robbed(self, sequences: list[Sequence], planned: Collection[int] = ()) -> list[Sequence]:
+    def _without_flying(self, sequences: list[Sequence], planned: Collection[int] = ()) -> list[Sequence]:
         """Leave out those that waited for a cached block while a chunk flew, where this step has evicted any."""
         laws = self.sim.laws
         if not laws.has_evicted:

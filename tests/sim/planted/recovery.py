@@ -122,8 +122,8 @@ MUTANTS = (
     _halves(
         name="the first part of a cut chunk samples",
         law=9,
-        old="block_table=table, samples=(), scores=first)",
-        new="block_table=table, scores=first)",
+        old="        samples=(),\n        scores=first,\n",
+        new="        scores=first,\n",
     ),
     _halves(
         name="the second part of a cut chunk starts anew",

@@ -62,7 +62,7 @@ MUTANTS = (
         name="a part of a step has the first group's table in all",
         law=6,
         file="in_flight.py",
-        old="    head.other_tables = tuple(others)\n",
-        new="    head.other_tables = tuple(table for _ in others)\n",
+        old="        other_tables=tuple(others),\n        samples=(),\n",
+        new="        other_tables=tuple(table for _ in others),\n        samples=(),\n",
     ),
 )

@@ -203,7 +203,7 @@ class NativeStep:
         return hidden, logits
 
     def _runs(self, chunks: Sequence[Chunk]) -> ctypes.Array[_Run]:
-        """Describe which rows have adapters, a run of neighbours with the same one by one."""
+        """Describe the rows that have adapters: neighbours with the same adapter are a run."""
         runs: list[_Run] = []
         row = 0
         for name, group in groupby(chunks, key=attrgetter("adapter")):

@@ -53,7 +53,9 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
             "written."
         ) from error
     if not isinstance(config, Mapping) or config.get("peft_type") != "LORA":
-        raise ModelLoadError(f"{file} is of no LoRA adapter, and no other kind is known here. Take it out of ADAPTERS.")
+        raise ModelLoadError(
+            f"{file} is not of a LoRA adapter, and no other kind can be computed. Take it out of ADAPTERS."
+        )
     for field, plain in _MORE.items():
         if config.get(field) is not None and config[field] not in plain:
             raise ModelLoadError(
