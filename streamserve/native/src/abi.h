@@ -174,16 +174,16 @@ struct StepPrompt {
 };
 
 // What an adapter (LoRA) adds to outputs of a linear layer, from number `begin` on: up(down(x)).
-struct StepChange {
+struct StepLora {
   ss::Linear down, up;
   int64_t begin;
 };
 
 enum StepPart : int64_t { kQkv = 0, kOut = 1, kGateUp = 2, kDown = 3, kNumParts = 4 };  // linears of a layer
 
-// The changes of part p of layer i are [first_of[4 i + p], first_of[4 i + p + 1]); one kind of weight in all of them.
+// The loras of part p of layer i are [first_of[4 i + p], first_of[4 i + p + 1]); one kind of weight in all of them.
 struct StepAdapter {
-  const StepChange* changes;
+  const StepLora* loras;
   const int64_t* first_of;  // (4 num_layers + 1,)
 };
 

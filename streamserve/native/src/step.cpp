@@ -149,7 +149,7 @@ class StepThread {
  public:
   StepThread(const StepModel& model, const StepCall& call, StepMemory& memory, Team team)
       : model_(model), call_(call), memory_(memory), team_(team), rows_(team.part(call.num_rows)) {
-    for (int64_t i = 0; i < call.num_runs; i++) num_changed_ += call.runs[i].num_rows;
+    for (int64_t i = 0; i < call.num_runs; i++) num_adapted_ += call.runs[i].num_rows;
   }
 
   void run() {
@@ -158,7 +158,7 @@ class StepThread {
       const StepLayer& layer = model_.layers[i];
       const float* heads = memory_.qkv.data();
       multiply_rows(layer.qkv, normal(layer.attention_norm), call_.num_rows, memory_.qkv.data());
-      change(i, kQkv, normal(layer.attention_norm), memory_.qkv.data(), layer.qkv.num_outputs);
+      add_loras(i, kQkv, normal(layer.attention_norm), memory_.qkv.data(), layer.qkv.num_outputs);
       if (layer.norm_kind == kNormOfRows) normalise_rows(layer);
       attend(layer, i, heads);
       add(layer.out, i, kOut, plain(memory_.attended.data(), layer.out.num_inputs), layer.after_attention_norm);
@@ -173,7 +173,7 @@ class StepThread {
   StepMemory& memory_;
   Team team_;
   Range rows_;
-  int64_t num_changed_ = 0;  // rows with an adapter
+  int64_t num_adapted_ = 0;  // rows with an adapter
 
   float* hidden(int64_t row) const { return memory_.hidden.data() + row * model_.hidden_size; }
 
@@ -248,37 +248,37 @@ class StepThread {
   // Add what adapters change of a linear's outputs, which all threads have written. Where rows are few, each thread has
   // a part of the outputs of all of them, else all outputs of a part of the rows.
   template <class Source>
-  void change(int64_t layer, StepPart part, const Source& source, float* out, int64_t stride) {
-    if (num_changed_ == 0) return;
-    const bool is_few = num_changed_ < team_.num_threads;
-    const Range own = is_few ? Range{0, num_changed_} : team_.part(num_changed_);
+  void add_loras(int64_t layer, StepPart part, const Source& source, float* out, int64_t stride) {
+    if (num_adapted_ == 0) return;
+    const bool is_few = num_adapted_ < team_.num_threads;
+    const Range own = is_few ? Range{0, num_adapted_} : team_.part(num_adapted_);
     int64_t num_passed = 0;
     for (int64_t i = 0; i < call_.num_runs; i++) {
       const StepRun& run = call_.runs[i];
       const int64_t* first_of = run.adapter->first_of + layer * kNumParts + part;
-      const Range changes{first_of[0], first_of[1]};
+      const Range loras{first_of[0], first_of[1]};
       const int64_t begin = std::max<int64_t>(own.begin - num_passed, 0);
       const int64_t end = std::min(own.end - num_passed, run.num_rows);
       num_passed += run.num_rows;
-      if (changes.begin == changes.end) continue;
+      if (loras.begin == loras.end) continue;
       for (int64_t row = begin; row < end; row += kTurnRows)
-        change_rows(*run.adapter, changes, run.first_row + row, std::min(kTurnRows, end - row), is_few, source, out,
+        add_loras_to(*run.adapter, loras, run.first_row + row, std::min(kTurnRows, end - row), is_few, source, out,
                     stride);
     }
     team_.barrier();
   }
 
   template <class Source>
-  void change_rows(const StepAdapter& adapter, Range changes, int64_t first_row, int64_t num_rows, bool is_few,
+  void add_loras_to(const StepAdapter& adapter, Range loras, int64_t first_row, int64_t num_rows, bool is_few,
                    const Source& source, float* out, int64_t stride) {
-    const Linear& first = adapter.changes[changes.begin].down;  // all have the same inputs
+    const Linear& first = adapter.loras[loras.begin].down;  // all have the same inputs
     const int64_t input_bytes = input_stride(first.kind, first.num_inputs);
     uint8_t* inputs = scratch<kAdapterInputs>(num_rows * input_bytes);
     float* own = reinterpret_cast<float*>(scratch<kStepRow>(first.num_inputs * 4));
     for (int64_t i = 0; i < num_rows; i++)
       prepare_row(first.kind, first.num_inputs, source(first_row + i, own), inputs + i * input_bytes);
-    for (int64_t index = changes.begin; index < changes.end; index++) {
-      const auto& [down, up, begin] = adapter.changes[index];
+    for (int64_t index = loras.begin; index < loras.end; index++) {
+      const auto& [down, up, begin] = adapter.loras[index];
       const int64_t rank = down.num_outputs, inner_bytes = input_stride(up.kind, rank);
       const int64_t plain_bytes = round_up(num_rows * rank * 4, 64);
       uint8_t* memory = scratch<kAdapterInner>(plain_bytes + num_rows * inner_bytes);
@@ -300,7 +300,7 @@ class StepThread {
     float* out = adds ? memory_.hidden.data() : memory_.change.data();
     multiply_part(linear, inputs, call_.num_rows, panels, out, model_.hidden_size, adds);
     team_.barrier();
-    change(layer, part, source, out, model_.hidden_size);
+    add_loras(layer, part, source, out, model_.hidden_size);
     if (adds) return;
     for (int64_t row = rows_.begin; row < rows_.end; row++) {
       float* change = out + row * model_.hidden_size;
@@ -383,9 +383,9 @@ class StepThread {
     float* both = memory_.both.data();
     multiply_part(layer.gate_up, inputs, num_rows, panels, both, 2 * inner, false);
     multiply_part(layer.gate_up, inputs, num_rows, upper, both, 2 * inner, false);
-    if (num_changed_ > 0) {
+    if (num_adapted_ > 0) {
       team_.barrier();
-      change(index, kGateUp, normal(layer.mlp_norm), both, 2 * inner);
+      add_loras(index, kGateUp, normal(layer.mlp_norm), both, 2 * inner);
     }
     for (int64_t row = 0; row < num_rows; row++) {
       float* gates = both + row * 2 * inner + panels.begin * kLanes;

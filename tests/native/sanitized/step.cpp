@@ -33,7 +33,7 @@ struct Model {
   std::vector<T> embedding;
   std::vector<int64_t> positions, slots, tables, token_ids;
   std::vector<float> query_scale;
-  std::vector<StepChange> changes;
+  std::vector<StepLora> changes;
   std::vector<int64_t> first_of;
   StepAdapter adapter{};
   int64_t stride;

@@ -75,8 +75,8 @@ class _Prompt(ctypes.Structure):
     _fields_ = (("table", _pointer), *((name, _int) for name in ("first_row", "num_rows", "start", "num_blocks")))
 
 
-class _Change(ctypes.Structure):
-    """`StepChange` of native/src/abi.h."""
+class _Lora(ctypes.Structure):
+    """`StepLora` of native/src/abi.h."""
 
     _fields_ = (("down", LinearRecord), ("up", LinearRecord), ("begin", _int))
 
@@ -84,7 +84,7 @@ class _Change(ctypes.Structure):
 class _Adapter(ctypes.Structure):
     """`StepAdapter` of native/src/abi.h."""
 
-    _fields_ = (("changes", _pointer), ("first_of", _pointer))
+    _fields_ = (("loras", _pointer), ("first_of", _pointer))
 
 
 class _Run(ctypes.Structure):
@@ -156,14 +156,14 @@ class NativeStep:
 
     def add_adapter(self, adapter: Adapter) -> None:
         """Describe an adapter, whose linear layers are native: steps name it from now on."""
-        changes: list[_Change] = []
+        loras: list[_Lora] = []
         first_of = [0]
         for layer in adapter.layers:
             for part in PARTS:
                 for one in layer.get(part, ()):
-                    changes.append(_Change(self._linear(one.down), self._linear(one.up), one.begin))
-                first_of.append(len(changes))
-        described = (_Change * len(changes))(*changes), (_int * len(first_of))(*first_of)
+                    loras.append(_Lora(self._linear(one.down), self._linear(one.up), one.begin))
+                first_of.append(len(loras))
+        described = (_Lora * len(loras))(*loras), (_int * len(first_of))(*first_of)
         self._kept += [adapter, *described]
         self._adapters[adapter.name] = _Adapter(*[ctypes.addressof(array) for array in described])
 
