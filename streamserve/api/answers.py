@@ -6,8 +6,9 @@ a database (asgi/site.py), and a worker's, for the rows of batches (`rows_config
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,7 +42,8 @@ from streamserve.streams.quota import Places
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Record
 from streamserve.streams.stream import Stream
-from streamserve.tracing.spans import incoming
+from streamserve.tracing.answers import EMBEDDINGS, embedded, without_stream
+from streamserve.tracing.spans import Span, incoming
 
 TEAM = "team:"  # begins what a team's callers are counted as
 
@@ -228,11 +230,30 @@ class Answers:
         """Return the embedding model of a request that names none: the first that the caller may use."""
         return next(iter(await self.embedders_of(caller)), "")
 
-    async def embed(self, caller: Caller, request: EmbedRequest) -> Embedded:
-        """Return the vectors of a request of the caller's. Raises StreamserveError."""
-        await self.embedder(caller, request.model)
-        request = replace(request, is_batch=self.config.only_class == BATCH)
-        return await self.embedders.embed(request, await self.admission(caller))
+    async def embed(
+        self,
+        caller: Caller,
+        request: EmbedRequest,
+        *,
+        received_at: float | None = None,
+        trace: Trace | None = None,
+    ) -> Embedded:
+        """Return the vectors of a request of the caller's. `trace` as of `start`. Raises StreamserveError."""
+        with self.recorded(EMBEDDINGS, request.model, trace, received_at) as span:
+            await self.embedder(caller, request.model)
+            request = replace(request, is_batch=self.config.only_class == BATCH)
+            vectors = await self.embedders.embed(request, await self.admission(caller))
+            if span is not None:
+                span.describe(embedded(request, vectors))
+        return vectors
+
+    def recorded(
+        self, operation: str, model: str, trace: Trace | None, received_at: float | None = None
+    ) -> AbstractContextManager[Span | None]:
+        """Record a request without a stream as a span, where the site records spans."""
+        if not self.streams.traces:
+            return nullcontext()
+        return without_stream(operation, model, trace or incoming({}), received_at or time.monotonic())
 
     async def default_model(self, caller: Caller) -> str:
         """Return the model of a request that names none: the site's default, else the first that the caller may use."""

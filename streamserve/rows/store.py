@@ -121,7 +121,7 @@ class RowStore:
         if is_written:
             log.info("stream_finished", **line_of(summary))
         if is_written and write_message is not None and self._titles is not None:
-            self._titles.note(summary.id)
+            self._titles.note(summary.id, summary.trace)
         if self.keeps_text:
             for kept in self._stored:
                 await kept.fill(summary.id)
@@ -280,5 +280,5 @@ def line_of(summary: StreamSummary) -> dict[str, Any]:
         "age_seconds": round(summary.age_seconds, 3),
         "phases_ms": {name: round(seconds * 1000, 2) for name, seconds in summary.phases.items()},
         "num_parks": summary.num_parks,
-        **({"trace_id": summary.trace_id} if summary.trace_id else {}),
+        **({"trace_id": summary.trace.trace_id} if summary.trace is not None else {}),
     }

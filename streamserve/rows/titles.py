@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Mapping
 from contextvars import Context
+from dataclasses import replace
 
 from streamserve.api.logs import get_logger
 from streamserve.clients.base import EngineClient
@@ -23,9 +25,11 @@ from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import SUCCESS_REASONS, Done, Token
 from streamserve.protocol.requests import BATCH, Admission, GenerateRequest, SamplingParams, with_system
 from streamserve.protocol.requests import Message as Turn
+from streamserve.protocol.trace import Trace
 from streamserve.rows import orm, rates, usage
 from streamserve.rows.branch import without_nul
 from streamserve.rows.usage_days import TITLE
+from streamserve.tracing.answers import describe_inner, inner_answer
 
 log = get_logger(__name__)
 
@@ -43,14 +47,14 @@ class Titles:
 
     def __init__(self, clients: Mapping[str, EngineClient], systems: Mapping[str, str]) -> None:
         self._clients, self._systems = clients, systems
-        self._waiting: asyncio.Queue[str] = asyncio.Queue(_MAX_WAITING)
+        self._waiting: asyncio.Queue[tuple[str, Trace | None]] = asyncio.Queue(_MAX_WAITING)
         self._task: asyncio.Task[None] | None = None
 
-    def note(self, stream_id: str) -> None:
-        """Make the title of the conversation of an answer that has ended, if that is its first."""
+    def note(self, stream_id: str, trace: Trace | None = None) -> None:
+        """Make the title of the conversation of an answer that has ended, if that is its first; below its span."""
         if self._waiting.full():
             return
-        self._waiting.put_nowait(stream_id)
+        self._waiting.put_nowait((stream_id, trace))
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="titles", context=Context())
 
@@ -66,10 +70,10 @@ class Titles:
 
     async def _run(self) -> None:
         while True:
-            stream_id = await self._waiting.get()
+            stream_id, trace = await self._waiting.get()
             try:
                 async with asyncio.timeout(_SECONDS):
-                    await self._title(stream_id)
+                    await self._title(stream_id, trace)
             except (StreamserveError, TimeoutError) as error:
                 log.info("title_not_made", stream_id=stream_id, error=str(error))
             except Exception:  # the edge of a task
@@ -77,12 +81,12 @@ class Titles:
             finally:
                 self._waiting.task_done()
 
-    async def _title(self, stream_id: str) -> None:
+    async def _title(self, stream_id: str, trace: Trace | None) -> None:
         answer = await orm.read(_first_answer, stream_id)
         client = None if answer is None else self._client(answer.model)
         if answer is None or client is None:
             return
-        title = clean(await self._answer(client, answer))
+        title = clean(await self._answer(client, answer, trace))
         if title:
             untitled = Conversation.objects.filter(pk=answer.conversation_id, titled_by="words", deleted_at=None)
             await orm.write(untitled.update, title=title, titled_by="model")
@@ -92,7 +96,7 @@ class Titles:
         client = self._clients.get(model)
         return self._clients.get(client.model) if isinstance(client, PipelineClient) else client
 
-    async def _answer(self, client: EngineClient, answer: Message) -> str:
+    async def _answer(self, client: EngineClient, answer: Message, trace: Trace | None) -> str:
         """Return what the model answers."""
         question, conversation = answer.parent, answer.conversation
         assert question is not None
@@ -110,16 +114,23 @@ class Titles:
         )
         request = with_system(request, self._systems.get(client.alias, ""))
         admission = Admission(owner=OWNER, tenant=OWNER, salt=salt_of(conversation.tenant))
-        generation, text = await client.generate(request, admission), ""
-        try:
-            async for event in generation:
-                if isinstance(event, Token):
-                    text += event.text
-                elif isinstance(event, Done):
-                    await self._count(client.alias, event)
-                    return text if event.finish_reason in SUCCESS_REASONS else ""
-        finally:
-            generation.cancel()
+        with inner_answer(request, trace) as span:
+            if span is not None:
+                span.describe({"streamserve.is_title": True})
+                admission = replace(admission, trace=span.trace)
+            asked_at, text = time.monotonic(), ""
+            generation = await client.generate(request, admission)
+            try:
+                async for event in generation:
+                    if isinstance(event, Token):
+                        text += event.text
+                    elif isinstance(event, Done):
+                        if span is not None:
+                            describe_inner(span, event, asked_at, num_parks=0)
+                        await self._count(client.alias, event)
+                        return text if event.finish_reason in SUCCESS_REASONS else ""
+            finally:
+                generation.cancel()
         return ""  # it failed, or was parked
 
     async def _count(self, model: str, end: Done) -> None:

@@ -75,7 +75,7 @@ class Streams:
         interrupts: InterruptLog | None = None,
         traces: bool = True,
     ) -> None:
-        self.clients, self._traces = clients, traces
+        self.clients, self.traces = clients, traces
         self.log = log
         self.settings = settings or StreamConfig()
         self.store = store or NullStore()
@@ -105,7 +105,7 @@ class Streams:
         """
         asked_at = time.monotonic()
         span = None
-        if not self._traces:
+        if not self.traces:
             admission = self._as_traced(admission)
         else:
             operation = self._operation_of(request)
@@ -268,9 +268,9 @@ class Streams:
     def _as_traced(self, admission: Admission) -> Admission:
         """Return an admission whose trace says whether spans are recorded here."""
         trace = admission.trace
-        if trace is None or trace.is_recorded == self._traces:
+        if trace is None or trace.is_recorded == self.traces:
             return admission
-        return replace(admission, trace=replace(trace, is_recorded=self._traces))
+        return replace(admission, trace=replace(trace, is_recorded=self.traces))
 
     def _operation_of(self, request: GenerateRequest) -> str:
         client = self.clients.get(request.model)
@@ -333,7 +333,7 @@ class Streams:
         """Register the stream and start its task: the `beginning` of a new one first. `is_recorded`: its end is."""
         self._streams[stream.id] = self._by_log[stream.log_id] = stream
         stream.readers.counts = self.measures.of(stream.model).readers
-        if self._traces:
+        if self.traces:
             stream.new_span = partial(begin_answer, stream.request, self._operation_of(stream.request))
         for group in groups_of(stream.admission.place_of):
             self.unfinished.setdefault(group, {})[stream.id] = stream

@@ -260,7 +260,7 @@ class Stream:
             usage=usage,
             counted_as=self.admission.counted_as,
             on_disconnect=self.on_disconnect,
-            trace_id="" if self.admission.trace is None else self.admission.trace.trace_id,
+            trace=self.admission.trace,
         )
 
     # What readers and operators ask for

@@ -33,6 +33,7 @@ from streamserve.protocol.events import (
 )
 from streamserve.protocol.measures import Timings, parts_of
 from streamserve.protocol.requests import Resume, ShownChoice
+from streamserve.protocol.trace import Trace
 from streamserve.streams.shown_prompt import ShownPrompt
 
 
@@ -75,7 +76,7 @@ class StreamSummary:
     usage: Usage = field(default_factory=Usage)
     counted_as: str = ""
     on_disconnect: str = ""
-    trace_id: str = ""
+    trace: Trace | None = None  # the span of the answer, or what it belongs to
 
 
 _OF_A_CHOICE = (Token, BlockStart, BlockStop, ChoiceDone)

@@ -8,8 +8,9 @@
       parked                                                      ├─────────┤
       deliver                            ├────────────────────────┤         ├──────────────┤  one for each reader
 
-A phase is made of the times that `Timings` and the engine have measured, once the answer is over: nothing happens for a
-token. Attributes are names, ids, counts and times; no text of a caller or a model.
+A request without a stream (embeddings, moderations) is one span. A phase is made of the times that `Timings` and the
+engine have measured, once the answer is over: nothing happens for a token. Attributes are names, ids, counts and times;
+no text of a caller or a model.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+from streamserve.protocol.embeddings import NUMBER_BYTES, Embedded, EmbedRequest
 from streamserve.protocol.events import Done, Usage
 from streamserve.protocol.measures import FIRST_TOKEN, GENERATION, LOADING, PARKED, Timings, parts_of
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.protocol.trace import Trace
-from streamserve.tracing.spans import CLIENT, INTERNAL, SERVER, Span, is_in_use, start, within
+from streamserve.tracing.spans import CLIENT, INTERNAL, SERVER, Span, is_in_use, running, start, within
 
 # `gen_ai.operation.name`.
-CHAT, TEXT_COMPLETION, TOOL = "chat", "text_completion", "execute_tool"
+CHAT, TEXT_COMPLETION, TOOL, EMBEDDINGS = "chat", "text_completion", "execute_tool", "embeddings"
+MODERATION = "moderation"  # the conventions have no name for it
 AGENT, WORKFLOW = "invoke_agent", "invoke_workflow"
 _NAME_OF_RUN = {AGENT: "gen_ai.agent.name", WORKFLOW: "gen_ai.workflow.name"}
 PROVIDER = "streamserve"
@@ -87,15 +90,40 @@ def begin_answer(request: GenerateRequest, operation: str, parent: Trace | None,
     """Begin the span of an answer that a caller has asked for; None where the site records none."""
     if not is_in_use():
         return None
+    span = _begin(f"{operation} {request.model}", asked(request, operation), parent, at)
+    if span is not None:
+        span.is_of_run = operation in _NAME_OF_RUN
+    return span
+
+
+@contextmanager
+def without_stream(operation: str, model: str, parent: Trace | None, at: float) -> Iterator[Span | None]:
+    """Record a request that has no stream, from `at` to the end of the block, as one span."""
+    values = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": model,
+    }
+    with running(_begin(f"{operation} {model}", values, parent, at) if is_in_use() else None) as span:
+        yield span
+
+
+def embedded(request: EmbedRequest, made: Embedded) -> dict[str, Any]:
+    """Return the attributes of vectors that were made."""
+    return {
+        "gen_ai.embeddings.dimension.count": len(made.vectors[0]) // NUMBER_BYTES if made.vectors else None,
+        "gen_ai.usage.input_tokens": made.num_tokens,
+        "streamserve.num_inputs": len(request.inputs),
+    }
+
+
+def _begin(name: str, values: Mapping[str, Any], parent: Trace | None, at: float) -> Span | None:
+    """Begin the span of what a caller has asked for."""
     links: tuple[Trace, ...] = ()
     if parent is not None and parent.begins_anew:
         links, parent = (parent,), None
     kind = INTERNAL if parent is not None and parent.is_recorded else SERVER
-    name, values = f"{operation} {request.model}", asked(request, operation)
-    span = start(name, parent, at=at, kind=kind, attributes=values, links=links)
-    if span is not None:
-        span.is_of_run = operation in _NAME_OF_RUN
-    return span
+    return start(name, parent, at=at, kind=kind, attributes=values, links=links)
 
 
 def add_phases(span: Span, timings: Timings, ended_at: float, phases: Mapping[str, float]) -> None:
@@ -113,7 +141,7 @@ def add_phases(span: Span, timings: Timings, ended_at: float, phases: Mapping[st
 
 @contextmanager
 def inner_answer(request: GenerateRequest, trace: Trace | None) -> Iterator[Span | None]:
-    """Record a model's answer within a run."""
+    """Record a model's answer within a run, or for what the site does itself."""
     if trace is None or not trace.is_recorded:
         yield None
         return
@@ -123,7 +151,7 @@ def inner_answer(request: GenerateRequest, trace: Trace | None) -> Iterator[Span
 
 
 def describe_inner(span: Span, done: Done, asked_at: float | None, *, num_parks: int) -> None:
-    """Add what an answer within a run has used, and a child for each phase after `asked_at` that its engine measured.
+    """Add what such an answer has used, and a child for each phase after `asked_at` that its engine measured.
 
     None: it has measured the last part alone, after a park.
     """

@@ -117,7 +117,13 @@ def within(
     trace: Trace | None, name: str, *, kind: str = INTERNAL, attributes: Attributes | None = None
 ) -> Iterator[Span | None]:
     """Record what a `with` block does as a span, which is the current one meanwhile."""
-    span = child(here(trace), name, at=time.monotonic(), kind=kind, attributes=attributes)
+    with running(child(here(trace), name, at=time.monotonic(), kind=kind, attributes=attributes)) as span:
+        yield span
+
+
+@contextmanager
+def running(span: Span | None) -> Iterator[Span | None]:
+    """Make a span the current one while a `with` block runs, and end it then: in error if the block raises."""
     if span is None:
         yield None
         return

@@ -121,6 +121,7 @@ def test_the_table_names_every_attribute() -> None:
         for path in (
             "streamserve/tracing/answers.py",
             "streamserve/streams/stream.py",
+            "streamserve/rows/titles.py",
             "streamserve/clients/pipeline/run.py",
         )
     )

@@ -17,7 +17,9 @@ async def embeddings(call: Call, answers: Answers) -> Reply:
     """POST /v1/embeddings: a vector for each text."""
     body = await call.json(answers.limits)
     asked = dialect.parse(body, answers.limits, default_model=await answers.default_embedder(call.caller))
-    embedded = await call.wait(answers.embed(call.caller, asked.request))
+    embedded = await call.wait(
+        answers.embed(call.caller, asked.request, received_at=call.received_at, trace=call.trace)
+    )
     show = partial(dialect.embeddings_json, model=asked.request.model, encoding_format=asked.encoding_format)
     shown = await asyncio.to_thread(show, embedded)
     return Reply(body=shown, headers={"Content-Type": "application/json", "Cache-Control": "no-store"})

@@ -10,6 +10,7 @@ from streamserve.api.call import Call, Reply, json_reply
 from streamserve.dialects.openai import moderations as dialect
 from streamserve.dialects.openai.moderations import Scores
 from streamserve.protocol.errors import NotFound
+from streamserve.tracing.answers import MODERATION
 
 
 class Moderator(Protocol):
@@ -22,7 +23,8 @@ class Moderator(Protocol):
 async def moderations(call: Call, answers: Answers, moderator: Moderator) -> Reply:
     """POST /v1/moderations: whether texts are harmful, by the site's own function (`MODERATION`)."""
     asked = dialect.parse(await call.json(answers.limits), answers.limits)
-    scores = await call.wait(moderator.scores_of(asked.texts))
+    with answers.recorded(MODERATION, asked.model, call.trace, call.received_at):
+        scores = await call.wait(moderator.scores_of(asked.texts))
     return json_reply(dialect.moderations_json(scores, model=asked.model))
 
 
