@@ -49,7 +49,7 @@ MUTANTS = (
     *windows.MUTANTS,
 )
 MIN_CAUGHT = 0.95
-NUM_SEEDS = 60
+NUM_SEEDS = 120
 # A fault may keep the engine from ending; the unchanged engine takes a quarter of this time. Time on the processor: a
 # busy machine catches no fault.
 MOST_CPU_SECONDS = 60

@@ -24,6 +24,7 @@ class GiverLaws:
         self.counts: Counter[str] = Counter()
         self._taker: Sequence | None = None  # for whom the plan looks for memory now
         self._is_waiting = False
+        self._now = 0.0  # when it looks
         self._wrong: list[str] = []
 
     def watch(self, scheduler: Scheduler) -> None:
@@ -32,7 +33,7 @@ class GiverLaws:
         park, preempt = scheduler._park, scheduler._preempt
 
         def noted_make(taker: Sequence, step: StepBudget, now: float, *, spares_peers: bool = False) -> bool:
-            self._taker, self._is_waiting = taker, taker.state is State.WAITING
+            self._taker, self._is_waiting, self._now = taker, taker.state is State.WAITING, now
             has_room = make_room(taker, step, now, spares_peers=spares_peers)
             self._taker = None
             return has_room
@@ -50,6 +51,7 @@ class GiverLaws:
         def noted_preempt(sequence: Sequence, step: StepBudget) -> None:
             assert self._taker is not None, "12: preempted for none"
             self._check_preempt(scheduler, sequence, self._taker)
+            self._check_rest(sequence, self._taker, set(step.chunks))
             preempt(sequence, step)
 
         scheduler._make_room = noted_make  # type: ignore[method-assign]
@@ -102,6 +104,15 @@ class GiverLaws:
         resting = [s.seq_id for s in self._resting(scheduler, sequence)]
         if resting or self._is_waiting:
             self._wrong.append(f"12: {sequence.seq_id} is preempted, and {resting} could park")
+
+    def _check_rest(self, sequence: Sequence, taker: Sequence, planned: set[int]) -> None:
+        """An answer that its reader does not wait for costs no peer its blocks, but in a step that else is empty."""
+        lead = self.sim.laws.hunger.ahead(taker, self._now)
+        if self._is_waiting or is_row(sequence) is not is_row(taker) or lead < self.sim.shape.hungry_seconds:
+            return
+        self.counts["preemptions for a lead"] += 1
+        if taker.num_unplanned_tokens == 1 and planned:
+            self._wrong.append(f"12: {sequence.seq_id} is preempted for {taker.seq_id}, whose reader has time")
 
     def _resting(self, scheduler: Scheduler, sequence: Sequence) -> list[Sequence]:
         peers = (s for s in scheduler.running if is_row(s) is is_row(sequence))
