@@ -18,6 +18,7 @@ from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.echo import EchoTokenizer
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
+from tests.support.checks.joined import with_joined_text
 from tests.support.checks.stream_checks import parse_sse
 from tests.support.streams.hand_made import Gate
 
@@ -235,7 +236,7 @@ async def test_a_parked_answer_is_resumed_in_its_shape(caller: Caller) -> None:
     middle = len(frames) // 2
     path = f"/v1/streams/{response['X-Stream-Id']}/events?format=completions"
     rest = parse_sse(await body_of(await caller.get(path, **{"last-event-id": frames[middle].id})))
-    assert [frame.data for frame in rest] == [frame.data for frame in frames[middle + 1 :]]
+    assert with_joined_text(rest) == with_joined_text(frames[middle + 1 :])
 
 
 async def test_sent_again_it_is_the_same_answer(caller: Caller) -> None:

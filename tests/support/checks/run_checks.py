@@ -157,14 +157,3 @@ class Page:
     def _call(self, id_: str) -> dict[str, Any]:
         calls = (call for one in self.messages for call in one.get("toolCalls", ()))
         return next(call for call in calls if call["id"] == id_)
-
-
-def with_joined_text(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a run's events with its text as one delta: how tokens are joined is each reader's own."""
-    out: list[dict[str, Any]] = []
-    for event in events:
-        if event["type"] == "TEXT_MESSAGE_CONTENT" and out and out[-1]["type"] == event["type"]:
-            out[-1] = {**event, "delta": out[-1]["delta"] + event["delta"]}
-        else:
-            out.append(event)
-    return out
