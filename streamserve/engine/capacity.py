@@ -12,7 +12,18 @@ from math import prod
 from typing import Any
 
 from streamserve.engine.config import EngineConfig
-from streamserve.engine.kv.groups import ONE_GROUP, Windows, most_tokens
+from streamserve.engine.kv.groups import (
+    ONE_GROUP,
+    Windows,
+    group_layers,
+    most_blocks,
+    most_sequences,
+    most_tokens,
+    windows_by_group,
+    within,
+)
+from streamserve.engine.model.decoder.families import ACTIVATIONS, FAMILIES
+from streamserve.engine.model.decoder.families import Windows as WindowedLayers
 
 MIB, GIB = 1 << 20, 1 << 30
 ECHO_BYTES = 64 * MIB  # of an echo engine's process
@@ -27,6 +38,16 @@ KV_SCALE_BYTES = 4  # of a key or value in eight bits, beside its numbers
 # What quantised weights have beside their numbers.
 SCALES = ("weight_scale", "scale_inv", "input_scale", "scales", "qzeros", "zero_point", "g_idx", "weight_shape")
 LENGTHS = (1024, 4096, 8192)
+# What config.json may leave out: the window by transformers' config class, and that each so many-th layer has none.
+DEFAULT_WINDOWS = {
+    **dict.fromkeys(("mistral", "ministral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "olmo3"), 4096),
+    "gemma4_text": 512,
+    "gpt_oss": 128,
+}
+EACH_FULL = {"gemma2": 2, "gpt_oss": 2, "olmo3": 4, "gemma3_text": 6, "gemma4_text": 6}
+BY_CONFIG = ("qwen2", "qwen3", "qwen3_moe", "smollm3")  # windows are off unless use_sliding_window says otherwise
+# Rotary embeddings that depend on the longest position in the *batch*: a neighbour would change a sequence's answer.
+BATCH_DEPENDENT_ROPE = {"dynamic", "longrope", "su"}
 
 
 class UnknownShape(Exception):
@@ -38,7 +59,9 @@ class Capacity:
     """What one engine holds in one dtype. `weight_bytes` None: not known.
 
     `streams[n]`: how many sequences of n tokens are admitted at once; None: the model takes none that long. A step
-    holds `max_num_seqs` of them.
+    holds `max_num_seqs` of them. `max_tokens`: the longest sequence that ever fits. `windows`: how far each group of
+    layers looks back; a block is of one group. `kept`: the same if what lies before the windows were kept, None where
+    it is.
     """
 
     dtype: str
@@ -46,7 +69,10 @@ class Capacity:
     weight_bytes: int | None
     pool_bytes: int
     num_blocks: int
+    max_tokens: int
     streams: Mapping[int, int | None]
+    windows: Windows = ONE_GROUP
+    kept: Capacity | None = None
 
 
 def capacity(
@@ -63,23 +89,34 @@ def capacity(
 
     `draft` is its draft model's, whose `parameters` are counted too.
     """
-    models = [model] if draft is None else [model, draft]
-    bytes_per_token = sum(kv_bytes_per_token(one, dtype, engine.kv_dtype) for one in models)
+    longest = engine.max_model_len or model_len(model)
+    layers = [layer for one in ([model] if draft is None else [model, draft]) for layer in _layers(one)]
+    of_layers = [_layer_bytes(heads, dim, dtype, engine.kv_dtype) for heads, dim in layers]
     weight_bytes = None if parameters is None else parameters * DTYPE_BYTES[dtype]
-    block_bytes, longest = bytes_per_token * engine.block_size, engine.max_model_len or model_len(model)
-    useful = most_useful_blocks(most_whole(engine), longest, engine.block_size)
-    num_blocks = engine.num_blocks
-    if num_blocks is None:
-        budget = _pool_budget(engine, memory_bytes, weight_bytes or 0, on_gpu)
-        num_blocks = num_blocks_for(budget, block_bytes, most_useful=useful)
-    return Capacity(
-        dtype=dtype,
-        bytes_per_token=bytes_per_token,
-        weight_bytes=weight_bytes,
-        pool_bytes=num_blocks * block_bytes,
-        num_blocks=num_blocks,
-        streams={n: _streams(n, num_blocks, engine) if n <= longest else None for n in LENGTHS},
-    )
+    budget = _pool_budget(engine, memory_bytes, weight_bytes or 0, on_gpu)
+
+    def held(groups: list[list[int]], windows: Windows, kept: Capacity | None = None) -> Capacity:
+        block_bytes = engine.block_size * sum(of_layers[index] for index in groups[0])
+        num_blocks = blocks_of(engine, budget, block_bytes, longest=longest, windows=windows)
+        sizes = engine.block_size, windows, engine.max_num_batched_tokens
+        return Capacity(
+            dtype=dtype,
+            bytes_per_token=sum(of_layers),
+            weight_bytes=weight_bytes,
+            pool_bytes=num_blocks * block_bytes,
+            num_blocks=num_blocks,
+            max_tokens=max_servable_tokens(longest, num_blocks, *sizes),
+            streams={n: _streams(n, num_blocks, engine, windows) if n <= longest else None for n in LENGTHS},
+            windows=windows,
+            kept=kept,
+        )
+
+    whole = held([list(range(len(layers)))], ONE_GROUP)
+    if on_gpu or draft is not None or len(set(layers)) > 1:
+        return whole
+    by_layer = within(dict(enumerate(layer_windows(model)[: len(layers)])), longest)
+    windows = windows_by_group(groups := group_layers(by_layer), by_layer)
+    return held(groups, windows, whole) if any(windows) else whole
 
 
 def _pool_budget(engine: EngineConfig, memory_bytes: int, weight_bytes: int, on_gpu: bool) -> int:
@@ -90,9 +127,22 @@ def _pool_budget(engine: EngineConfig, memory_bytes: int, weight_bytes: int, on_
     return pool_bytes_on_cpu(memory_bytes, engine.memory_share, weight_bytes)
 
 
-def _streams(num_tokens: int, num_blocks: int, engine: EngineConfig) -> int:
-    fitting = max(0, num_blocks - NULL_BLOCKS) // blocks_for_tokens(num_tokens, engine.block_size)
+def _streams(num_tokens: int, num_blocks: int, engine: EngineConfig, windows: Windows) -> int:
+    fitting = most_sequences(
+        num_blocks - NULL_BLOCKS, num_tokens, windows, engine.block_size, engine.max_num_batched_tokens
+    )
     return fitting if engine.max_admitted is None else min(fitting, engine.max_admitted)
+
+
+def blocks_of(engine: EngineConfig, budget_bytes: int, block_bytes: int, *, longest: int, windows: Windows) -> int:
+    """Return how many blocks a pool has, with the null block: by NUM_BLOCKS, or as many as the budget holds.
+
+    NUM_BLOCKS stands for as many bytes, in blocks of one group. No more than so many of the longest sequences fill.
+    """
+    if engine.num_blocks is not None:
+        return (engine.num_blocks - NULL_BLOCKS) * len(windows) + NULL_BLOCKS
+    of_longest = most_blocks(longest, windows, engine.block_size, engine.max_num_batched_tokens)
+    return min(budget_bytes // block_bytes, most_whole(engine) * of_longest + NULL_BLOCKS)
 
 
 def pool_bytes_on_cpu(total_bytes: int, share: float | None, weight_bytes: int = 0) -> int:
@@ -108,19 +158,9 @@ def pool_bytes_on_gpu(free_bytes: int, share: float | None) -> int:
     return max(0, int(free_bytes * (GPU_SHARE if share is None else share)))
 
 
-def num_blocks_for(budget_bytes: int, block_bytes: int, *, most_useful: int) -> int:
-    """Return how many blocks the budget holds, with the null block: at most `most_useful` and the null block."""
-    return min(budget_bytes // block_bytes, most_useful + NULL_BLOCKS)
-
-
 def most_whole(engine: EngineConfig) -> int:
     """Return for how many of the longest sequences there is memory at most: for a step's, or for the `max_admitted`."""
     return max(engine.max_num_seqs, engine.max_admitted or 0)
-
-
-def most_useful_blocks(num_seqs: int, max_model_len: int, block_size: int) -> int:
-    """Blocks that so many of the longest sequences fill. Most are shorter, so that more of them are admitted."""
-    return num_seqs * blocks_for_tokens(max_model_len, block_size)
 
 
 def blocks_for_tokens(num_tokens: int, block_size: int) -> int:
@@ -145,9 +185,12 @@ def max_servable_tokens(
 
 def kv_bytes_per_token(model: Mapping[str, Any], dtype: str, kv_dtype: str = "auto") -> int:
     """What the KV memory stores for one token, over all layers (all of it, windows or not)."""
-    if kv_dtype == "int8":
-        return numbers_per_token(model) + sum(heads * 2 * KV_SCALE_BYTES for heads, _ in _layers(model))
-    return numbers_per_token(model) * DTYPE_BYTES[dtype]
+    return sum(_layer_bytes(heads, dim, dtype, kv_dtype) for heads, dim in _layers(model))
+
+
+def _layer_bytes(num_heads: int, dim: int, dtype: str, kv_dtype: str) -> int:
+    """Return what a layer stores for a token."""
+    return num_heads * (dim + 2 * KV_SCALE_BYTES if kv_dtype == "int8" else dim * DTYPE_BYTES[dtype])
 
 
 def numbers_per_token(model: Mapping[str, Any]) -> int:
@@ -190,13 +233,46 @@ def _unlike_layers(text: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
 def model_len(model: Mapping[str, Any]) -> int:
     """Return the longest sequence by config.json, or the default of a load without it."""
     text = text_config(model)
-    return text.get("max_position_embeddings") or text.get("n_positions") or DEFAULT_MODEL_LEN
+    limit = text.get("max_position_embeddings") or text.get("n_positions")
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if (rope.get("rope_type") or rope.get("type")) in BATCH_DEPENDENT_ROPE:
+        original = rope.get("original_max_position_embeddings") or text.get("original_max_position_embeddings")
+        limit = min((length for length in (limit, original) if length), default=None)
+    return limit or DEFAULT_MODEL_LEN
 
 
-def has_sliding_window(model: Mapping[str, Any]) -> bool:
-    """Whether some layers look back only so far. All their keys and values are counted; a load may keep fewer."""
+def layer_windows(model: Mapping[str, Any]) -> list[int | None]:
+    """Return how far each layer looks back, None: to the start.
+
+    Of families whose layers are not ours everything is kept. (spec.py reads the same from transformers' config.)
+    """
     text = text_config(model)
-    return bool(text.get("sliding_window")) and text.get("use_sliding_window", True)
+    kind, num_layers = str(text.get("model_type")), _first(text, "num_hidden_layers", "n_layer")
+    family, window = FAMILIES.get(kind), text.get("sliding_window", DEFAULT_WINDOWS.get(kind))
+    activation = text.get("hidden_act") or text.get("hidden_activation") or ACTIVATIONS[0]
+    is_off = not text.get("use_sliding_window", kind not in BY_CONFIG) or text.get("use_bidirectional_attention")
+    if family is None or not window or is_off or activation not in ACTIVATIONS:
+        return [None] * num_layers
+    if family.windows is WindowedLayers.ALL:
+        return [window] * num_layers
+    if family.windows is WindowedLayers.NONE:
+        return [None] * num_layers
+    return [window if name == "sliding_attention" else None for name in _layer_types(text, kind, num_layers)]
+
+
+def _layer_types(text: Mapping[str, Any], kind: str, num_layers: int) -> list[str]:
+    if isinstance(text.get("layer_types"), list):
+        return list(text["layer_types"])
+    each = text.get("sliding_window_pattern") or EACH_FULL.get(kind)
+    if each:
+        is_windowed = [bool((index + 1) % each) for index in range(num_layers)]
+    elif kind == "smollm3":  # the layers whose heads do not turn
+        is_windowed = [not turns for turns in text.get("no_rope_layers") or []]
+    elif kind in BY_CONFIG:
+        is_windowed = [index >= text.get("max_window_layers", 28) for index in range(num_layers)]
+    else:
+        is_windowed = [True] * num_layers
+    return ["sliding_attention" if one else "full_attention" for one in is_windowed]
 
 
 def text_config(model: Mapping[str, Any]) -> Mapping[str, Any]:

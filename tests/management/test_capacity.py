@@ -45,10 +45,12 @@ def folder(tmp_path: Path) -> Path:
 def test_a_table_for_people(folder: Path) -> None:
     """The table has bytes of a token, pool and streams in both dtypes, and a notice that the weights are unknown."""
     text = run(str(folder), "--memory", "16GiB", "--device", "cuda")
-    rows = {line[:26].strip(): line[26:].split() for line in text.splitlines()[2:10]}
+    rows = {line[:26].strip(): line[26:].split() for line in text.splitlines()[2:11]}
     assert rows["KV of one token"] == ["64", "KiB", "32", "KiB"]
     assert rows["KV pool"] == ["14.4", "GiB", "14.4", "GiB"]
     assert rows["streams of 8,192 tokens"] == ["28", "57"]
+    assert rows["longest sequence"] == ["131,072", "131,072"]
+    assert "if all were kept" not in text
     assert "weights are not here" in text
 
 
@@ -102,11 +104,19 @@ def test_an_embedding_model_holds_no_streams() -> None:
         run("search")
 
 
-def test_windows_are_counted_whole(folder: Path) -> None:
-    """What a sliding window saves is not counted, and the command prints that."""
-    (folder / "config.json").write_text(json.dumps(LLAMA | {"sliding_window": 4096}))
-    assert "counted whole" in run(str(folder))
-    assert "counted whole" not in run(str(HELPDESK))
+def test_windows_are_counted(folder: Path) -> None:
+    """Of layers with a window what is held counts, and beside it what would be if all were kept; on a GPU all is."""
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"model_type": "mistral", "sliding_window": 4096}))
+    text = run(str(folder), "--memory", "16GiB")
+    rows = {line[:44].strip(): line[44:].split() for line in text.splitlines()[2:15]}
+    assert rows["longest sequence"] == ["131,072", "131,072"]
+    assert rows["if all were kept, longest sequence"] == ["65,504", "131,040"]
+    assert rows["streams of 8,192 tokens"] == ["15", "31"]
+    assert rows["if all were kept, streams of 8,192 tokens"] == ["7", "15"]
+    assert "what lies before it is freed" in text
+    assert "too small for the model's longest" not in text
+    assert "if all were kept" not in run(str(folder), "--memory", "16GiB", "--device", "cuda")
+    assert "if all were kept" not in run(str(HELPDESK))
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,12 @@ def prepare(
     _check_prompt_logprobs(request, num_prompt_tokens)
     is_scored_first = request.sampling.scores_prompt and not resume.num_prompt_logprobs
     sampling = resolve_params(
-        request, engine.facts.sampling_defaults, num_prompt_tokens, engine.max_tokens, config.default_max_tokens
+        request,
+        engine.facts.sampling_defaults,
+        num_prompt_tokens,
+        engine.max_tokens,
+        config.default_max_tokens,
+        max_model_len=engine.facts.max_model_len,
     )
     check_sampling(sampling)  # the model's own defaults, too
     _check_ids(request, resume, prompt, vocab_size)
@@ -304,18 +309,21 @@ def resolve_params(
     num_prompt_tokens: int,
     limit: int,
     default_max_tokens: int | None,
+    *,
+    max_model_len: int = 0,
 ) -> SamplingParams:
     """Resolve what the caller left open: sampling fields by the model's `defaults`, the seed, and max_tokens.
 
     max_tokens is a maximum: it is lowered to what fits within `limit`. A prompt that leaves no room for a token of an
-    answer does not fit.
+    answer does not fit. Where the limit is that of the KV memory, the message has `max_model_len` too.
     """
     asked = request.sampling.max_tokens
     if num_prompt_tokens + (1 if asked is None else min(asked, 1)) > limit:
-        raise PromptTooLong(
-            f"prompt has {num_prompt_tokens:,} tokens; this model takes {limit:,} with the answer. Shorten the prompt.",
-            param="prompt",
-        )
+        limits, way_out = f"this model takes {limit:,} with the answer", "Shorten the prompt."
+        if limit < max_model_len:
+            limits = f"the memory of this model holds {limit:,} with the answer, of the {max_model_len:,} it takes"
+            way_out = "Shorten the prompt, or raise KV_CACHE_BYTES."
+        raise PromptTooLong(f"prompt has {num_prompt_tokens:,} tokens; {limits}. {way_out}", param="prompt")
     room = limit - num_prompt_tokens
     resolved: dict[str, float] = {name: value for name, value in defaults.items() if name in request.unset}
     resolved["max_tokens"] = min(room, (default_max_tokens or room) if asked is None else asked)

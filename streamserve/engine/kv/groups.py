@@ -14,7 +14,7 @@ Pure ints. (Idea: vLLM's hybrid KV cache manager.)
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 Windows = tuple[int | None, ...]  # by group
 ONE_GROUP: Windows = (None,)
@@ -35,7 +35,7 @@ def most_in_window(window: int, block_size: int, step_tokens: int) -> int:
 
     Neither the window nor what a step computes begins with a block.
     """
-    return -(-(window + step_tokens) // block_size) + 2
+    return -(-(window + step_tokens) // block_size) + 1
 
 
 def most_blocks(num_tokens: int, windows: Windows, block_size: int, step_tokens: int) -> int:
@@ -55,6 +55,23 @@ def most_tokens(num_blocks: int, windows: Windows, block_size: int, step_tokens:
             return num_left // num_growing * block_size
         num_growing, num_left = num_growing - 1, num_left - bound
     return num_left // num_growing * block_size if num_growing else sys.maxsize
+
+
+def most_sequences(num_blocks: int, num_tokens: int, windows: Windows, block_size: int, step_tokens: int) -> int:
+    """Return how many sequences of so many tokens the blocks hold at once, the last with its prompt being computed."""
+    first, others = (most_blocks(num_tokens, windows, block_size, step) for step in (step_tokens, 0))
+    return 0 if num_blocks < first else 1 + (num_blocks - first) // others
+
+
+def within(windows: Mapping[int, int | None], max_model_len: int) -> dict[int, int | None]:
+    """Return how far each layer looks back, None: to the start of the longest sequence."""
+    return {index: None if window is None or window >= max_model_len else window for index, window in windows.items()}
+
+
+def windows_by_group(groups: Sequence[Sequence[int]], windows: Mapping[int, int | None]) -> Windows:
+    """Return the window of each group; None where its layers see everything, or not all as far."""
+    found = [{windows[layer] for layer in own} for own in groups]
+    return tuple(one.pop() if len(one) == 1 else None for one in found) or ONE_GROUP
 
 
 def group_layers(windows: Mapping[int, int | None]) -> list[list[int]]:

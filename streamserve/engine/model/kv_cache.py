@@ -17,7 +17,7 @@ import torch
 
 from streamserve.engine import capacity
 from streamserve.engine.config import EngineConfig
-from streamserve.engine.kv.groups import ONE_GROUP, Windows, group_layers
+from streamserve.engine.kv.groups import Windows, group_layers, windows_by_group, within
 from streamserve.engine.model.load.source import total_memory
 
 Groups = tuple[tuple[int, ...], ...]  # the layers of each group
@@ -149,20 +149,16 @@ def groups_for(layers: Mapping[int, LayerShape], max_model_len: int) -> Groups:
     """Return the groups of layers; one where their shapes differ, as a block then takes another number of bytes."""
     if len({replace(layer, sliding_window=None) for layer in layers.values()}) > 1:
         return (tuple(layers),)
-    return tuple(map(tuple, group_layers(_windows(layers, max_model_len))))
+    return tuple(map(tuple, group_layers(within(_windows(layers), max_model_len))))
 
 
 def windows_of(groups: Groups, layers: Mapping[int, LayerShape], max_model_len: int) -> Windows:
     """Return the window of each group; None where its layers see everything, or not all as far."""
-    windows = _windows(layers, max_model_len)
-    found = [{windows[layer] for layer in own} for own in groups]
-    return tuple(one.pop() if len(one) == 1 else None for one in found) or ONE_GROUP
+    return windows_by_group(groups, within(_windows(layers), max_model_len))
 
 
-def _windows(layers: Mapping[int, LayerShape], max_model_len: int) -> dict[int, int | None]:
-    """Return how far each layer looks back, None: to the start of the longest sequence."""
-    windows = {index: layer.sliding_window for index, layer in layers.items()}
-    return {index: None if window is None or window >= max_model_len else window for index, window in windows.items()}
+def _windows(layers: Mapping[int, LayerShape]) -> dict[int, int | None]:
+    return {index: layer.sliding_window for index, layer in layers.items()}
 
 
 def bytes_per_block(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from streamserve.engine.capacity import (
     Capacity,
     UnknownShape,
     capacity,
-    has_sliding_window,
     model_len,
     num_parameters,
     text_config,
@@ -31,8 +30,8 @@ _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)}
 _UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)}
 _WINDOWS = (
-    "Some layers look back only a window; their keys and values are counted whole. On a CPU what lies before the window"
-    " is freed, so that more and longer sequences fit."
+    "Some layers look back only a window, and what lies before it is freed; groups of layers, each with blocks of its"
+    " own: {}. A load that falls back to transformers' own code keeps everything."
 )
 _UNKNOWN_WEIGHTS = "The weights are not here, so what they take is not known, and not taken off."
 
@@ -131,14 +130,13 @@ def _report(chosen: ServedModel, device: str, memory_bytes: int) -> dict[str, An
         "block_size": chosen.engine.block_size,
         "max_num_seqs": chosen.engine.max_num_seqs,
         "max_admitted": chosen.engine.max_admitted,
-        "has_sliding_window": has_sliding_window(config),
         "capacities": [asdict(one) for one in found],
     }
 
 
 def _lines(report: dict[str, Any]) -> Sequence[str]:
     """Return the report as a table with notes."""
-    found = [Capacity(**one) for one in report["capacities"]]
+    found = [_capacity(one) for one in report["capacities"]]
     table: list[tuple[str, list[str]]] = [
         ("", [one.dtype for one in found]),
         ("weights", [format_bytes(one.weight_bytes) for one in found]),
@@ -146,15 +144,27 @@ def _lines(report: dict[str, Any]) -> Sequence[str]:
         ("KV pool", [format_bytes(one.pool_bytes) for one in found]),
         (f"blocks of {report['block_size']} tokens", [f"{one.num_blocks:,}" for one in found]),
     ]
-    for length in LENGTHS:
-        counts = [one.streams[length] for one in found]
-        table.append((f"streams of {length:,} tokens", ["too long" if n is None else f"{n:,}" for n in counts]))
+    table += _held("", found)
+    if kept := [one.kept for one in found if one.kept]:
+        table += _held("if all were kept, ", kept)
     head = (
         f"{report['model']} ({report['model_type']}), at most {report['max_model_len']:,} tokens, on {report['device']}"
         f" with {format_bytes(report['memory_bytes'])}"
     )
-    rows = [f"{name:26}" + "".join(f"{cell:>14}" for cell in cells) for name, cells in table]
+    width = max(26, *(len(name) + 1 for name, _ in table))
+    rows = [f"{name:{width}}" + "".join(f"{cell:>14}" for cell in cells) for name, cells in table]
     return [head, "", *rows, "", *_notes(report, found)]
+
+
+def _capacity(fields: dict[str, Any]) -> Capacity:
+    return Capacity(**{**fields, "kept": fields["kept"] and Capacity(**fields["kept"])})
+
+
+def _held(prefix: str, found: Sequence[Capacity]) -> Iterator[tuple[str, list[str]]]:
+    yield f"{prefix}longest sequence", [f"{one.max_tokens:,}" for one in found]
+    for length in LENGTHS:
+        counts = [one.streams[length] for one in found]
+        yield f"{prefix}streams of {length:,} tokens", ["too long" if n is None else f"{n:,}" for n in counts]
 
 
 def _notes(report: dict[str, Any], found: Sequence[Capacity]) -> Sequence[str]:
@@ -163,8 +173,14 @@ def _notes(report: dict[str, Any], found: Sequence[Capacity]) -> Sequence[str]:
         f"A step computes at most max_num_seqs={report['max_num_seqs']} of them, those whose readers run out first;"
         f" {'memory bounds' if most is None else f'max_admitted={most} and memory bound'} how many are admitted."
     ]
-    if report["has_sliding_window"]:
-        notes.append(_WINDOWS)
+    if any(found[0].windows):
+        notes.append(_WINDOWS.format(len(found[0].windows)))
+    short = [one.dtype for one in found if one.max_tokens < report["max_model_len"]]
+    if short:
+        notes.append(
+            f"In {' and '.join(short)}, the pool is too small for the model's longest sequence: what is longer than it"
+            " holds is refused."
+        )
     if report["num_parameters"] is None:
         notes.append(_UNKNOWN_WEIGHTS)
     crowded = [one.dtype for one in found if (one.weight_bytes or 0) + one.pool_bytes > report["memory_bytes"]]

@@ -123,6 +123,17 @@ async def test_too_long_names_the_numbers() -> None:
             assert caught.value.param == "prompt"
 
 
+async def test_longer_than_the_memory_names_both_limits() -> None:
+    """Where the KV memory is what is too small, the message says so, and how many tokens the model itself takes."""
+    async with serving(max_len=4096) as client:  # 256 blocks of 4 tokens
+        with pytest.raises(PromptTooLong) as caught:
+            await client.generate(ask("x" * 1024))
+    assert caught.value.message == (
+        "prompt has 1,024 tokens; the memory of this model holds 1,024 with the answer, of the 4,096 it takes. "
+        "Shorten the prompt, or raise KV_CACHE_BYTES."
+    )
+
+
 @pytest.mark.parametrize("max_tokens", [12, 13, 200, 2**31 - 1])
 async def test_a_maximum_is_lowered_to_what_fits(max_tokens: int) -> None:
     """`max_tokens` is a maximum: above what fits the answer ends with `length` where the model does."""

@@ -7,7 +7,15 @@ import sys
 import pytest
 
 from streamserve.engine.kv.free_list import IntegrityError
-from streamserve.engine.kv.groups import Windows, first_read, group_layers, most_blocks, most_in_window, most_tokens
+from streamserve.engine.kv.groups import (
+    Windows,
+    first_read,
+    group_layers,
+    most_blocks,
+    most_in_window,
+    most_sequences,
+    most_tokens,
+)
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.sequence import Sequence, State
 from tests.support.engines.cores import request
@@ -179,3 +187,11 @@ def test_damage_is_noticed(damage: str) -> None:
         sequence.num_null_blocks += 1
     with pytest.raises(IntegrityError):
         pool.check_integrity([sequence])
+
+
+def test_sequences_at_once() -> None:
+    """The last has its prompt being computed, and needs room for a step's tokens; the others hold a window's."""
+    first, others = most_blocks(100, (None, 8), BLOCK, 40), most_blocks(100, (None, 8), BLOCK, 0)
+    assert first > others
+    for num_blocks, wanted in ((first - 1, 0), (first, 1), (first + others - 1, 1), (first + 3 * others, 4)):
+        assert most_sequences(num_blocks, 100, (None, 8), BLOCK, 40) == wanted

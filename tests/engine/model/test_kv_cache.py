@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from streamserve.engine.capacity import (
     blocks_for_tokens,
+    blocks_of,
     max_tokens_that_fit,
-    most_useful_blocks,
-    num_blocks_for,
     pool_bytes_on_cpu,
     pool_bytes_on_gpu,
 )
@@ -35,9 +35,11 @@ def test_bytes_of_a_block() -> None:
 
 def test_blocks_by_budget_and_by_use() -> None:
     """The budget buys blocks, but never more than the largest batch can fill."""
-    assert num_blocks_for(1000, 100, most_useful=50) == 10
-    assert num_blocks_for(100_000, 100, most_useful=50) == 51
-    assert most_useful_blocks(4, 33, 32) == 8
+    engine = EngineConfig(max_num_seqs=25, block_size=32, max_num_batched_tokens=64)
+    assert blocks_of(engine, 1000, 100, longest=33, windows=(None,)) == 10
+    assert blocks_of(engine, 100_000, 100, longest=33, windows=(None,)) == 25 * 2 + 1
+    assert blocks_of(engine, 100_000, 100, longest=990, windows=(None, 32)) == 25 * (31 + 4) + 1
+    assert blocks_of(replace(engine, num_blocks=7), 0, 100, longest=33, windows=(None, 32)) == 6 * 2 + 1
     assert [blocks_for_tokens(n, 4) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install streamserve[engine]")
 
-from streamserve.engine.config import EngineConfig, ModelConfig  # noqa: E402  (after the skip)
-from streamserve.engine.kv.groups import most_in_window  # noqa: E402
+from streamserve.engine.capacity import capacity, max_servable_tokens  # noqa: E402  (after the skip)
+from streamserve.engine.config import EngineConfig, ModelConfig  # noqa: E402
+from streamserve.engine.kv.groups import most_blocks, most_in_window  # noqa: E402
 from streamserve.engine.model.kv_cache import LayerShape, bytes_per_block, groups_for, windows_of  # noqa: E402
 from streamserve.engine.model.load.start import load_runner  # noqa: E402
 from streamserve.engine.model.runner import ModelRunner  # noqa: E402
@@ -190,6 +193,53 @@ def test_proposals(loaded: Any) -> None:
     drive.core.pool._on_evict = partial(poison, runner)
     assert answers(drive) == wanted
     assert proposing.num_wrong > 0
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "gpt_oss"])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_what_is_computed_before_loading(name: str, kv_dtype: str, tmp_path: Path) -> None:
+    """Blocks, bytes, windows and the longest sequence are those of the pool that a load then has."""
+    folder = save_model(tmp_path, name, max_position_embeddings=4_096, **MODELS[name][0])
+    config = json.loads((folder / "config.json").read_text())
+    engine = EngineConfig(block_size=BLOCK, kv_cache_bytes=900_000, max_num_batched_tokens=STEP, kv_dtype=kv_dtype)
+    for one in (engine, replace(engine, num_blocks=77), replace(engine, kv_cache_bytes=1 << 30, max_num_seqs=2)):
+        said = capacity(config, one, dtype="float32", memory_bytes=1 << 30, on_gpu=False, parameters=None)
+        runner = load_runner(ModelConfig(alias="tiny", path=str(folder), **TINY), one)
+        pools = {pool.data_ptr(): pool.nbytes for pool in (*runner.kv.keys.values(), *runner.kv.values.values())}
+        held = max_servable_tokens(runner.max_model_len, runner.num_blocks, BLOCK, runner.windows, STEP)
+        assert said.windows == runner.windows == MODELS[name][1]
+        assert (said.num_blocks, said.max_tokens, said.pool_bytes) == (runner.num_blocks, held, sum(pools.values()))
+        runner.close()
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text"])
+def test_as_many_streams_as_computed(name: str, tmp_path: Path) -> None:
+    """So many of 1,024 tokens are in memory at once, each to its last token, and one more is not."""
+    folder = save_model(tmp_path, name, max_position_embeddings=2_048, **MODELS[name][0])
+    windows, step = MODELS[name][1], 256
+    first, others = (most_blocks(1_024, windows, BLOCK, tokens) for tokens in (step, 0))
+    runner = load(folder, num_blocks=-(-(first + others) // len(windows)) + 1)
+    config = json.loads((folder / "config.json").read_text())
+    sizes = {"max_num_batched_tokens": step, "prefill_chunk": step}
+    engine = EngineConfig(block_size=BLOCK, num_blocks=(runner.num_blocks - 1) // len(windows) + 1, **sizes)
+    said = capacity(config, engine, dtype="float32", memory_bytes=1 << 30, on_gpu=False, parameters=None)
+    assert said.streams[1024] == 2
+    assert said.kept is not None
+    assert said.kept.streams[1024] == 0
+    drive = Drive(runner=runner, prefix_caching=False, speculation="off", **sizes)
+    drive.add(
+        *(
+            request(index, [index + 2, *range(2, 102)] * 10, sampling=sampling(max_tokens=14, ignore_eos=True))
+            for index in range(4)
+        )
+    )
+    running = []
+    while drive.core.has_work:
+        drive.step()
+        running.append(drive.core.stats.running)
+    assert max(running) == 2
+    assert drive.core.stats.preemptions == 0
+    runner.close()
 
 
 def shapes(*windows: int | None) -> dict[int, LayerShape]:

@@ -14,9 +14,8 @@ from dataclasses import replace
 
 import torch
 
-from streamserve.engine.capacity import NULL_BLOCKS, most_whole, num_blocks_for
+from streamserve.engine.capacity import NULL_BLOCKS, blocks_of
 from streamserve.engine.config import EngineConfig, ModelConfig
-from streamserve.engine.kv.groups import most_blocks
 from streamserve.engine.model.decoder.build import check_names
 from streamserve.engine.model.decoder.checkpoint import UnlikeSpec, Weights
 from streamserve.engine.model.decoder.decoder import Decoder
@@ -271,8 +270,6 @@ def choose_num_blocks(
 
     A `draft` model has as many.
     """
-    if config.num_blocks is not None:  # as many bytes, of blocks of one group
-        return (config.num_blocks - NULL_BLOCKS) * max(1, len(groups)) + NULL_BLOCKS
     models = [loaded] if draft is None else [loaded, draft]
     budget = pool_bytes(config, loaded.device, sum(one.weight_bytes for one in models))
     is_int8 = config.kv_dtype == "int8"
@@ -280,8 +277,7 @@ def choose_num_blocks(
         bytes_per_block(one.layers, config.block_size, one.dtype, is_int8=is_int8, groups=groups) for one in models
     )
     windows = windows_of(groups, loaded.layers, longest)
-    useful = most_whole(config) * most_blocks(longest, windows, config.block_size, config.max_num_batched_tokens)
-    num_blocks = num_blocks_for(budget, block_bytes, most_useful=useful)
+    num_blocks = blocks_of(config, budget, block_bytes, longest=longest, windows=windows)
     if draft is not None:
         of_draft = bytes_per_block(draft.layers, config.block_size, draft.dtype, is_int8=is_int8)
         logger.info(
@@ -289,9 +285,10 @@ def choose_num_blocks(
             draft.source.folder, loaded.source.folder, draft.weight_bytes / 1e9, f"{of_draft:,}", f"{block_bytes:,}",
             num_blocks,
         )  # fmt: skip
-    if num_blocks < 2:
+    least = NULL_BLOCKS + len(windows)
+    if num_blocks < least:
         raise ModelLoadError(
-            f"KV memory of {budget:,} bytes holds fewer than two blocks of {block_bytes:,} bytes. Raise kv_cache_bytes "
-            "or memory_share."
+            f"KV memory of {budget:,} bytes holds {num_blocks} blocks of {block_bytes:,} bytes, and a sequence needs "
+            f"{least}. Raise kv_cache_bytes or memory_share."
         )
     return num_blocks

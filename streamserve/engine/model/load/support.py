@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamserve.engine.capacity import DEFAULT_MODEL_LEN
+from streamserve.engine.capacity import BATCH_DEPENDENT_ROPE, DEFAULT_MODEL_LEN
 from streamserve.engine.model.load.quantized.scheme import scheme_of
 from streamserve.engine.model.load.source import ModelLoadError, UnsupportedModel
 
@@ -95,9 +95,6 @@ PROVEN = frozenset(
         *("smollm3", "stablelm"),
     }
 )
-
-# Rotary embeddings that depend on the longest position in the *batch*: a neighbour would change a sequence's answer.
-BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 
 def require_supported(config: Any) -> None:

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
-from streamserve.engine.capacity import numbers_per_token
+from streamserve.engine.capacity import layer_windows, numbers_per_token
 from streamserve.engine.model.decoder.decoder import Decoder
-from streamserve.engine.model.decoder.families import FAMILIES
+from streamserve.engine.model.decoder.families import FAMILIES, Windows
 from streamserve.engine.model.decoder.spec import spec_of
 from streamserve.engine.model.hf import HFModel
 from streamserve.engine.model.load.probe import probe
 from tests.engine.model.parity.test_parity import MAX_TOKENS, generate
 from tests.support.models.model_driver import Driver, load_tiny, prompts
-from tests.support.models.tiny_models import MIXED_LAYERS, VOCAB_SIZE, build_model, config_of, save_model
+from tests.support.models.tiny_models import MIXED_LAYERS, TINY, VOCAB_SIZE, build_model, config_of, save_model
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 GEMMA_4 = {
@@ -128,6 +129,36 @@ def test_any_other_architecture_runs_on_its_own_code(model_type: str, tiny_folde
 def test_what_no_layer_here_computes_has_no_spec(model_type: str, fields: dict[str, Any]) -> None:
     """An activation without a row in the table, attention to what comes after."""
     assert spec_of(config_of(model_type, **fields)) is None
+
+
+WINDOWED = (
+    "mistral",
+    "ministral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "gpt_oss",
+    "olmo3",
+)
+
+
+@pytest.mark.parametrize("model_type", WINDOWED)
+@pytest.mark.parametrize(
+    "left_out", [(), ("layer_types",), ("layer_types", "sliding_window"), ("use_sliding_window",)], ids=str
+)
+def test_windows_by_config_json(model_type: str, left_out: tuple[str, ...]) -> None:
+    """The file alone says how far each layer looks back, also where it leaves that to the config class."""
+    given = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2, "layer_types": MIXED_LAYERS * 2}
+    fields = {name: one for name, one in given.items() if name not in left_out}
+    if FAMILIES[model_type].windows is Windows.ALL:
+        fields.pop("layer_types", None)
+    own = {**TINY, "num_hidden_layers": 8, "no_rope_layers": [1] * 8}
+    spec = spec_of(AutoConfig.for_model(model_type, **own, **fields))
+    assert layer_windows({"model_type": model_type, **own, **fields}) == [layer.window for layer in spec.layers]
 
 
 def test_layers_alike_share_a_rotation() -> None:
