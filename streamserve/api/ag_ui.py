@@ -144,7 +144,7 @@ async def thread_messages(
         return json_reply(out)
     found, rows = await conversations.whole(call.caller, view.conversation_id)
     path = [row for row in path_of(rows, found.leaf) if row.state != "running"]
-    out["messages"] = [message for row in path for message in _kept(row)]
+    out["messages"] = [message for row in path for message in kept_messages(row)]
     if path and path[-1].role == "assistant":
         last = path[-1]
         out["state"] = last.run_state or {}
@@ -154,7 +154,7 @@ async def thread_messages(
     return json_reply(out)
 
 
-def _kept(row: MessageView) -> list[dict[str, Any]]:
+def kept_messages(row: MessageView) -> list[dict[str, Any]]:
     """Return the messages of a row, under the ids that the client has or would have them."""
     if row.role == "assistant":
         return events.answer_messages(row.id, row.blocks)

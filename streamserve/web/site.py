@@ -25,6 +25,7 @@ from streamserve.api.host_figures import HostFigures
 from streamserve.api.mcp import McpEndpoint
 from streamserve.api.openai.responses import LocalResponses
 from streamserve.api.ops import Ops
+from streamserve.api.routes import SERVICES
 from streamserve.clients.adapter import AdapterClient
 from streamserve.clients.base import EngineClient
 from streamserve.clients.mcp.servers import McpServers
@@ -72,6 +73,7 @@ class DjangoSite:
 
     def __init__(self, settings: SiteConfig, loop: asyncio.AbstractEventLoop) -> None:
         self.settings: SiteConfig = settings
+        self._served = served_by(settings)
         self.loop, self.pid = loop, os.getpid()
         self.on_drain: set[Callable[[], None]] = set()  # open WebSockets
         self.wrong_keys = WrongKeys(settings.limits.max_wrong_keys)
@@ -215,19 +217,8 @@ class DjangoSite:
     @property
     def services(self) -> Mapping[str, object]:
         """What routes are given, by the names of their endpoints' parameters."""
-        attachments = self.attachments if self.settings.conversations else None
-        endpoint = None
-        if self.settings.mcp_endpoint:
-            endpoint = McpEndpoint(version=__version__, secret_of=salt_of, origins=self.settings.cors_origins)
-        kept: dict[str, object | None] = {
-            "mcp_endpoint": endpoint,
-            "moderator": SiteModerator(self.settings.moderation) if self.settings.moderation else None,
-            "conversations": self.conversations,
-            "shares": self.shares,
-            "attachments": attachments,
-            "usage": UsageRows() if self.settings.usage else None,
-        }
-        return {
+        mcp = McpEndpoint(version=__version__, secret_of=salt_of, origins=self.settings.cors_origins)
+        found = {
             "answers": self.answers,
             "chats": self.chats,
             "threads": self.threads,
@@ -237,12 +228,31 @@ class DjangoSite:
             "jobs": self.work.jobs,
             "files": self.work.files,
             "batches": self.work.batches,
-            **{name: service for name, service in kept.items() if service is not None},
+            "mcp_endpoint": mcp,
+            "moderator": SiteModerator(self.settings.moderation),
+            "conversations": self.conversations,
+            "shares": self.shares,
+            "attachments": self.attachments,
+            "usage": UsageRows(),
         }
+        return {name: service for name, service in found.items() if name in self._served}
 
     async def aclose(self) -> None:
         """Close streams, engine clients and log. For tests, and for servers with a shutdown event."""
         await self._closing.aclose()
+
+
+def served_by(settings: SiteConfig) -> frozenset[str]:
+    """Return the names of the services that a site of these settings has."""
+    asked = {
+        "mcp_endpoint": settings.mcp_endpoint,
+        "moderator": bool(settings.moderation),
+        "conversations": settings.conversations,
+        "shares": settings.conversations and settings.share_links,
+        "attachments": settings.conversations,
+        "usage": settings.usage,
+    }
+    return frozenset(name for name in SERVICES if asked.get(name, True))
 
 
 def titles_of(settings: SiteConfig, clients: Mapping[str, EngineClient]) -> Titles | None:

@@ -9,6 +9,7 @@ queries from the field tables that validate them (operations.py), replies from t
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from http import HTTPStatus
@@ -104,11 +105,14 @@ class Described(Protocol):
 
 
 class Called(Protocol):
-    """What is shown of a pipeline that the caller may use."""
+    """What is shown of a pipeline that the caller may use. A title may be a lazy translation."""
 
     @property
+    def title(self) -> object: ...
+    @property
+    def description(self) -> str: ...
+    @property
     def input_schema(self) -> Mapping[str, Any]: ...
-    def as_json(self) -> dict[str, str | None]: ...
 
 
 def summary_of(endpoint: Endpoint) -> str:
@@ -155,6 +159,11 @@ def document(
     }
 
 
+def text_of(shown: Mapping[str, Any], indent: int | None = None) -> str:
+    """Return a document as JSON, in one line without an indent."""
+    return json.dumps(shown, ensure_ascii=False, separators=(",", ": " if indent else ":"), indent=indent)
+
+
 class _Maker:
     """Makes paths, and collects the components that they refer to."""
 
@@ -187,11 +196,11 @@ class _Maker:
 
     def pipeline(self, name: str, pipeline: Called, generic: Mapping[str, Any]) -> dict[str, Any]:
         """Return the methods of one pipeline, whose input has a schema of its own."""
-        about = pipeline.as_json()
+        title = str(pipeline.title)
         key = re.sub(r"\W", "_", name)
         methods: dict[str, Any] = {}
         for method in ("get", "post"):
-            words = {"summary": about["title"], "description": about["description"] or about["title"]}
+            words = {"summary": title, "description": pipeline.description or title}
             methods[method] = {**generic[method], **words, "operationId": f"{method}_pipeline_{key}"}
         own = pipeline.input_schema
         if own:

@@ -7,14 +7,13 @@ them. It is as long as a chat page's script, and made once for what a site serve
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from streamserve.api.answers import Answers
 from streamserve.api.call import ANONYMOUS, Call, Endpoint, Reply
-from streamserve.api.openapi.document import Described, document
+from streamserve.api.openapi.document import Described, document, text_of
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.protocol.errors import Refused
 from streamserve.protocol.limits import Limits
@@ -37,9 +36,9 @@ def endpoint_of(routes: Callable[[], Sequence[Described]], converters: Mapping[s
             served=served,
             limits=limits,
             root=root,
-            pipelines={one.alias: one for one in pipelines},
+            pipelines={one.alias: one.pipeline for one in pipelines},
         )
-        body = json.dumps(shown, ensure_ascii=False, separators=(",", ":")).encode()
+        body = text_of(shown).encode()
         return body, f'"{hashlib.sha256(body).hexdigest()[:32]}"'
 
     async def openapi_json(

@@ -261,7 +261,7 @@ OPERATIONS: Mapping[Endpoint, Operation] = {
     chats.chat: Operation(reply="StoredChatCompletion", statuses=(409, 410)),
     chats.annotate_chat: Operation(body=_notes(stored_chat.update_fields), reply="StoredChatCompletion"),
     chats.delete_chat: Operation(reply="DeletedObject"),
-    chats.chat_messages: Operation(query=stored_chat.MESSAGES, reply="ObjectList"),
+    chats.chat_messages: Operation(query=stored_chat.MESSAGES, reply="StoredMessageList"),
     responses.create_response: _asks(
         takes="ResponseRequest",
         body=_body(response_request.body_fields),
@@ -274,15 +274,15 @@ OPERATIONS: Mapping[Endpoint, Operation] = {
     responses.retrieve: Operation(query=stored.RETRIEVED, reply="Response", events="ResponseEvent", is_resuming=True),
     responses.delete: Operation(reply="DeletedObject"),
     responses.cancel: Operation(reply="Response", statuses=(410,)),
-    responses.input_items: _openai_list(reply="ObjectList"),
+    responses.input_items: _openai_list(reply="ResponseItemList"),
     conversations.create: Operation(
         body=_body(conversation_dialect.new_fields), is_body_optional=True, reply="ResponseConversation"
     ),
     conversations.conversation: Operation(reply="ResponseConversation"),
     conversations.update: Operation(body=_notes(conversation_dialect.metadata_fields), reply="ResponseConversation"),
     conversations.delete: Operation(reply="DeletedObject"),
-    conversations.list_items: _openai_list(reply="ObjectList"),
-    conversations.add_items: Operation(body=_body(conversation_dialect.item_fields), reply="ObjectList"),
+    conversations.list_items: _openai_list(reply="ResponseItemList"),
+    conversations.add_items: Operation(body=_body(conversation_dialect.item_fields), reply="ResponseItemList"),
     conversations.item: Operation(reply="ResponseItem"),
     conversations.delete_item: Operation(reply="ResponseConversation"),
     completions.completions: _asks(

@@ -10,12 +10,16 @@ from typing import Any
 
 import msgspec
 
+from streamserve.api.ag_ui import kept_messages
+from streamserve.api.ai_sdk import ui_messages
 from streamserve.api.answers import Found
+from streamserve.api.mcp import NAME
 from streamserve.api.native import state_json
 from streamserve.api.openapi.samples import (
     ATTACHMENTS,
     BATCHES,
     CONVERSATIONS,
+    CONVERSED,
     EMBEDDER,
     FAILED,
     FILES,
@@ -25,6 +29,7 @@ from streamserve.api.openapi.samples import (
     MODEL,
     MORE,
     PLAIN,
+    PROMPTED,
     RICH,
     RUN,
     SAMPLES,
@@ -35,22 +40,25 @@ from streamserve.api.openapi.samples import (
     frames,
 )
 from streamserve.api.openapi.samples import EVENTS as OF_STREAMS
-from streamserve.api.openapi.shape import shape_of
+from streamserve.api.openapi.shape import FREE, MAPS, USUAL, Names, shape_of
 from streamserve.api.ops import model_state
-from streamserve.dialects import durable, native
+from streamserve.dialects import durable, mcp, native
 from streamserve.dialects.ag_ui import events as ag_ui
 from streamserve.dialects.ai_sdk import chunks
 from streamserve.dialects.anthropic import batches as message_batches
 from streamserve.dialects.anthropic import message
 from streamserve.dialects.encoder import Encoder
 from streamserve.dialects.fields import Schema
-from streamserve.dialects.fold import Answer
-from streamserve.dialects.openai import batches, chat, completions, embeddings, moderations, shapes, tokens
+from streamserve.dialects.fold import Answer, Failed
+from streamserve.dialects.openai import batches, chat, completions, embeddings, moderations, shapes, stored_chat, tokens
 from streamserve.dialects.openai.plain_tokens import PlainEncoder
-from streamserve.dialects.openai.responses import output
-from streamserve.dialects.plain import TokensEncoder
+from streamserve.dialects.openai.responses import conversation, output, stored
+from streamserve.dialects.openai.responses import items as response_items
+from streamserve.dialects.openai.responses import request as response_request
 from streamserve.protocol.embeddings import Embedded
 from streamserve.protocol.errors import ErrorBody
+from streamserve.protocol.events import Approval
+from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import Admission
 from streamserve.streams.store import Record
 
@@ -61,7 +69,32 @@ _BARE = ErrorBody(
     http_status=404, code="stream_not_found", message="There is no such stream.", param=None, request_id=""
 )
 _ADMISSION = Admission(owner="u", tenant="u", stream_id=ID)
-_HEAD: Mapping[str, Any] = {"model": "helpdesk", "tools": [], "instructions": None}
+_SCHEMA: Mapping[str, Any] = {"type": "object"}
+# Bodies of requests for a response: what a response repeats of the shortest, and of those with every field.
+_FULL: Mapping[str, Any] = {
+    "input": "Hi",
+    "instructions": "Be brief.",
+    "max_output_tokens": 9,
+    "max_tool_calls": 1,
+    "metadata": {"ticket": "1042"},
+    "prompt_cache_key": "shop",
+    "safety_identifier": "u",
+    "user": "u",
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "tools": [
+        {"type": "function", "name": "find", "description": "Find.", "parameters": _SCHEMA, "strict": True},
+        {"type": "function", "name": "look"},
+    ],
+    "tool_choice": {"type": "function", "name": "find"},
+}
+_FORM = {"type": "json_schema", "name": "invoice", "description": "One.", "schema": _SCHEMA, "strict": True}
+_ASKED: Sequence[Mapping[str, Any]] = (
+    {"input": "Hi"},
+    {**_FULL, "previous_response_id": f"resp_{ID}"},
+    {"input": "Hi", "conversation": f"conv_{ID}"},
+    {"input": "Hi", "text": {"format": _FORM, "verbosity": "low"}},
+    {"input": "Hi", "text": {"format": {**_FORM, "description": None}}},
+)
 
 
 def _of(*values: Any) -> Callable[[], Schema]:
@@ -74,6 +107,7 @@ def _page(name: str, items: list[Any]) -> Schema:
 
 
 def _openai_page(items: list[Any]) -> Schema:
+    """Return the shape of a part of a list of files, batches or completions."""
     return shape_of(batches.list_json(items, has_more=True), batches.list_json([], has_more=False))
 
 
@@ -88,9 +122,9 @@ def _chats() -> list[dict[str, Any]]:
 
 
 def _text_completions() -> Schema:
-    answers = [(sample, Answer.of(sample.log)) for sample in (PLAIN, STOPPED, RICH)]
+    answers = [(sample, Answer.of(sample.log)) for sample in (PLAIN, STOPPED, RICH, PROMPTED)]
     whole = (completions.completion_json([one]) for one in answers)
-    return shape_of(*whole, completions.completion_json(answers[:1], shows_prompt=True, prompt_token_ids=[(1,)]))
+    return shape_of(*whole, completions.completion_json(answers[-1:], shows_prompt=True, prompt_token_ids=[(1,)]))
 
 
 def _messages() -> Schema:
@@ -98,10 +132,117 @@ def _messages() -> Schema:
     return shape_of(*(message.message_json(answer, **message.identity(sample)) for sample, answer in answers))
 
 
+@cache
+def _heads() -> Sequence[Mapping[str, Any]]:
+    """Return what responses repeat of their requests."""
+    return [response_request.parse(body, Limits(), default_model="helpdesk").head for body in _ASKED]
+
+
+def _response_values() -> list[dict[str, Any]]:
+    logs = [(sample, sample.log) for sample in (*SAMPLES, FAILED)]
+    begun = [output.response_json((), PLAIN, head, status="queued") for head in _heads()]
+    return [*begun, *(output.response_json(log, sample, _heads()[0]) for sample, log in logs)]
+
+
 def _responses() -> Schema:
-    logs = ((sample, sample.log) for sample in (*SAMPLES, FAILED))
-    begun = output.response_json((), PLAIN, _HEAD, status="queued")
-    return shape_of(begun, *(output.response_json(log, sample, _HEAD) for sample, log in logs))
+    return shape_of(*_response_values())
+
+
+# Of each kind of item what a request sends of it.
+_SENT: Sequence[Mapping[str, Any]] = (
+    {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+    {"role": "user", "content": [{"type": "input_image", "image_url": "https://example.com/a.png", "detail": "low"}]},
+    {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}], "phase": "final_answer", "id": "msg_1"},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm"}]},
+    {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm"}]},
+    {"type": "function_call", "call_id": "call_1", "name": "find", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "call_1", "output": "1042"},
+    {"type": "function_call_output", "call_id": "call_1", "output": [{"type": "input_text", "text": "1042"}]},
+    {"type": "custom_tool_call", "call_id": "call_2", "name": "run", "input": "ls"},
+    {"type": "custom_tool_call_output", "call_id": "call_2", "output": "a"},
+)
+
+
+def _items() -> Schema:
+    """Return the shape of items in lists: sent, made by answers, or kept; what other servers made is as it was sent."""
+    sent = response_items.with_ids(response_items.read_items(Limits())(list(_SENT), "input"), f"resp_{ID}")
+    made = [item for response in _response_values() for item in response["output"]]
+    known = shape_of(*sent, *made, *conversation.items_of(CONVERSED))
+    foreign = {"type": {"enum": list(response_items.LEFT_OUT)}, "id": {"type": "string"}}
+    return {"anyOf": [known, {"type": "object", "properties": foreign, "required": ["type", "id"]}]}
+
+
+def _item_page() -> Schema:
+    """Return the shape of a part of a list of items."""
+    page = shape_of(stored.page_json([{"id": ID}], {}), stored.page_json([], {}))
+    return {**page, "properties": {**page["properties"], "data": {"type": "array", "items": _items()}}}
+
+
+def _sent_messages() -> Schema:
+    """Return the shape of a stored completion's messages, which are as they were sent."""
+    function = {"name": "find", "arguments": "{}"}
+    called = [{"id": "call_1", "type": "function", "function": function}]
+    sent: list[dict[str, Any]] = [
+        {"role": "user", "content": "Hi"},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+        {"role": "assistant", "content": None, "tool_calls": called},
+        {"role": "tool", "content": "1042", "tool_call_id": "call_1"},
+    ]
+    kept = stored_chat.StoredChat(stream_id=ID, completion={}, messages=sent)
+    return shape_of(stored_chat.messages_json(kept, {}), stored_chat.messages_json(replace(kept, messages=()), {}))
+
+
+# Of front ends: `metadata` has fields of ours there, and the `data` of a part is a run's own.
+_OF_PAGES = Names(
+    maps=MAPS - {"metadata"}, free={**FREE, "data": FREE["value"], "output": "Any JSON: what a tool has returned."}
+)
+
+
+def _ui_messages() -> Schema:
+    return shape_of({"id": ID, "messages": ui_messages(CONVERSED)}, {"id": ID, "messages": []}, names=_OF_PAGES)
+
+
+def _thread() -> Schema:
+    kept = [one for row in CONVERSED for one in kept_messages(row)]
+    asked = [ag_ui.interrupt_json(ID, one) for one in OF_STREAMS if isinstance(one, Approval)]
+    return shape_of({"threadId": ID, "messages": kept, "state": {}, "interrupts": asked}, names=_OF_PAGES)
+
+
+def _rpc_results() -> Schema:
+    """Return the shape of a message with a result, or with the error of what was asked."""
+    tool = mcp.tool_json("billing", "Billing", "Looks up a bill.", {})
+    end = Failed("timeout", "It took too long.", retryable=True)
+    ends = [mcp.whole_json(Answer.of(sample.log), ID) for sample in SAMPLES]
+    results = [
+        mcp.initialized_json("", NAME, "1"),
+        mcp.discovered_json(NAME, "1"),
+        *(mcp.tools_json([tool], is_modern=one) for one in (True, False)),
+        *ends,
+        mcp.failed_json(end, ID),
+        {},
+    ]
+    shown = shape_of(
+        *(mcp.response_json(1, one, is_modern=is_new)["result"] for one in results for is_new in (False, True))
+    )
+    properties = {**_rpc_error()["properties"], "result": shown}
+    return {"type": "object", "properties": properties, "required": ["jsonrpc", "id"]}
+
+
+def _rpc_error() -> Schema:
+    versions = replace(_ERROR, code="unsupported_protocol_version")
+    shown = (mcp.error_json(error, id) for error in (_ERROR, _BARE, versions) for id in (None, 1, "1"))
+    return shape_of(*shown)
+
+
+def _rpc_messages() -> Schema:
+    """Return the shape of a stream's messages: the progress of a run, and then its result."""
+    asked = mcp.Asked(id=1, token="a")
+    shown = [data for _, data in frames(mcp.McpEncoder(RUN, asked), RUN)]
+    steps = shape_of(*(one for one in shown if isinstance(one, dict) and "method" in one))
+    token = {"type": ["string", "integer"]}
+    params = {**steps["properties"]["params"]}
+    params["properties"] = {**params["properties"], "progressToken": token}
+    return {"anyOf": [{**steps, "properties": {**steps["properties"], "params": params}}, _rpc_results()]}
 
 
 def _runs() -> Schema:
@@ -137,15 +278,25 @@ def _states() -> Schema:
         record, is_finished=True, finish_reason="stop", phases={"queue": 0.1}, error_code="timeout", text="Hi"
     )
     found = [state_json(Found(stream=None, record=one)) for one in (record, ended)]
+    cited = {**live, **native.outline_json(RICH.outline)}
     usage = {"prompt_tokens": 1, "completion_tokens": 1}
     began = {**found[0], **live, "usage": {**usage, "total_tokens": 2}, "finish_reason": None, "error_code": None}
-    return shape_of(*found, began)
+    return shape_of(*found, began, {**began, **cited})
 
 
 def _log_item() -> Schema:
     return shape_of(*(msgspec.json.decode(durable.item_of(one)) for one in RICH.log))
 
 
+def _document() -> Schema:
+    """Return the shape of the document itself; what its parts look like is in OpenAPI's specification."""
+    info, parts = {"title": "streamserve", "version": "1", "description": ""}, {"description": "By OpenAPI 3.1."}
+    shown = shape_of({"openapi": "3.1.1", "info": info, "servers": [{"url": "/"}]})
+    properties = {**shown["properties"], **{name: {"type": "object", **parts} for name in ("paths", "components")}}
+    return {**shown, "properties": properties, "required": list(properties)}
+
+
+_NOTES = {"ticket": "1042"}
 _READY = {"ready": True, "reason": ""}
 _CONVERSATIONS = [one.as_json() for one in CONVERSATIONS]
 _MESSAGES = [one.as_json() for one in MESSAGES]
@@ -158,8 +309,8 @@ REPLIES: Mapping[str, Callable[[], Schema]] = {
     "Error": _of(native.error_json(_ERROR), native.error_json(_BARE)),
     "OpenAIError": _of(shapes.error_json(_ERROR), shapes.error_json(_BARE)),
     "MessageError": _of(message.error_json(_ERROR), message.error_json(_BARE)),
-    "RunError": _of(ag_ui.error_json(_ERROR)),
-    "RpcError": lambda: {"type": "object"},
+    "RunError": lambda: shape_of(ag_ui.error_json(_ERROR), ag_ui.error_json(_BARE), names=_OF_PAGES),
+    "RpcError": _rpc_error,
     "Run": _runs,
     "JobView": _of(*(one.as_json() for one in JOBS)),
     "JobList": lambda: _page("jobs", [one.as_json() for one in JOBS]),
@@ -168,7 +319,6 @@ REPLIES: Mapping[str, Callable[[], Schema]] = {
     "ConversationMessage": _of(*_MESSAGES),
     "ConversationMessageList": lambda: _page("messages", _MESSAGES),
     "ConversationExport": _conversation_export,
-    "Share": _of(*_SHARES),
     "NewShare": _of(*({**one, "url": "/shared/x"} for one in _SHARES)),
     "ShareList": lambda: _page("shares", _SHARES),
     "Revoked": _of({"id": ID, "revoked": True}),
@@ -179,24 +329,21 @@ REPLIES: Mapping[str, Callable[[], Schema]] = {
     "Pipelines": _of(
         {"pipelines": [{"name": "a", "title": "A", "model": one, "description": ""} for one in ("m", None)]}
     ),
-    "UIMessages": lambda: {
-        "type": "object",
-        "properties": {"id": {"type": "string"}, "messages": {"type": "array", "items": {"type": "object"}}},
-        "required": ["id", "messages"],
-    },
+    "UIMessages": _ui_messages,
     "StoppedChat": _of({"id": ID, "stopped": True}),
-    "ThreadMessages": _of({"threadId": ID, "messages": [{}], "state": {}, "interrupts": [{}]}),
+    "ThreadMessages": _thread,
     "StoppedThread": _of({"threadId": ID, "stopped": True}),
     "Usage": _usage,
     "ChatCompletion": lambda: shape_of(*_chats()),
-    "StoredChatCompletion": lambda: shape_of(*_chats(), *({**one, "metadata": {}} for one in _chats())),
-    "ChatCompletionList": lambda: _openai_page([{**one, "metadata": {}} for one in _chats()]),
+    "StoredChatCompletion": lambda: shape_of(*_chats(), *({**one, "metadata": _NOTES} for one in _chats())),
+    "ChatCompletionList": lambda: _openai_page([{**one, "metadata": _NOTES} for one in _chats()]),
     "DeletedObject": _of({"id": ID, "object": "file", "deleted": True}),
-    "ObjectList": lambda: _openai_page([{"id": ID}]),
+    "StoredMessageList": _sent_messages,
     "Response": _responses,
     "InputTokens": _of({"object": "response.input_tokens", "input_tokens": 1}),
-    "ResponseConversation": _of({"id": ID, "object": "conversation", "created_at": 1, "metadata": {}}),
-    "ResponseItem": _of({"id": ID, "type": "message"}),
+    "ResponseConversation": _of({"id": ID, "object": "conversation", "created_at": 1, "metadata": _NOTES}),
+    "ResponseItem": _items,
+    "ResponseItemList": _item_page,
     "Completion": _text_completions,
     "EmbeddingList": _embeddings,
     "Moderation": lambda: shape_of(moderations.moderations_json([{}], model="site")),
@@ -214,28 +361,36 @@ REPLIES: Mapping[str, Callable[[], Schema]] = {
     "FileList": lambda: _openai_page([batches.file_json(one) for one in FILES]),
     "Batch": _of(*map(batches.batch_json, BATCHES)),
     "BatchList": lambda: _openai_page([batches.batch_json(one) for one in BATCHES]),
-    "RpcResult": lambda: {"type": "object", "properties": {"jsonrpc": {"const": "2.0"}}, "required": ["jsonrpc"]},
+    "RpcResult": _rpc_results,
     "Tokens": _of(tokens.tokenize_json([1], None, max_model_len=1), tokens.tokenize_json([1], ["a"], max_model_len=1)),
     "Prompt": _of({"prompt": "Hi"}),
     "Live": _of({"live": True}),
     "StreamState": _states,
     "Ready": lambda: shape_of(_READY, {**_READY, "models": [model_state(MODEL, shows_message=True)]}),
-    "OpenAPI": _of({"openapi": "3.1.1", "info": {}, "paths": {}}),
+    "OpenAPI": _document,
     "LogItem": _log_item,
     "LogItems": lambda: {"type": "array", "items": _log_item()},
 }
 
 
-def _frames(*makes: Callable[[Sample], Encoder], samples: Sequence[Sample] = SAMPLES) -> Schema:
-    """Return the shape of a stream's frames: of each event its data, or of all where they have no names."""
+def _frames(
+    *makes: Callable[[Sample], Encoder], samples: Sequence[Sample] = (*SAMPLES, FAILED), names: Names = USUAL
+) -> Schema:
+    """Return the shape of a stream's frames: of each event its data; where they have no names, of all, errors apart."""
     seen: dict[str, list[Any]] = {}
     for make, sample in itertools.product(makes, samples):
         for event, data in frames(make(sample), sample):
             seen.setdefault(event, []).append(data)
-    return _union({event: shape_of(*data) for event, data in seen.items()})
+    bare = seen.pop("", [])
+    if not bare:
+        return _union({event: shape_of(*data) for event, data in seen.items()})
+    failed = [one for one in bare if "error" in one]
+    shown = shape_of(*(one for one in bare if one not in failed), names=names)
+    return {"anyOf": [shown, shape_of(*failed)]} if failed else shown
 
 
 def _union(by_event: Mapping[str, Schema]) -> Schema:
+    """Return events by their names."""
     named = [
         {
             "type": "object",
@@ -243,10 +398,8 @@ def _union(by_event: Mapping[str, Schema]) -> Schema:
             "required": ["event", "data"],
         }
         for event, data in by_event.items()
-        if event
     ]
-    bare = [data for event, data in by_event.items() if not event]
-    return {"anyOf": named} if named else dict(bare[0])
+    return {"anyOf": named}
 
 
 def _native() -> Schema:
@@ -264,6 +417,20 @@ def _native() -> Schema:
     )
 
 
+def _response_events() -> Schema:
+    """Return the events of a response's stream; the response in some of them is what a GET replies."""
+    head = _heads()[0]
+    shown = _frames(
+        lambda one: output.encoder_for(one, head), lambda one: output.encoder_for(one, head, include_obfuscation=True)
+    )
+    whole = {**_responses(), "title": "Response"}
+    for event in shown["anyOf"]:
+        data = event["properties"]["data"]
+        if "response" in data["properties"]:
+            data["properties"] = {**data["properties"], "response": whole}
+    return shown
+
+
 # The events of streams by the name of the component.
 EVENTS: Mapping[str, Callable[[], Schema]] = {
     "StreamEvent": _native,
@@ -277,15 +444,12 @@ EVENTS: Mapping[str, Callable[[], Schema]] = {
         lambda one: completions.CompletionEncoder(one, include_usage=True, continuous_usage=True),
         lambda one: completions.CompletionEncoder(one, return_token_ids=True, prompt_token_ids=(1,)),
     ),
-    "ResponseEvent": lambda: _frames(
-        lambda one: output.encoder_for(one, _HEAD), lambda one: output.encoder_for(one, _HEAD, include_obfuscation=True)
-    ),
+    "ResponseEvent": _response_events,
     "MessageEvent": lambda: _frames(message.encoder_for),
-    "UIMessageChunk": lambda: _frames(chunks.encoder_for),
-    "RunEvent": lambda: _frames(ag_ui.encoder_for),
-    "TokenEvent": lambda: _frames(lambda one: TokensEncoder(one.log_id), samples=(PLAIN,)),
-    "PlainToken": lambda: _frames(lambda one: PlainEncoder(one.log_id), samples=(PLAIN,)),
-    "RpcMessage": lambda: {"type": "object"},
+    "UIMessageChunk": lambda: _frames(chunks.encoder_for, names=_OF_PAGES),
+    "RunEvent": lambda: _frames(ag_ui.encoder_for, names=_OF_PAGES),
+    "PlainToken": lambda: _frames(lambda one: PlainEncoder(one.log_id), samples=(PLAIN, FAILED)),
+    "RpcMessage": _rpc_messages,
 }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from typing import Any
 
 from streamserve.api.conversations import AttachmentView, ConversationView, MessageView, ShareView
 from streamserve.api.jobs import JobView
@@ -116,12 +117,14 @@ def _block(index: int, kind: str, *texts: events.Token, **named: str) -> Iterato
 _TOKEN, _SCORED = events.Token(text="Hi", token_ids=(5,)), events.Token(text="Hi", token_ids=(5,), logprobs=(_SCORE,))
 _ARGUMENTS = events.Token(text='{"number":1042}', token_ids=(7,))
 _CITED = Citation(source="billing", id="pause", url="https://example.com/pause", choice=0, index=1, start=0, end=2)
+_TITLED = replace(_CITED, id="end", title="End your subscription")
 PLAIN = _sample(_META, _TOKEN, replace(_DONE, finish_reason="length"))
 RICH = _sample(
     _META,
     *_block(0, "thinking", _TOKEN),
     *_block(1, "text", _SCORED),
     _CITED,
+    _TITLED,
     *_block(2, "tool_use", _ARGUMENTS, id="call_1", name="find_invoice"),
     replace(_DONE, finish_reason="tool_calls", stop_string="."),
 )
@@ -145,6 +148,7 @@ ASKS = _sample(
     Approval(id="call_1", name="cancel_invoice", arguments="{}"),
     replace(_DONE, finish_reason="interrupt"),
 )
+PROMPTED = _sample(_META, events.Token(text="", token_ids=(), logprobs=(_FIRST, _SCORE)), _TOKEN, _DONE)
 FAILED = _sample(_META, _ERROR)
 SAMPLES = (PLAIN, RICH, STOPPED, RUN, ASKS)
 
@@ -240,6 +244,48 @@ MESSAGES = (
         run_state={},
     ),
 )
+_OTHERS = {"approvals": (), "customs": (), "run_state": None, "citations": (), "steps": (), "finished_at": NOW}
+
+
+def _answered(*blocks: tuple[str, str], **fields: Any) -> MessageView:
+    """Return an answer of blocks, each a kind and its text; the ids of calls and of their results count up."""
+    shown: list[dict[str, Any]] = []
+    for index, (kind, words) in enumerate(blocks):
+        calls = sum(one["kind"].endswith("tool_use") for one in shown)
+        named = {"id": f"call_{calls}", "name": "find_invoice"} if kind.endswith("tool_use") else {}
+        named = {"id": f"call_{calls - 1}"} if kind == "tool_result" else named
+        shown.append({"index": index, "kind": kind, "text": words, **named})
+    given = {**_OTHERS, "role": "assistant", "stream_id": ID, "finish_reason": "stop", "blocks": shown, **fields}
+    return replace(QUESTION, **given)
+
+
+# A conversation with all that an answer may have: thoughts, tools of its client and of its run, sources, a refusal.
+CONVERSED = (
+    QUESTION,
+    _answered(("thinking", "Hm"), ("text", "Hi"), ("tool_use", '{"number":1042}'), citations=MESSAGES[1].citations),
+    replace(QUESTION, role="tool", blocks=[{"index": 0, "kind": "tool_result", "id": "call_0", "text": '{"due":1}'}]),
+    _answered(("text", "Hi")),
+    QUESTION,
+    _answered(
+        ("server_tool_use", "{}"),
+        ("tool_result", "paid"),
+        ("server_tool_use", '{"number":'),
+        ("server_tool_use", "{}"),
+        ("tool_result", "Error: gone"),
+        ("server_tool_use", "{}"),
+        ("tool_result", "The user has refused this call."),
+        ("text", "Hi"),
+        customs=MESSAGES[1].customs,
+        run_state={},
+        approvals=[{"id": "call_3", "name": "find_invoice", "arguments": "{}", "message": "May I?"}],
+    ),
+    QUESTION,
+    _answered(
+        ("server_tool_use", "{}"),
+        finish_reason="interrupt",
+        approvals=[{"id": "call_0", "name": "find_invoice", "arguments": "{}"}],
+    ),
+)
 SHARES = (
     ShareView(id=ID, created_at=NOW, expires_at=None),
     ShareView(id=ID, created_at=NOW, expires_at=NOW),
@@ -255,7 +301,7 @@ BATCHES = (
         status="completed",
         output_file_id="file-2",
         error_file_id="file-3",
-        metadata={},
+        metadata={"ticket": "1042"},
         errors=(
             LineError(code="invalid_url", message="", line=1, param="url"),
             LineError(code="invalid_body", message=""),

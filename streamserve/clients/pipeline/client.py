@@ -189,7 +189,7 @@ class PipelineClient:
         interrupts: Interrupts | None = None,
     ) -> None:
         self.alias = pipeline.name
-        self._pipeline, self._clients = pipeline, clients
+        self.pipeline, self._clients = pipeline, clients
         self._model = pipeline.model or default_model
         self._limits, self._call, self._memo_of = limits or Limits(), call, memo_of
         self._user_of = user_of
@@ -223,7 +223,7 @@ class PipelineClient:
         seed = request.sampling.seed
         seed = secrets.randbits(63) if seed is None else seed
         most = request.sampling.max_tokens or self._limits.max_tokens
-        has_ids = not self._pipeline.is_agent
+        has_ids = not self.pipeline.is_agent
         accepted = Accepted(num_prompt_tokens=0, max_tokens=most, seed=seed, may_repeat=False, has_token_ids=has_ids)
         source = RunSource(accepted)
         source.num_put = sum(one.num_tokens for one in resume.shown)
@@ -235,7 +235,7 @@ class PipelineClient:
             journal, source.shown = Journal(memo, seed, () if before is None else before.kept), Shown(memo.shown)
         if before is not None:
             source.follow(before.shown)
-        speech = Speech(source, self._pipeline.filters, None if journal is None else journal.turns())
+        speech = Speech(source, self.pipeline.filters, None if journal is None else journal.turns())
         run = Run(
             request,
             admission,
@@ -299,14 +299,14 @@ class PipelineClient:
 
     def as_json(self) -> dict[str, str | None]:
         """Return what lists show of it."""
-        pipeline = self._pipeline
+        pipeline = self.pipeline
         title, description = str(pipeline.title), pipeline.description  # a title may be a lazy translation
         return {"name": self.alias, "title": title, "model": self._model, "description": description}
 
     @property
     def input_schema(self) -> Mapping[str, Any]:
         """The JSON Schema of its input; {} where any is taken."""
-        return self._pipeline.input_schema
+        return self.pipeline.input_schema
 
     def check_input(self, request: GenerateRequest) -> None:
         """Raise BadRequest for an input that does not fit the pipeline's schema. A conversation needs no input."""
@@ -326,12 +326,12 @@ class PipelineClient:
     @property
     def operation(self) -> str:
         """What its runs are, in a trace."""
-        return AGENT if self._pipeline.is_agent else WORKFLOW
+        return AGENT if self.pipeline.is_agent else WORKFLOW
 
     @property
     def default_class(self) -> str:
         """The class of requests that name none; "" where it has no class of its own."""
-        return self._pipeline.latency_class
+        return self.pipeline.latency_class
 
     @property
     def _client(self) -> EngineClient:
@@ -393,7 +393,7 @@ class PipelineClient:
     async def _whole(self, run: Run, speech: Speech) -> bool:
         """Call the author's function; return whether it has come to its end, and not to a call that asks first."""
         try:
-            result = await self._pipeline.function(run)
+            result = await self.pipeline.function(run)
         except asyncio.CancelledError:
             if run.asked and speech.source.generation.is_open:
                 return False

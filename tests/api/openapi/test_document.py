@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,8 @@ from openapi_spec_validator import validate
 from streamserve import Run, pipeline
 from streamserve.api.openapi.document import document
 from streamserve.api.openapi.operations import OPERATIONS
+from streamserve.api.openapi.replies import EVENTS as STREAMED
+from streamserve.api.openapi.replies import REPLIES
 from streamserve.api.openapi.samples import EVENTS, MORE
 from streamserve.api.routes import CONVERTERS, ROUTES, SERVICES
 from streamserve.asgi import anyone, app
@@ -71,6 +74,61 @@ def test_every_field_of_a_body_says_what_it_takes() -> None:
         if name.endswith("Request"):
             for field, one in schema.get("properties", {}).items():
                 assert one or field in anything, f"{name}.{field}"
+
+
+# Parts of replies that are described by nothing, and why.
+LOOSE = {
+    "is the site's own code's": r"\.(state|run_state|snapshot|value|result|progress)$|UIMessage.*\.data$",
+    "is what a tool takes, or has returned": r"\.(input|output)$",
+    "is a schema, as it was sent": r"\.(parameters|schema|inputSchema)$",
+    "is empty when it begins": r"Event\.data\.(item|part|message)\.(content|summary|annotations|logprobs)\[]$",
+    "has no fields": r"^StreamEvent\.data$|\.capabilities\.tools$",
+    "is in OpenAPI's specification": r"^OpenAPI\.(paths|components)$",
+}
+
+
+def loose(schema: Any, path: str) -> Iterator[str]:
+    """Yield the parts of a schema that say nothing: objects without fields, and what may be anything."""
+    if "$ref" in schema:
+        return
+    kinds = schema.get("type", [])
+    says_what = schema.keys() & {"type", "const", "enum", "anyOf"}
+    is_bare = "object" in kinds and not schema.get("properties") and not schema.get("additionalProperties")
+    if not says_what or is_bare:
+        yield path
+    for name, one in schema.get("properties", {}).items():
+        yield from loose(one, f"{path}.{name}")
+    for part in schema.get("anyOf", ()):
+        yield from loose(part, path)
+    for name, mark in (("items", "[]"), ("additionalProperties", "{}")):
+        if isinstance(schema.get(name), dict):
+            yield from loose(schema[name], path + mark)
+
+
+def test_every_reply_says_what_it_has() -> None:
+    """No part of a reply, an error or an event is an object without fields, or anything, but for LOOSE."""
+    schemas = whole()["components"]["schemas"]
+    found = {part for name in {*REPLIES, *STREAMED} for part in loose(schemas[name], name)}
+    left = {part for part in found if not any(re.search(reason, part) for reason in LOOSE.values())}
+    assert left == set()
+    for why, reason in LOOSE.items():
+        assert any(re.search(reason, part) for part in found), f"nothing {why} any more"
+
+
+def test_every_reply_has_a_schema() -> None:
+    """Each response with a JSON body names what is in it; 204 and 202 of MCP have no body."""
+    shown = whole()
+    for path, methods in shown["paths"].items():
+        for method, operation in methods.items():
+            if method == "parameters":
+                continue
+            for status, given in operation["responses"].items():
+                found = given
+                if "$ref" in given:
+                    found = shown["components"]["responses"][given["$ref"].rpartition("/")[2]]
+                body = found.get("content", {}).get("application/json")
+                assert body is None or "$ref" in body["schema"], (path, method, status)
+                assert body or status[0] != "4", (path, method, status)
 
 
 def test_a_reader_is_described_by_its_own_bounds() -> None:

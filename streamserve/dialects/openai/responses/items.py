@@ -48,7 +48,7 @@ _name = text(1, 4_096)
 _OTHER_PARTS = {"input_image": "image_url", "input_file": "file", "input_audio": "input_audio"}
 _FILE_FIELDS = ("file_data", "file_id", "filename", "file_url", "detail")
 # Of the server itself: kept in a list, and no part of a prompt.
-_LEFT_OUT = ("mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response")
+LEFT_OUT = ("mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response")
 _STATUSES = ("in_progress", "completed", "incomplete")
 
 
@@ -110,7 +110,7 @@ _PREFIXES = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
-    **dict.fromkeys(_LEFT_OUT, "mcp"),
+    **dict.fromkeys(LEFT_OUT, "mcp"),
 }
 
 
@@ -124,7 +124,7 @@ def _item(value: Any, param: str, limits: Limits) -> Item:
     if kind == "item_reference":
         message = f"{param} names an item by its id. Send the item itself, or previous_response_id."
         raise BadRequest(message, code="unsupported_content", param=param)
-    if kind in _LEFT_OUT:
+    if kind in LEFT_OUT:
         return {"type": kind, **{name: one for name, one in given.items() if name != "type"}}
     if kind not in _READERS:
         message = f"{param} is of type {shorten(kind)}; this server takes {', '.join(_READERS)}."
