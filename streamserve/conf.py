@@ -11,6 +11,7 @@ import base64
 import binascii
 import dataclasses
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +27,15 @@ from streamserve.asgi.flow.transport import FlowConfig
 from streamserve.clients.mcp.config import McpConfig
 from streamserve.clients.process.config import LaunchConfig, ProcessConfig
 from streamserve.clients.remote.config import AUTO, SERVERS, RemoteConfig, Upstream
-from streamserve.conf_reader import Problem, SettingsReader, field_names, is_base_url, nearest, without_login
+from streamserve.conf_reader import (
+    Problem,
+    SettingsReader,
+    field_names,
+    is_base_url,
+    kind_of,
+    nearest,
+    without_login,
+)
 from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.engine import config as engine_config
 from streamserve.engine.config import (
@@ -62,6 +71,19 @@ LOGS = ("file", "memory")  # the first is the default; or the address of a Redis
 # A reader's position is reported every few tokens, and a stop string may hold 64 characters back from it: with less
 # the engine would wait for a reader that has read all it was sent.
 MIN_LEAD_TOKENS = 96
+# The least of each number of ENGINE with which an engine computes an answer. The first block is never allocated.
+_LEAST = {
+    "BLOCK_SIZE": 1,
+    "NUM_BLOCKS": 2,
+    "KV_CACHE_BYTES": 1,
+    "MAX_MODEL_LEN": 2,
+    "MAX_NUM_SEQS": 1,
+    "MAX_ADMITTED": 1,
+    "MAX_NUM_BATCHED_TOKENS": 1,
+    "PREFILL_CHUNK": 1,
+    "DEFAULT_MAX_TOKENS": 1,
+}
+MAX_COUNT = 2**31 - 1  # the engine counts tokens and blocks in 32 bits
 LOG_SCHEMES = ("redis://", "rediss://", "unix://")
 # A new request waits while an engine drains, and so much longer for the next engine.
 _ENGINE_START_SECONDS = 10.0
@@ -356,7 +378,7 @@ class _SiteReader(SettingsReader):
         client = self._one_of(given, "CLIENT", CLIENTS, in_tests="thread", testing=testing)
         log = self._log(given, testing=testing)
         classes = self._classes(given.get("CLASSES", {}))
-        engine, shared = self._engine(given.get("ENGINE", {}), "ENGINE", classes)
+        engine, shared = self._engine(given.get("ENGINE", {}), 'STREAMSERVE["ENGINE"]', classes)
         models = self._models(given.get("MODELS", {}), classes, shared, testing=testing)
         process = self._options(ProcessConfig, given, "ENGINE_PROCESS")
         return SiteConfig(
@@ -371,7 +393,7 @@ class _SiteReader(SettingsReader):
             engine=engine,
             classes=classes,
             route_classes=self._route_classes(given.get("ROUTE_CLASSES", {})),
-            limits=self.dataclass(Limits, given.get("LIMITS", {}), "LIMITS"),
+            limits=self.dataclass(Limits, given.get("LIMITS", {}), 'STREAMSERVE["LIMITS"]'),
             streams=self._streams(given.get("STREAMS", {}), process),
             jobs=self._options(JobConfig, given, "JOBS"),
             webhooks=self._webhooks(given.get("WEBHOOKS", {})),
@@ -397,10 +419,10 @@ class _SiteReader(SettingsReader):
             reasoning_field=self._one_of(given, "REASONING_FIELD", REASONING_FIELDS, in_tests=None, testing=testing),
             cors_origins=self._origins(given.get("CORS_ORIGINS", ())),
             batches=self._options(BatchConfig, given, "BATCHES"),
-            keep_streams_days=self.number(given, "KEEP_STREAMS_DAYS"),
-            keep_conversations_days=self.number(given, "KEEP_CONVERSATIONS_DAYS"),
-            keep_watches_days=self.number(given, "KEEP_WATCHES_DAYS"),
-            keep_jobs_days=self.number(given, "KEEP_JOBS_DAYS"),
+            keep_streams_days=self.days(given, "KEEP_STREAMS_DAYS"),
+            keep_conversations_days=self.days(given, "KEEP_CONVERSATIONS_DAYS"),
+            keep_watches_days=self.days(given, "KEEP_WATCHES_DAYS"),
+            keep_jobs_days=self.days(given, "KEEP_JOBS_DAYS"),
             testing=testing,
             echo_step_seconds=self.number(given, "ECHO_STEP_SECONDS"),
             harden_event_streams=self.boolean(given, "HARDEN_EVENT_STREAMS"),
@@ -410,7 +432,8 @@ class _SiteReader(SettingsReader):
 
     def _streams(self, raw: object, process: ProcessConfig) -> StreamConfig:
         wait_seconds = max(StreamConfig().engine_wait_seconds, process.drain_seconds + _ENGINE_START_SECONDS)
-        read = self.dataclass(StreamConfig, raw, "STREAMS", defaults={"ENGINE_WAIT_SECONDS": wait_seconds})
+        defaults = {"ENGINE_WAIT_SECONDS": wait_seconds}
+        read = self.dataclass(StreamConfig, raw, 'STREAMSERVE["STREAMS"]', defaults=defaults)
         if not 0 <= read.approval_seconds <= UNFINISHED_SECONDS:  # the purge of the log would be earlier
             self.wrong('STREAMSERVE["STREAMS"]["APPROVAL_SECONDS"] is not 0 to 86400.', "A day is the most: 86400.")
         return read
@@ -432,7 +455,7 @@ class _SiteReader(SettingsReader):
     def _models(
         self, raw: object, classes: Mapping[str, LatencyClass], shared: Mapping[str, Any], *, testing: bool
     ) -> dict[str, ServedModel]:
-        given = self.mapping(raw, "MODELS")
+        given = self.mapping(raw, 'STREAMSERVE["MODELS"]')
         if testing and not given:
             given = {ECHO_PATH: {"PATH": ECHO_PATH, "ANSWERS": None}}
         elif not given:
@@ -454,8 +477,8 @@ class _SiteReader(SettingsReader):
         base = entry.model.alias
         given = raw.get("ADAPTERS", {}) if isinstance(raw, Mapping) and entry.remote is None else {}
         out: dict[str, ServedModel] = {}
-        for name, options in self.mapping(given, f'MODELS["{base}"]["ADAPTERS"]').items():
-            where = f'MODELS["{base}"]["ADAPTERS"]["{name}"]'
+        for name, options in self.mapping(given, f'STREAMSERVE["MODELS"]["{base}"]["ADAPTERS"]').items():
+            where = f'STREAMSERVE["MODELS"]["{base}"]["ADAPTERS"]["{name}"]'
             options = {"PATH": options} if isinstance(options, str) else dict(self.mapping(options, where))
             path = options.pop("PATH", "")
             if not isinstance(name, str) or not name or not isinstance(path, str) or not path:
@@ -469,7 +492,7 @@ class _SiteReader(SettingsReader):
             title, system = options.pop("TITLE", ""), options.pop("SYSTEM", entry.system)
             for key, text in (("TITLE", title), ("SYSTEM", system)):
                 if not isinstance(text, str):
-                    self.wrong(f'{where}["{key}"] is {type(text).__name__}.', "It takes a text.")
+                    self.wrong(f'{where}["{key}"] is {kind_of(text)}.', "It takes a text.")
             permission = self._permission(options.pop("PERMISSION", entry.permission), f'{where}["PERMISSION"]')
             self.refuse_unknown(options, ["PATH", "TITLE", "SYSTEM", "PERMISSION"], where)
             out[name] = dataclasses.replace(
@@ -485,15 +508,15 @@ class _SiteReader(SettingsReader):
     def _model(
         self, alias: object, raw: object, classes: Mapping[str, LatencyClass], shared: Mapping[str, Any]
     ) -> ServedModel | None:
-        where = f'MODELS["{alias}"]'
+        where = f'STREAMSERVE["MODELS"]["{alias}"]'
         options = dict(self.mapping(raw, where))
         own_engine, system = options.pop("ENGINE", {}), options.pop("SYSTEM", "")
         if not isinstance(system, str):
-            self.wrong(f'{where}["SYSTEM"] is {type(system).__name__}.', "It takes the text of a system prompt.")
+            self.wrong(f'{where}["SYSTEM"] is {kind_of(system)}.', "It takes the text of a system prompt.")
             system = ""
         title = options.pop("TITLE", "")
         if not isinstance(title, str):
-            self.wrong(f'{where}["TITLE"] is {type(title).__name__}.', "It takes a text.")
+            self.wrong(f'{where}["TITLE"] is {kind_of(title)}.', "It takes a text.")
             title = ""
         filters = self.dotted_paths(options.pop("FILTERS", ()), f'{where}["FILTERS"]')
         permission = self._permission(options.pop("PERMISSION", ANYONE), f'{where}["PERMISSION"]')
@@ -552,8 +575,8 @@ class _SiteReader(SettingsReader):
     ) -> Mapping[str, ServedEmbedder]:
         """Return the embedding models by alias, which no model of MODELS has."""
         out = {}
-        for alias, given in self.mapping(raw, "EMBEDDING_MODELS").items():
-            where = f'EMBEDDING_MODELS["{alias}"]'
+        for alias, given in self.mapping(raw, 'STREAMSERVE["EMBEDDING_MODELS"]').items():
+            where = f'STREAMSERVE["EMBEDDING_MODELS"]["{alias}"]'
             options = dict(self.mapping(given, where))
             if not isinstance(alias, str) or not alias or not isinstance(options.get("PATH"), str):
                 self.wrong(f"{where} needs a PATH.", "Give a folder, a hub id such as org/name, or 'echo'.")
@@ -563,7 +586,7 @@ class _SiteReader(SettingsReader):
                 continue
             title = options.pop("TITLE", "")
             if not isinstance(title, str):
-                self.wrong(f'{where}["TITLE"] is {type(title).__name__}.', "It takes a text.")
+                self.wrong(f'{where}["TITLE"] is {kind_of(title)}.', "It takes a text.")
                 title = ""
             permission = self._permission(options.pop("PERMISSION", ANYONE), f'{where}["PERMISSION"]')
             try:
@@ -669,6 +692,7 @@ class _SiteReader(SettingsReader):
         given = raw if isinstance(raw, Mapping) else {}
         if "MEMORY_SHARE" in given and config.memory_share is not None and not 0 < config.memory_share <= 1:
             self.wrong(f'{where}["MEMORY_SHARE"] is {config.memory_share}.', "It takes a share of 1: 0.4 is 40 %.")
+        self._check_counts(config, given, where)
         self.one_of(config.speculation, SPECULATION, f'{where}["SPECULATION"]')
         self.one_of(config.kv_dtype, KV_DTYPES, f'{where}["KV_DTYPE"]')
         if config.lead_tokens < MIN_LEAD_TOKENS:
@@ -676,14 +700,31 @@ class _SiteReader(SettingsReader):
             self.wrong(f'{where}["LEAD_TOKENS"] is {config.lead_tokens}.', hint)
         return config, given
 
+    def _check_counts(self, config: EngineConfig, given: Mapping[str, Any], where: str) -> None:
+        """Report each given number with which an engine computes nothing, or does not start."""
+        for key, least in _LEAST.items():
+            value = getattr(config, key.lower()) if key in given else None
+            if value is not None and value < least:
+                self.wrong(f'{where}["{key}"] is {value}.', f"It takes {least} or more.")
+            elif value is not None and value > MAX_COUNT and key != "KV_CACHE_BYTES":
+                self.wrong(f'{where}["{key}"] is {value}.', f"It takes at most {MAX_COUNT}.")
+        if config.max_num_batched_tokens < config.max_num_seqs and {"MAX_NUM_BATCHED_TOKENS", "MAX_NUM_SEQS"} & {
+            *given
+        }:
+            self.wrong(
+                f'{where}["MAX_NUM_BATCHED_TOKENS"] is {config.max_num_batched_tokens}, less than the'
+                f" {config.max_num_seqs} sequences of MAX_NUM_SEQS.",
+                "A step computes a token of each sequence. Raise it, or lower MAX_NUM_SEQS.",
+            )
+
     def _classes(self, raw: object) -> Mapping[str, LatencyClass]:
         """Return every latency class, overridden by the given values."""
-        given = self.mapping(raw, "CLASSES")
-        self.refuse_unknown(given, CLASSES, "CLASSES")
+        given = self.mapping(raw, 'STREAMSERVE["CLASSES"]')
+        self.refuse_unknown(given, CLASSES, 'STREAMSERVE["CLASSES"]')
         return MappingProxyType({name: self._class(name, given.get(name, {}), ours) for name, ours in CLASSES.items()})
 
     def _class(self, name: str, raw: object, ours: LatencyClass) -> LatencyClass:
-        where = f'CLASSES["{name}"]'
+        where = f'STREAMSERVE["CLASSES"]["{name}"]'
         defaults = {key.upper(): value for key, value in dataclasses.asdict(ours).items()}
         out = self.dataclass(LatencyClass, raw, where, defaults=defaults)
         if out.pace <= 0:
@@ -692,10 +733,10 @@ class _SiteReader(SettingsReader):
 
     def _route_classes(self, raw: object) -> Mapping[str, str]:
         """Return the latency class of each route that has one of its own."""
-        given = self.mapping(raw, "ROUTE_CLASSES")
-        self.refuse_unknown(given, ROUTES_WITH_CLASSES, "ROUTE_CLASSES")
+        given = self.mapping(raw, 'STREAMSERVE["ROUTE_CLASSES"]')
+        self.refuse_unknown(given, ROUTES_WITH_CLASSES, 'STREAMSERVE["ROUTE_CLASSES"]')
         for route, name in given.items():
-            self.one_of(name, LATENCY_CLASSES, f'["ROUTE_CLASSES"]["{route}"]')
+            self.one_of(name, LATENCY_CLASSES, f'STREAMSERVE["ROUTE_CLASSES"]["{route}"]')
         return MappingProxyType({str(route): str(name) for route, name in given.items()})
 
     def _usage(self, given: Mapping[str, Any]) -> bool:
@@ -703,32 +744,33 @@ class _SiteReader(SettingsReader):
 
     def _rates(self, raw: object) -> Mapping[str, Rate]:
         """Return the limits over time of each scope that has some."""
-        given = self.mapping(raw, "RATES")
-        self.refuse_unknown(given, SCOPES, "RATES")
+        given = self.mapping(raw, 'STREAMSERVE["RATES"]')
+        self.refuse_unknown(given, SCOPES, 'STREAMSERVE["RATES"]')
         return MappingProxyType(
-            {str(name): self.dataclass(Rate, rate, f'RATES["{name}"]') for name, rate in given.items()}
+            {str(name): self.dataclass(Rate, rate, f'STREAMSERVE["RATES"]["{name}"]') for name, rate in given.items()}
         )
 
     def _reserve_tokens(self, given: Mapping[str, Any]) -> int:
         value = given.get("RESERVE_TOKENS", 1000)
-        return int(value) if self.fits(value, int, '["RESERVE_TOKENS"]') else 1000
+        return int(value) if self.fits(value, int, 'STREAMSERVE["RESERVE_TOKENS"]') else 1000
 
     def _prices(self, raw: object) -> Mapping[str, Price]:
         """Return the price of each model that has one."""
-        given = self.mapping(raw, "PRICES")
+        where = 'STREAMSERVE["PRICES"]'
+        given = self.mapping(raw, where)
         return MappingProxyType(
-            {str(name): self.dataclass(Price, price, f'PRICES["{name}"]') for name, price in given.items()}
+            {str(name): self.dataclass(Price, price, f'{where}["{name}"]') for name, price in given.items()}
         )
 
     def _webhooks(self, raw: object) -> Mapping[str, Webhook]:
         """Return the targets by name."""
         out = {}
-        for name, given in self.mapping(raw, "WEBHOOKS").items():
-            where = f'WEBHOOKS["{name}"]'
+        for name, given in self.mapping(raw, 'STREAMSERVE["WEBHOOKS"]').items():
+            where = f'STREAMSERVE["WEBHOOKS"]["{name}"]'
             options = self.mapping(given, where)
             self.refuse_unknown(options, ("URL", "SECRET", "TIMEOUT_SECONDS"), where)
             if not isinstance(name, str) or not 0 < len(name) <= _MAX_WEBHOOK_NAME_CHARS:
-                self.wrong(f"STREAMSERVE WEBHOOKS has the name {name!r}.", "A name has 1 to 64 characters.")
+                self.wrong(f'STREAMSERVE["WEBHOOKS"] has the name {name!r}.', "A name has 1 to 64 characters.")
                 continue
             url, secret = options.get("URL"), _webhook_secret(options.get("SECRET"))
             seconds = options.get("TIMEOUT_SECONDS", 10.0)
@@ -749,8 +791,8 @@ class _SiteReader(SettingsReader):
     def _mcp_servers(self, raw: object) -> Mapping[str, McpConfig]:
         """Return the MCP servers by name."""
         out = {}
-        for name, given in self.mapping(raw, "MCP_SERVERS").items():
-            where = f'MCP_SERVERS["{name}"]'
+        for name, given in self.mapping(raw, 'STREAMSERVE["MCP_SERVERS"]').items():
+            where = f'STREAMSERVE["MCP_SERVERS"]["{name}"]'
             options = dict(self.mapping(given, where))
             texts = {
                 key: self._texts(options.pop(key, ()), f'{where}["{key}"]') for key in ("ARGS", "TOOLS", "CONFIRM")
@@ -770,14 +812,14 @@ class _SiteReader(SettingsReader):
     def _texts(self, raw: object, where: str) -> tuple[str, ...]:
         if isinstance(raw, list | tuple) and all(isinstance(one, str) for one in raw):
             return tuple(raw)
-        self.wrong(f"STREAMSERVE {where} is {type(raw).__name__}.", "It takes a list of texts.")
+        self.wrong(f"{where} is {kind_of(raw)}.", "It takes a list of texts.")
         return ()
 
     def _pairs(self, raw: object, where: str) -> Mapping[str, str]:
         given = self.mapping(raw, where)
         if all(isinstance(one, str) for pair in given.items() for one in pair):
             return MappingProxyType(dict(given))
-        self.wrong(f"STREAMSERVE {where} has what is no text.", "It takes a dict of texts.")
+        self.wrong(f"{where} has a key or a value that is no text.", "It takes a dict of texts.")
         return {}
 
     def _default_model(self, raw: object, models: Mapping[str, ServedModel]) -> str:
@@ -795,7 +837,7 @@ class _SiteReader(SettingsReader):
     ) -> str:
         """Return the choice; with TESTING always `in_tests`, if it is given, so that nothing outlives a test."""
         value = given.get(key, choices[0])
-        self.one_of(value, choices, f'["{key}"]')
+        self.one_of(value, choices, f'STREAMSERVE["{key}"]')
         return in_tests if testing and in_tests is not None else str(value)
 
     def _log(self, given: Mapping[str, Any], *, testing: bool) -> str:
@@ -807,7 +849,7 @@ class _SiteReader(SettingsReader):
     def _options(self, cls: type[T], given: Mapping[str, Any], key: str, defaults: Mapping[str, Any] = {}) -> T:
         """Build a config whose constructor checks its numbers."""
         try:
-            return self.dataclass(cls, given.get(key, {}), key, defaults=defaults)
+            return self.dataclass(cls, given.get(key, {}), f'STREAMSERVE["{key}"]', defaults=defaults)
         except ValueError as error:
             self.wrong(f'STREAMSERVE["{key}"]: {error}.', "See docs/reference/settings.md.")
             return cls()
@@ -824,8 +866,9 @@ class _SiteReader(SettingsReader):
         """Return the folder's full path: web processes and engine must use the same folder."""
         if raw is None and self._base_dir is not None:
             raw = Path(self._base_dir) / "state"
-        if isinstance(raw, str | Path) and str(raw):
-            return str(Path(raw).expanduser().resolve())
+        with suppress(RuntimeError, ValueError, OSError):  # no such user after ~, a loop of links, a NUL
+            if isinstance(raw, str | Path) and str(raw):
+                return str(Path(raw).expanduser().resolve())
         if raw is not None:
             self.wrong(f'STREAMSERVE["STATE_DIR"] is {raw!r}.', "It takes the path of a folder.")
         elif is_needed:

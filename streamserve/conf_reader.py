@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -16,6 +15,21 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 T = TypeVar("T")
+
+MAX_WHOLE_NUMBER = 2**53  # a config travels as JSON, whose readers keep whole numbers up to here
+MAX_NUMBER = 1_000_000_000.0  # 30 years of seconds: a thread cannot wait much longer
+MAX_DAYS = 36_500
+_MAX_SHOWN_CHARS = 100
+_KINDS = {
+    type(None): "None",
+    str: "a text",
+    list: "a list",
+    dict: "a dict",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+}
+_WORDS: Mapping[type, str] = {bool: "True or False", str: "a text", types.NoneType: "None"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,33 +69,37 @@ class SettingsReader:
         return cls(**accepted)
 
     def fits(self, value: object, annotation: Any, where: str, *, report: bool = True) -> bool:
-        """Return whether `value` is of the annotated type, finite and not negative; report it if not."""
+        """Return whether `value` is of the annotated type and, as a number, from 0 to its bound; report it if not."""
         allowed = _allowed_types(annotation)
         right_type = isinstance(value, allowed) and (not isinstance(value, bool) or bool in allowed)
-        in_range = not isinstance(value, int | float) or 0 <= value < math.inf  # a config travels as JSON
-        if right_type and in_range:
+        most = MAX_NUMBER if float in allowed else MAX_WHOLE_NUMBER
+        if right_type and (not isinstance(value, int | float) or 0 <= value <= most):
             return True
         if report:
-            names = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in allowed)
-            self.wrong(f"STREAMSERVE {where} is {value!r}.", f"It takes {names}, finite and not negative.")
+            self.wrong(f"{where} is {_shown(value)}.", f"It takes {_described(allowed, most)}.")
         return False
 
     def boolean(self, given: Mapping[str, Any], key: str) -> bool:
         """Return the boolean under `key`; False if it is missing."""
         value = given.get(key, False)
-        if not isinstance(value, bool):
-            self.wrong(f'STREAMSERVE["{key}"] is {value!r}.', "It takes True or False.")
-        return value is True
+        return value is True if self.fits(value, bool, f'STREAMSERVE["{key}"]') else False
 
     def number(self, given: Mapping[str, Any], key: str) -> float:
-        """Return the number under `key`, seconds or days; 0 if it is missing."""
+        """Return the number of seconds under `key`; 0 if it is missing."""
         value = given.get(key, 0.0)
-        return float(value) if self.fits(value, float, f'["{key}"]') else 0.0
+        return float(value) if self.fits(value, float, f'STREAMSERVE["{key}"]') else 0.0
+
+    def days(self, given: Mapping[str, Any], key: str) -> float:
+        """Return the number of days under `key`; 0 if it is missing. So many days ago there is still a date."""
+        value = self.number(given, key)
+        if value > MAX_DAYS:
+            self.wrong(f'STREAMSERVE["{key}"] is {value!r}.', f"It takes days, at most {MAX_DAYS:,}; 0 keeps all.")
+        return min(value, MAX_DAYS)
 
     def one_of(self, value: object, choices: tuple[str, ...], where: str) -> None:
         """Report a value that is no choice."""
         if value not in choices:
-            self.wrong(f"STREAMSERVE {where} is {value!r}.", f"It takes one of {', '.join(choices)}.")
+            self.wrong(f"{where} is {_shown(value)}.", f"It takes one of {', '.join(choices)}.")
 
     def dotted_paths(self, raw: object, where: str) -> tuple[str, ...]:
         """Return a list of dotted paths, or () and a problem."""
@@ -95,7 +113,7 @@ class SettingsReader:
         """Return `raw`, or {} and a problem."""
         if isinstance(raw, Mapping):
             return raw
-        self.wrong(f"{where} is {type(raw).__name__}.", "It takes a dict.")
+        self.wrong(f"{where} is {kind_of(raw)}.", "It takes a dict.")
         return {}
 
     def refuse_unknown(self, given: Mapping[str, Any], known: Iterable[str], where: str) -> None:
@@ -131,6 +149,28 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def _allowed_types(annotation: Any) -> tuple[type, ...]:
     members = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     return (*members, int) if float in members else tuple(members)
+
+
+def kind_of(value: object) -> str:
+    """Return what a value is, for messages about a value that may hold a secret."""
+    return _KINDS.get(type(value)) or f"of type {type(value).__name__}"
+
+
+def _shown(value: object) -> str:
+    """Return a value of the settings as it stands in a message."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}… (a {type(value).__name__})"
+
+
+def _described(allowed: tuple[type, ...], most: float) -> str:
+    """Return what a key takes, for a hint."""
+    number = "a number" if float in allowed else "a whole number"
+    names = [
+        _WORDS.get(kind, f"{number} from 0 to {most:,.0f}")
+        for kind in allowed
+        if kind is not int or float not in allowed
+    ]
+    return " or ".join(names)
 
 
 def is_base_url(url: str) -> bool:

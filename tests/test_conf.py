@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from django.test.utils import override_settings
 
 from streamserve.api.routes import ROUTES
 from streamserve.clients.remote.config import RemoteConfig
-from streamserve.conf import ROUTES_WITH_CLASSES, get_settings, read
+from streamserve.conf import ROUTES_WITH_CLASSES, SiteConfig, get_settings, read
 from streamserve.engine.config import CLASSES
 from streamserve.protocol.requests import LATENCY_CLASSES, PREFILL_ONLY
 
@@ -40,7 +41,7 @@ def test_a_model_has_a_system_prompt() -> None:
     assert [one.system for one in settings.models.values()] == ["Be kind.", ""]
     assert found == ()
     ((kind, message, _),) = problems({"MODELS": {"a": {"PATH": "echo", "SYSTEM": ["Be kind."]}}})
-    assert (kind, message) == ("value", 'MODELS["a"]["SYSTEM"] is list.')
+    assert (kind, message) == ("value", 'STREAMSERVE["MODELS"]["a"]["SYSTEM"] is a list.')
 
 
 def test_a_model_has_a_title_for_people() -> None:
@@ -50,7 +51,7 @@ def test_a_model_has_a_title_for_people() -> None:
     assert [one.title for one in settings.models.values()] == ["Help desk", "Elsewhere", ""]
     assert found == ()
     ((kind, message, _),) = problems({"MODELS": {"a": {"PATH": "echo", "TITLE": 1}}})
-    assert (kind, message) == ("value", 'MODELS["a"]["TITLE"] is int.')
+    assert (kind, message) == ("value", 'STREAMSERVE["MODELS"]["a"]["TITLE"] is a number.')
 
 
 @pytest.mark.parametrize(
@@ -204,11 +205,11 @@ def test_a_model_may_have_several_servers() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"UPSTREAMS": []}, 'MODELS["big"]["UPSTREAMS"] is []'),
-        ({"UPSTREAMS": URL}, 'MODELS["big"]["UPSTREAMS"] is'),
-        ({"UPSTREAMS": [URL]}, 'MODELS["big"]["UPSTREAMS"][0]'),
-        ({"UPSTREAMS": [{"URL": URL}, {}]}, 'MODELS["big"]["UPSTREAMS"][1]["URL"] is None'),
-        ({"UPSTREAMS": [{"URL": "http://user:sk-1@host/v1"}]}, 'MODELS["big"]["UPSTREAMS"][0]["URL"]'),
+        ({"UPSTREAMS": []}, 'STREAMSERVE["MODELS"]["big"]["UPSTREAMS"] is []'),
+        ({"UPSTREAMS": URL}, 'STREAMSERVE["MODELS"]["big"]["UPSTREAMS"] is'),
+        ({"UPSTREAMS": [URL]}, 'STREAMSERVE["MODELS"]["big"]["UPSTREAMS"][0]'),
+        ({"UPSTREAMS": [{"URL": URL}, {}]}, 'STREAMSERVE["MODELS"]["big"]["UPSTREAMS"][1]["URL"] is None'),
+        ({"UPSTREAMS": [{"URL": "http://user:sk-1@host/v1"}]}, 'STREAMSERVE["MODELS"]["big"]["UPSTREAMS"][0]["URL"]'),
         ({"UPSTREAMS": [{"URL": URL, "WEIGHT": 0}]}, "weight is 0"),
         ({"UPSTREAMS": [{"URL": URL, "WEIGHT": 0.5}]}, '["WEIGHT"] is 0.5'),
         ({"UPSTREAMS": [{"URL": URL, "SERVER": "triton"}]}, '["SERVER"] is'),
@@ -393,3 +394,61 @@ def test_mcp_servers_have_a_program_or_an_address() -> None:
     )
     assert (search.url, search.confirm, search.timeout_seconds) == ("https://tools.example.org/mcp", ("open",), 5.0)
     assert "t0k" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((key, 0) for key in ("BLOCK_SIZE", "NUM_BLOCKS", "KV_CACHE_BYTES", "MAX_MODEL_LEN", "MAX_NUM_SEQS")),
+        *((key, 0) for key in ("MAX_ADMITTED", "MAX_NUM_BATCHED_TOKENS", "PREFILL_CHUNK", "DEFAULT_MAX_TOKENS")),
+        ("NUM_BLOCKS", 1),
+        ("NUM_BLOCKS", 10**12),
+        ("BLOCK_SIZE", 10**30),
+        ("MAX_NUM_SEQS", 4096),
+    ],
+)
+def test_an_engine_that_could_compute_nothing_is_refused(key: str, value: int) -> None:
+    """A number of ENGINE with which no answer could be computed is named where it stands, and only there."""
+    shared = problems({**ECHO, "ENGINE": {key: value}})
+    own = problems({"MODELS": {"echo": {"PATH": "echo", "ENGINE": {key: value}}}})
+    assert {kind for kind, _, _ in [*shared, *own]} == {"value"}
+    assert all(message.startswith('STREAMSERVE["ENGINE"]["') for _, message, _ in shared)
+    assert all(message.startswith('STREAMSERVE["MODELS"]["echo"]["ENGINE"]["') for _, message, _ in own)
+
+
+ODD = [
+    None,
+    0,
+    -1,
+    10**30,
+    1.5,
+    float("nan"),
+    float("inf"),
+    True,
+    "x",
+    "a\0",
+    [],
+    [None],
+    {1: 2},
+    {"": {}},
+    b"x",
+    object(),
+]
+
+
+@pytest.mark.parametrize("value", ODD, ids=repr)
+def test_odd_values_are_named_by_their_place(value: object) -> None:
+    """A value of any type under any key is taken or reported, and a report begins with the place in the settings."""
+    keys = [field.name.upper() for field in dataclasses.fields(SiteConfig)]
+    for raw in ({"MODELS": value}, *({**ECHO, key: value} for key in keys)):
+        for _, message, hint in problems(raw):
+            assert message.startswith("STREAMSERVE"), message
+            assert hint
+
+
+@pytest.mark.parametrize("key", ["KEEP_STREAMS_DAYS", "KEEP_CONVERSATIONS_DAYS", "KEEP_WATCHES_DAYS", "KEEP_JOBS_DAYS"])
+def test_days_reach_back_to_a_date(key: str) -> None:
+    """So many days that no date lies before them are refused with the limit."""
+    ((_, message, hint),) = problems({**ECHO, key: 10**6})
+    assert message == f'STREAMSERVE["{key}"] is 1000000.0.'
+    assert "36,500" in hint

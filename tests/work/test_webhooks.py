@@ -217,7 +217,7 @@ def test_wrong_targets_are_found_by_check(target: dict[str, Any]) -> None:
     """Without an address, a secret of 24 bytes, or with an unknown key; the secret itself is in no message."""
     _, problems = read({"MODELS": {"echo": {"PATH": "echo"}}, "WEBHOOKS": {"billing": target}}, base_dir="/tmp")
     assert len(problems) == 1
-    assert 'WEBHOOKS["billing"]' in problems[0].message
+    assert 'STREAMSERVE["WEBHOOKS"]["billing"]' in problems[0].message
     assert str(target.get("SECRET")) not in problems[0].message + problems[0].hint
 
 
