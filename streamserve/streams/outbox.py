@@ -43,7 +43,7 @@ class Outbox:
     @property
     def has_more(self) -> bool:
         """Whether another batch can be packed now, as far as is known here."""
-        return self._has_backlog or not self.is_idle
+        return self._has_backlog or self.ending is not None or self.in_flight is not None or bool(self._own)
 
     def put(self, events: Iterable[Event]) -> None:
         """Have own events committed."""

@@ -25,8 +25,7 @@ class Attachment:
 
     `is_paced`: the engine keeps to its pace. A whole answer, which shows nothing before the end, is not paced.
     `is_away`: its client has sent that its user does not look at the answer now. `id` names it in its acknowledgements
-    by HTTP, the last of which came at `acked_at`. `is_dismissed`: it was sent its answer's end, or this server has let
-    it go; a connection that ends without either has ended early.
+    by HTTP, the last of which came at `acked_at`.
     """
 
     is_watcher: bool = False
@@ -36,7 +35,6 @@ class Attachment:
     id: str = ""
     is_away: bool = False
     acked_at: float = -math.inf
-    is_dismissed: bool = False
     span: Span | None = None  # of what it is delivered
 
     def advance(self) -> None:
@@ -85,15 +83,19 @@ class Readers:
         self.num_holding += 1
         self.last_transport = reader.transport
 
-    def discard(self, reader: Attachment) -> bool:
-        """Count `reader` out; return whether it was in."""
+    def discard(self, reader: Attachment, *, is_dismissed: bool = False) -> bool:
+        """Count `reader` out; return whether it was in.
+
+        `is_dismissed`: it was sent its answer's end, or this server has let it go; a connection that ends without
+        either has ended early.
+        """
         if reader not in self.attached:
             return False
         self.attached = tuple(one for one in self.attached if one is not reader)
         self.num_attached -= 1
         self.num_watchers -= reader.is_watcher
         self.num_holding -= not reader.is_watcher
-        if not (reader.is_watcher or reader.is_dismissed):
+        if not (reader.is_watcher or is_dismissed):
             self.counts.num_disconnects += 1
             self._was_left = True
         return True

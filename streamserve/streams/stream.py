@@ -336,9 +336,12 @@ class Stream:
             if not reader.is_watcher:
                 self._note_position()
 
-    def detach(self, reader: Attachment) -> None:
-        """Count `reader` out, once. Losing the last owner's reader takes effect before this returns."""
-        if self.readers.discard(reader):
+    def detach(self, reader: Attachment, *, is_dismissed: bool = False) -> None:
+        """Count `reader` out, once. Losing the last owner's reader takes effect before this returns.
+
+        See `Readers.discard`.
+        """
+        if self.readers.discard(reader, is_dismissed=is_dismissed):
             if reader.span is not None:
                 reader.span.end(time.monotonic(), {"streamserve.deliver.to_seq": reader.received_seq})
             if not reader.is_watcher:

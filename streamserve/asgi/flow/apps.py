@@ -110,7 +110,9 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
         inbox = protocol.inbox if is_request else Inbox(protocol.transport)
         scope.setdefault("asgi", {"version": "3.0"})
         control, transport = details["control"], details["transport"]
-        send = Sender(self, protocol, control) if is_request else partial(self.send, protocol, control)
+        send: Callable[[Message], Awaitable[None]] = partial(self.send, protocol, control)
+        if is_request:
+            send = Sender(send, protocol, control, self._piece_bytes)
         num_untaken = partial(_num_untaken, transport)
         scope["extensions"] = {EXTENSION: {"drain": self.drain, "num_untaken": num_untaken}}
         scope["state"] = self.lifespan.state.copy()
@@ -134,13 +136,6 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
         """Send a message of the app. daphne calls this as `send`; apps get `send` here, which looks nothing up."""
         details = self.connections.get(protocol)
         await self.send(protocol, details["control"] if details is not None else _GONE, message)
-
-    def send_now(self, request: FlowRequest, control: FlowControl, body: bytes) -> bool:
-        """Write a piece of a response's body if nothing has to be waited for; return whether it is written."""
-        if not control.is_open or control.is_gone or control.write_lock.locked() or len(body) > self._piece_bytes:
-            return False
-        request.handle_reply({"type": "http.response.body", "body": body, "more_body": True})
-        return True
 
     async def send(self, protocol: Any, control: FlowControl, message: Message) -> None:
         """Write a message, and wait until there is room for another."""
@@ -274,16 +269,22 @@ def guarded(work: Callable[..., Any], *args: Any) -> Any:
 class Sender:
     """The `send` of one request's app. `now` sends a piece of the body and returns True if that needs no wait."""
 
-    __slots__ = ("_control", "_request", "_server")
+    __slots__ = ("_control", "_piece_bytes", "_request", "_send")
 
-    def __init__(self, server: AppServer, request: FlowRequest, control: FlowControl) -> None:
-        self._server, self._request, self._control = server, request, control
+    def __init__(
+        self, send: Callable[[Message], Awaitable[None]], request: FlowRequest, control: FlowControl, piece_bytes: int
+    ) -> None:
+        self._send, self._request, self._control, self._piece_bytes = send, request, control, piece_bytes
 
     def __call__(self, message: Message) -> Awaitable[None]:
-        return self._server.send(self._request, self._control, message)
+        return self._send(message)
 
     def now(self, body: bytes) -> bool:
-        return self._server.send_now(self._request, self._control, body)
+        control = self._control
+        if not control.is_open or control.is_gone or control.write_lock.locked() or len(body) > self._piece_bytes:
+            return False
+        self._request.write_piece(body)
+        return True
 
 
 class LifespanTask:

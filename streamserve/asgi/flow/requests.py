@@ -25,7 +25,7 @@ from typing import Any
 from daphne.http_protocol import HTTPFactory, WebRequest
 
 # By name: `twisted.web.http` as a module looks up each attribute slowly (a proxy for deprecations).
-from twisted.web.http import NO_BODY_CODES, HTTPChannel, Request
+from twisted.web.http import NO_BODY_CODES, HTTPChannel
 from twisted.web.http_headers import Headers
 
 from streamserve.asgi.flow.transport import FlowTransport, RequestInbox
@@ -200,17 +200,24 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
                 if is_last or self.is_arriving or self.server.drain.is_draining:
                     self.close_after()
             super().handle_reply(message)
+        elif message.get("more_body"):
+            self.write_piece(message.get("body", b""))
         elif self.method == b"HEAD" or self.code in NO_BODY_CODES:
             super().handle_reply({**message, "body": b""})
-        elif message.get("more_body") and self.startedWriting:
-            body = message.get("body", b"")
-            if self.chunked and body and not self._disconnected:  # what Request.write does, in one write
-                self.sentLength += len(body)
-                self.channel.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-            else:
-                Request.write(self, body)  # daphne does no more with it
         else:
             super().handle_reply(message)
+
+    def write_piece(self, body: bytes) -> None:
+        """Write a piece of the response's body, not the last."""
+        if self.chunked and body and not (self.finished or self._disconnected):
+            # What Request.write does, in one write. A response to HEAD is not chunked.
+            self.sentLength += len(body)
+            self.channel.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        elif not self.finished and self.channel is not None:
+            is_bodiless = self.method == b"HEAD" or self.code in NO_BODY_CODES
+            super().handle_reply(
+                {"type": "http.response.body", "body": b"" if is_bodiless else body, "more_body": True}
+            )
 
     def finish(self) -> None:
         """End the response. Unregister its flow control first: Twisted raises if a producer is left."""

@@ -125,8 +125,7 @@ async def collect(streams: Streams, stream: Stream) -> list[LoggedEvent]:
     except Gone:
         raise BrokenStream(stream.id) from None
     finally:
-        reader.is_dismissed = reader.is_over.is_set()
-        stream.detach(reader)
+        stream.detach(reader, is_dismissed=reader.is_over.is_set())
     if stream.terminal is None:
         raise BrokenStream(stream.id)
     return events

@@ -46,6 +46,11 @@ class Held:
             else:
                 self._is_urgent = True
 
+    @property
+    def has_credit(self) -> bool:
+        """Whether its reader acknowledges, and gets no more events than that beyond."""
+        return self._credit is not None
+
     def hurry(self) -> None:
         """Have what is held wait for no more tokens."""
         self._is_urgent = True

@@ -74,8 +74,7 @@ class Poll(Attachment):
     def close(self) -> None:
         """Detach. Idempotent; when it returns, the engine knows."""
         self._stop_timer()
-        self.is_dismissed = self._is_let_go or self._stream.ended.is_set()
-        self._stream.detach(self)
+        self._stream.detach(self, is_dismissed=self._is_let_go or self._stream.ended.is_set())
 
     def advance(self) -> None:
         self._news.set()

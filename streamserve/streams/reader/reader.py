@@ -7,28 +7,32 @@ again, by an acknowledgement, and by a page that was read.
     the stream's last batch ──► held ──► joined, encoded ──► channel
     older events: a task reads pages of the log, one at a time, so a slow reader costs a page of memory, not an answer
 
-When held events leave, and how tokens are joined, is `Held` (held.py). A reader that takes snapshots is sent a snapshot
-when it is more than `snapshot_events` behind. Event loop only.
+    Feed         what it takes: recent events, pages of the log, a snapshot where it is far behind    (feed.py)
+    Held         when held events leave, and how tokens are joined                                    (held.py)
+    FrameWriter  events as frames on the channel                                                      (frame_writer.py)
+    Received     what its system has taken, or what it has acknowledged                               (channel.py)
+    Alarm        when it writes without being called                                                  (alarm.py)
+
+Event loop only.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
-from contextvars import Context
-from typing import Any
 
 from streamserve.dialects.encoder import Encoder
 from streamserve.dialects.pace import SITES_OWN, Pace
 from streamserve.protocol.errors import Gone
-from streamserve.protocol.events import Error, GoingAway, LoggedEvent, Status, is_terminal
+from streamserve.protocol.events import TERMINALS, GoingAway, LoggedEvent, Status
 from streamserve.streams.log.base import LogUnavailable
+from streamserve.streams.reader.alarm import Alarm
 from streamserve.streams.reader.channel import Channel, Received, check_sent
+from streamserve.streams.reader.feed import Feed
+from streamserve.streams.reader.frame_writer import FrameWriter
 from streamserve.streams.reader.held import Held
-from streamserve.streams.reader.pages import PAGE, Pages
+from streamserve.streams.reader.pages import PAGE
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import LOG_AWAY, LOST, Stream
@@ -48,8 +52,6 @@ class Reader(Attachment):
     written beyond the last event acknowledged (`ack`). A reader that acknowledges is at its last `ack` (`Received`).
     """
 
-    has_begun = False  # to read
-
     def __init__(
         self,
         streams: Streams,
@@ -63,50 +65,53 @@ class Reader(Attachment):
         credit: int | None = None,
         pace: Pace = SITES_OWN,
     ) -> None:
-        stream.readers.check_place(after, stream.last_seq, streams.settings.max_readers, is_watcher=is_watcher)
+        config = streams.settings
+        stream.readers.check_place(after, stream.last_seq, config.max_readers, is_watcher=is_watcher)
         super().__init__(is_watcher=is_watcher, transport=transport, received_seq=after)
-        config, self.stream, self.sent_seq = streams.settings, stream, after
-        frames = pace.frames or (config.coalesce_seconds, config.coalesce_tokens)
-        self._held, self._has_credit = Held(*frames, credit), credit is not None
         self.id = f"{random.getrandbits(64):016x}"  # no secret: acknowledgements are checked by their tenant
-        self._accepted_seq = after  # by the transport: a frame may still be on its way to it
+        self.stream = stream
         self.is_over = False  # nothing more is written
         self.is_let_go = False  # and the stream continues elsewhere, or later
-        self._config, self._encoder, self._read_seq = config, encoder, after
-        self._takes_snapshots = takes_snapshots and config.snapshot_events > 0
-        self._encode_all: Callable[[Sequence[LoggedEvent]], bytes] | None = getattr(encoder, "encode_all", None)
-        can_begin_anywhere = encoder is None or encoder.takes_snapshots or self._encode_all is not None
-        self._must_fold = after > 0 and not can_begin_anywhere
-        self._pace, self._silence_seconds = pace, math.inf
-        if encoder is not None and encoder.keepalive:
-            self._silence_seconds = pace.keepalive_seconds or config.keepalive_seconds
-        self._channel: Channel | None = None
+        self._writer = FrameWriter(encoder, pace, config.keepalive_seconds, after)
+        self._feed = Feed(
+            streams.log,
+            stream,
+            after,
+            snapshot_events=config.snapshot_events if takes_snapshots else 0,
+            unfed=encoder if after and self._writer.must_be_fed else None,
+        )
+        self._held = Held(*(pace.frames or (config.coalesce_seconds, config.coalesce_tokens)), credit)
+        self._received: Received | None = None  # from `start` on, of a reader without credit
         self._notice: Status | None = None  # to be shown
-        self._written_at = -math.inf
-        self._unconfirmed: tuple[int, int] | None = None  # bytes and last seq of a frame the channel still has
-        self._received: Received | None = None
-        self._timer: asyncio.TimerHandle | None = None  # of polls and of silences: it rings rarely
-        self._hold_timer: asyncio.TimerHandle | None = None  # of what is held
-        self._paging: asyncio.Task[None] | None = None
-        self._pages = Pages(streams.log, stream)
+        self._alarm = Alarm()  # of polls and of silences: it rings rarely
+        self._hold_alarm = Alarm()  # of what is held
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it was attached."""
+        return self._writer.written_at > -math.inf
+
+    @property
+    def sent_seq(self) -> int:
+        """The last event written to its channel."""
+        return self._writer.sent_seq
 
     def attach(self) -> None:
         """Count as a reader of the stream from now on, unless closed already."""
         if self.has_begun:
             raise RuntimeError("a reader is attached once")
-        self.has_begun = True
-        self._written_at = time.monotonic()
+        self._writer.written_at = time.monotonic()
         if not self.is_over:
             self.stream.attach(self)
 
     def start(self, channel: Channel) -> None:
         """Write to `channel` from now on."""
-        self._channel = channel
+        self._writer.channel = channel
         channel.on_writable = self._on_writable
-        if not self._has_credit:
+        if not self._held.has_credit:
             self._received = Received(self.received_seq, channel.num_untaken)
         if self.is_over:  # let go before there was a channel: an empty answer must not look whole
-            is_cut = self.is_let_go and self._encoder is not None
+            is_cut = self.is_let_go and self._writer.encoder is not None
             channel.end(BrokenStream(self.stream.id) if is_cut else None)
             return
         if self.stream.lag.is_log_down:
@@ -118,8 +123,9 @@ class Reader(Attachment):
         if self.is_over:
             return
         if self._received is not None:
-            self._received.ack(seq, time.monotonic())
-            self._poll(time.monotonic(), is_away=is_away)
+            now = time.monotonic()
+            self._received.ack(seq, now)
+            self._poll(self._received, now, is_away=is_away)
         else:
             self._held.ack(seq)
             self.stream.moved(self, max(seq, self.received_seq), is_away=is_away)
@@ -127,63 +133,56 @@ class Reader(Attachment):
 
     def close(self) -> None:
         """Detach, or give up a reader that never came. Idempotent; when it returns, the engine knows."""
-        if self.is_over:
-            return
-        self.is_over = True
-        for timer in (self._timer, self._hold_timer):
-            if timer is not None:
-                timer.cancel()
-        if self._paging is not None:
-            self._paging.cancel()
-        self._held.events.clear()
-        self.stream.detach(self)
-        if not self.is_watcher:
-            self.stream.release()
+        self._leave(is_dismissed=False)
 
     def dismiss(self) -> None:
         """Close for a reason of this server's, or of the stream's; the connection has not ended early."""
-        self.is_dismissed = True
-        self.close()
+        self._leave(is_dismissed=True)
 
     def advance(self) -> None:
         """Write what is due, as far as the channel and the credit allow. An exception ends this reader only."""
-        channel = self._channel
+        writer, stream = self._writer, self.stream
+        channel = writer.channel
         if channel is None or self.is_over:
             return
-        now, due_at = time.monotonic(), math.inf
+        feed, held, last_seq, now, due_at = self._feed, self._held, stream.last_seq, time.monotonic(), math.inf
         try:
-            while channel.is_writable and not self.is_over:
+            is_ended = stream.terminal is not None or stream.ended.is_set()
+            while channel.is_writable:
                 if self._notice is not None:
                     notice, self._notice = self._notice, None
-                    self._write_notice(channel, notice)
+                    writer.write_notice(channel, notice, now)
                     continue
-                if self._paging is None and self._read_seq < self.stream.last_seq and len(self._held.events) < PAGE:
-                    self._take_recent()
-                due_at = self._due_at()
-                if due_at > now:
-                    break
-                if events := self._held.take(now):
-                    self._write(channel, events, now)
-                elif due_at == -math.inf:
+                if feed.read_seq < last_seq and len(held.events) < PAGE and not feed.is_reading:
+                    self._take(now)
+                if held.events:
+                    due_at = self._held_until(is_ended=is_ended)
+                    if due_at > now:
+                        self._hold_alarm.set(due_at, self.advance)
+                        due_at = math.inf
+                        break
+                    if events := held.take(now):
+                        self._write(channel, events, now)
+                    else:  # the stream has left before they were acknowledged
+                        self._end_with_stream(channel)
+                elif is_ended and feed.read_seq >= last_seq and not feed.is_reading:
                     self._end_with_stream(channel)
                 else:
-                    assert self._encoder is not None
-                    self._written_at = now
-                    channel.write(self._pace.keepalive_of(self._encoder))
+                    due_at = writer.written_at + writer.silence_seconds
+                    if due_at > now:
+                        break
+                    writer.write_keepalive(channel, now)
+                if self.is_over:
+                    return
             else:
                 due_at = math.inf
-            if self.is_over:
-                return
-            if self._held.events:
-                self._arm_hold(due_at)
-                due_at = math.inf
-            self._arm(min(due_at, self._poll_at))
+            self._set_alarm(due_at)
         except Exception as error:
             self._end(error)
 
     def notify(self, status: Status) -> None:
         """Show a status that is not in the log, once there is room: it has no id. A newer one replaces it."""
-        if self._channel is not None:
+        if self._writer.channel is not None:
             self._notice = status if self._notice is None else None
             self.advance()
 
@@ -192,11 +191,11 @@ class Reader(Attachment):
         if self.is_over:
             return
         self.is_let_go = True
-        channel = self._channel
-        if channel is None or self._encoder is None:
+        channel, encoder = self._writer.channel, self._writer.encoder
+        if channel is None or encoder is None:
             self._end(None)
         elif channel.is_writable:
-            frame = self._encoder.going_away(self.going_away())
+            frame = encoder.going_away(self.going_away())
             if frame:
                 channel.write(frame)
             self._end(None)
@@ -205,132 +204,80 @@ class Reader(Attachment):
 
     def going_away(self) -> GoingAway:
         """Return where and when to resume."""
-        return GoingAway(stream_id=self.stream.id, seq=self._accepted_seq, retry_ms=random.randint(*_RETRY_MS))
+        seq = self._writer.accepted_seq
+        return GoingAway(stream_id=self.stream.id, seq=seq, retry_ms=random.randint(*_RETRY_MS))
 
     # Inside
 
-    def _take_recent(self) -> None:
+    def _take(self, now: float) -> None:
         """Hold what follows of the stream's recent events; have a task read the log if they are older."""
-        is_far = self._takes_snapshots and self.stream.last_seq - self.sent_seq > self._config.snapshot_events
-        if not self._must_fold and (self._held.events or not is_far):
-            events = self.stream.recent.since(self._read_seq, self._pages.size)
-            if events:
-                self._hold(events, events[-1].seq)
-                if self._held.is_large:
-                    self._pages.note(events)
-                return
+        if self._feed.take(self._held, self._writer.sent_seq, now):
+            return
         if self._held.events:
             self._held.hurry()  # the log is read when these are written
-            return
-        self._paging = asyncio.get_running_loop().create_task(self._read_log(), name="reader", context=Context())
+        else:
+            self._feed.begin(self._read_log())
 
-    def _hold(self, events: list[LoggedEvent], until: int) -> None:
-        self._held.add(events, time.monotonic())
-        self._read_seq = until
-
-    def _due_at(self) -> float:
-        """When the held events must leave; without any, the end of the silence. -inf is now, also for the end."""
-        stream = self.stream
-        is_over = stream.terminal is not None or stream.ended.is_set()
-        if not self._held.events:
-            is_all = is_over and self._paging is None and self._read_seq >= stream.last_seq
-            return -math.inf if is_all else self._written_at + self._silence_seconds
+    def _held_until(self, *, is_ended: bool) -> float:
+        """When the held events must leave. -inf is now, also for the end; inf is not before an acknowledgement."""
         due_at = self._held.due_at
         if due_at == math.inf:
-            has_left = stream.has_left and stream.ended.is_set()  # then it waits for no acknowledgement
+            has_left = self.stream.has_left and self.stream.ended.is_set()  # then it waits for no acknowledgement
             return -math.inf if has_left else math.inf
-        return -math.inf if is_over else due_at
+        return -math.inf if is_ended else due_at
 
     def _write(self, channel: Channel, events: list[LoggedEvent], now: float) -> None:
         """Write these events as one frame."""
-        frame: Any = events
-        if self._encode_all is not None:
-            frame = self._encode_all(events)
-        elif self._encoder is not None:
-            frame = b"".join(map(self._encoder.encode, events))
-        last = events[-1]
-        self.sent_seq, self._written_at = last.seq, now
-        if self._hold_timer is not None:
-            self._hold_timer.cancel()
-            self._hold_timer = None
-        if frame:
-            channel.write(frame)
-        self._unconfirmed = len(frame) if self._encoder is not None else 1, last.seq
+        self._hold_alarm.cancel()
+        self._writer.write(channel, events, now)
         if channel.is_writable:  # it was sent at once, or there is nothing to send
             self._confirm(now)
-        if is_terminal(last.event):
+        if isinstance(events[-1].event, TERMINALS):
             self._end(None)
 
-    def _write_notice(self, channel: Channel, event: Status | Error) -> None:
-        """Write something that is not in the log: seq 0, which no dialect shows."""
-        notice = LoggedEvent(0, event)
-        frame: Any = [notice] if self._encoder is None else self._encoder.encode(notice)
-        if frame:
-            self._written_at = time.monotonic()
-            channel.write(frame)
-
     def _on_writable(self) -> None:
-        """The channel has sent the last frame. Mostly nothing follows yet, and a commit or the timer is waited for."""
-        if self._unconfirmed is not None:
+        """The channel has sent the last frame. Mostly nothing follows yet, and a commit or the alarm is waited for."""
+        writer, stream = self._writer, self.stream
+        if writer.accepted_seq != writer.sent_seq:
             self._confirm(time.monotonic())
-        stream = self.stream
-        has_more = self._held.events or self._notice is not None or self._read_seq < stream.last_seq
-        if self._timer is None or has_more or stream.terminal is not None or stream.ended.is_set():
+        has_more = self._held.events or self._notice is not None or self._feed.read_seq < stream.last_seq
+        if has_more or self._alarm.at == math.inf or stream.terminal is not None or stream.ended.is_set():
             self.advance()
         else:
-            self._arm(self._poll_at)
+            self._set_alarm()
 
     def _confirm(self, now: float) -> None:
         """The transport has accepted the last frame."""
-        assert self._unconfirmed is not None
-        (num_bytes, seq), self._unconfirmed = self._unconfirmed, None
-        self._accepted_seq = seq
-        if self._received is None or self.is_over:
-            return
-        if self._received.send(num_bytes, seq, now):
-            self._poll(now)
+        writer, received = self._writer, self._received
+        writer.accepted_seq = writer.sent_seq
+        if received is not None and not self.is_over and received.send(writer.num_bytes, writer.sent_seq, now):
+            self._poll(received, now)
 
-    def _poll(self, now: float, *, is_away: bool | None = None) -> None:
+    def _poll(self, received: Received, now: float, *, is_away: bool | None = None) -> None:
         """Look what the reader's system has taken."""
-        assert self._received is not None
-        self.stream.moved(self, self._received.poll(now), is_away=is_away)
+        self.stream.moved(self, received.poll(now), is_away=is_away)
 
-    @property
-    def _poll_at(self) -> float:
-        return math.inf if self._received is None else self._received.poll_at
-
-    def _arm_hold(self, at: float) -> None:
-        """Have `advance` called at `at`, unless what is held leaves before."""
-        if at < math.inf and self._hold_timer is None:
-            self._hold_timer = asyncio.get_running_loop().call_at(at, self._ring_hold, context=Context())
-
-    def _ring_hold(self) -> None:
-        self._hold_timer = None
-        self.advance()
-
-    def _arm(self, at: float) -> None:
-        """Have `advance` called at `at`; a timer that is set for earlier stays, and is set anew then."""
-        if at == math.inf or (self._timer is not None and self._timer.when() <= at):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(at, self._ring, context=Context())
+    def _set_alarm(self, at: float = math.inf) -> None:
+        """Have `advance` called at `at`, and before it a poll when that is due."""
+        if self._received is not None and self._received.poll_at < at:
+            at = self._received.poll_at
+        if at < self._alarm.at:
+            self._alarm.set(at, self._ring)
 
     def _ring(self) -> None:
-        self._timer = None
         now = time.monotonic()
-        if self._poll_at <= now:
-            self._poll(now)
+        received, channel = self._received, self._writer.channel
+        if received is not None and received.poll_at <= now:
+            self._poll(received, now)
         self.advance()
-        channel = self._channel
         if not self.is_over and channel is not None and not channel.is_writable:
-            self._arm(self._poll_at)
+            self._set_alarm()
 
     def _end_with_stream(self, channel: Channel) -> None:
         """Everything is written, and the stream is over: here, or for good."""
         stream = self.stream
         if stream.is_lost:
-            self._write_notice(channel, LOST)
+            self._writer.write_notice(channel, LOST, time.monotonic())
             self._end(None)
         elif stream.terminal is not None:
             self._end(None)
@@ -340,49 +287,35 @@ class Reader(Attachment):
             self._end(BrokenStream(stream.id))
 
     def _end(self, error: Exception | None) -> None:
-        channel = self._channel
         self.dismiss()
-        if channel is not None:
-            channel.end(error)
+        if self._writer.channel is not None:
+            self._writer.channel.end(error)
 
-    # Reading the log
+    def _leave(self, *, is_dismissed: bool) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        self._alarm.cancel()
+        self._hold_alarm.cancel()
+        self._feed.cancel()
+        self._held.events.clear()
+        self.stream.detach(self, is_dismissed=is_dismissed)
+        if not self.is_watcher:
+            self.stream.release()
 
     async def _read_log(self) -> None:
-        """Read what the stream's recent events do not have, a page at a time while there is room for it."""
-        stream, pages = self.stream, self._pages
+        """Take what the stream's recent events do not have, while there is room for it."""
         try:
-            if self._must_fold and self._encoder is not None:
-                await pages.fold(self._encoder, self._read_seq)
-                self._must_fold = False
-            await self._leap()
-            while not self._held.events and self._read_seq < stream.last_seq:
-                if stream.recent.since(self._read_seq, 1):
-                    break
-                page = await pages.read(self._read_seq, pages.size)
-                pages.note(page)
-                self._hold(page, page[-1].seq)
-                self.advance()
-                await asyncio.sleep(0)
+            await self._feed.read(self._held, self._writer.sent_seq, self.advance)
         except Exception as error:
-            self._paging = None
+            self._feed.end()
             if isinstance(error, LogUnavailable):
                 self.go_away()
-            elif isinstance(error, Gone) and stream.on_loss():
-                self._must_fold, self._read_seq = False, stream.last_seq  # nothing is left to read
+            elif isinstance(error, Gone) and self.stream.on_loss():
+                self._feed.skip_all()
                 self.advance()
             else:
                 self._end(error)
         else:
-            self._paging = None
+            self._feed.end()
             self.advance()
-
-    async def _leap(self) -> None:
-        """Hold a snapshot in place of all that the reader lacks, if that is too much."""
-        until = self._pages.last_seq_to_show()
-        if not self._takes_snapshots or self._held.events or until - self.sent_seq <= self._config.snapshot_events:
-            return
-        leap = await self._pages.snapshot(self.sent_seq, until)
-        if leap:
-            self._hold(leap, until)
-        else:
-            self._takes_snapshots = False

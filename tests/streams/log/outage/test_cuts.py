@@ -14,7 +14,7 @@ from streamserve.protocol.events import Done
 from streamserve.protocol.limits import Limits
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import Fenced, LogFull, LogUnavailable, append, make_batch
-from streamserve.streams.reader import pages as pages_module
+from streamserve.streams.reader import feed as feed_module
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.reader.reader import BrokenStream
@@ -122,7 +122,7 @@ async def test_a_page_that_is_awaited_is_no_silence(
     log: StallingLog, scripted: ScriptedClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a finished answer cannot be read from its log, its reader gets keepalives, and then all of it."""
-    monkeypatch.setattr(pages_module, "_RETRY_SECONDS", (0.005, 0.01))
+    monkeypatch.setattr(feed_module, "_RETRY_SECONDS", (0.005, 0.01))
     streams = Streams({"scripted": scripted}, log, StreamConfig(keepalive_seconds=0.01))
     stream = await start(streams)
     scripted.last.push(*words(0, 3), DONE)
