@@ -1,16 +1,17 @@
 """Time from a POST to its response head and first event, and requests a second: two trees and Django, in turns.
 
     python -m benchmarks.intake [--tree DIR] [--connections 1 4 15 64] [--rounds 5] [--seconds 2] [--quick]
-    python -m benchmarks.intake --limits --traces
+    python -m benchmarks.intake --limits --traces [--database postgres]
 
 Each contender is the demo site on a folder of its own: one daphne worker under FlowServer, SQLite, the file log, the
-echo engine in its process. A request asks for one token on a connection of its own, with an API key. `--tree` adds the
-site of another checkout, run by its own `.venv` if it has one. `--limits` adds this checkout with three windows of
-RATES, which have room for every request; `--traces` this checkout with all spans recorded, and an exporter that sends
-them nowhere. "StreamingHttpResponse" is a view of this checkout's
-site that sends the same two events without a key, a quota, a row or a log. Contenders take turns, and the one that
-begins changes from round to round. Printed are medians of all requests, and their ratios to this checkout's; CPU is
-that of the worker's process, all threads, divided by the requests.
+echo engine in its process. `--database postgres` gives each a database of one PostgreSQL cluster, which is started for
+the run. A request asks for one token on a connection of its own, with an API key. `--tree` adds the site of another
+checkout, run by its own `.venv` if it has one. `--limits` adds this checkout with three windows of RATES, which have
+room for every request; `--traces` this checkout with all spans recorded, and an exporter that sends them nowhere.
+"StreamingHttpResponse" is a view of this checkout's site that sends the same two events without a key, a quota, a row
+or a log. Contenders take turns, and the one that begins changes from round to round. Printed are medians of all
+requests, and their ratios to this checkout's; CPU is that of the worker's process, all threads, divided by the
+requests: PostgreSQL's own is not in it.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
 from benchmarks.paths.site import Site, free_port
+from benchmarks.support import postgres
 from benchmarks.support.machine import describe_machine, parser, progress
 from benchmarks.transport.servers import cpu_of
 
@@ -102,7 +104,7 @@ class Contender:
 
 
 @contextlib.contextmanager
-def serving(tree: Path, folder: Path, settings: str = SETTINGS) -> Iterator[tuple[Site, int, int]]:
+def serving(tree: Path, folder: Path, settings: str) -> Iterator[tuple[Site, int, int]]:
     """Serve the demo site of `tree` with an engine process while the block runs. Yield the site, its port and pid."""
     folder.mkdir()
     site = Site(folder, tree, step_seconds=0.0)
@@ -204,6 +206,22 @@ def report(contenders: list[Contender], connections: list[int]) -> None:
             print(f"  {one.name:24}{columns}", flush=True)
 
 
+@contextlib.contextmanager
+def databases(kind: str) -> Iterator[Callable[[str], str]]:
+    """Yield what makes the database of a site, and returns the lines of its settings; "" for the demo's SQLite."""
+    if kind == "sqlite":
+        yield lambda name: ""
+        return
+    port = free_port()
+
+    def made(name: str) -> str:
+        postgres.create(port, name)
+        return postgres.settings(port, name)
+
+    with postgres.cluster(port):
+        yield made
+
+
 def main() -> None:
     """Measure and print."""
     options = parser(__doc__)
@@ -211,6 +229,7 @@ def main() -> None:
     options.add_argument("--connections", type=int, nargs="+", default=[1, 4, 15, 64])
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
+    options.add_argument("--database", choices=("sqlite", "postgres"), default="sqlite")
     options.add_argument("--limits", action="store_true", help="also measure this checkout with limits over time")
     options.add_argument("--traces", action="store_true", help="also measure this checkout with spans recorded")
     options.add_argument("--quick", action="store_true", help="one short round, as a smoke test")
@@ -220,19 +239,23 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the echo engine computes nothing
     print(describe_machine())
     with tempfile.TemporaryDirectory(prefix="intake-") as name, contextlib.ExitStack() as stack:
-        site, port, pid = stack.enter_context(serving(ROOT, Path(name) / "this"))
-        contenders = [Contender("this checkout", "/streams", port, site.key, pid)]
+        database = stack.enter_context(databases(chosen.database))
+
+        def contender(words: str, tree: Path, folder: str, more: str = "") -> Contender:
+            settings = SETTINGS + database(folder) + more
+            site, port, pid = stack.enter_context(serving(tree, Path(name) / folder, settings))
+            return Contender(words, "/streams", port, site.key, pid)
+
+        ours = contender("this checkout", ROOT, "this")
+        contenders = [ours]
         if chosen.tree is not None:
             tree = chosen.tree.resolve()
-            other, other_port, other_pid = stack.enter_context(serving(tree, Path(name) / "other"))
-            contenders.append(Contender(tree.name, "/streams", other_port, other.key, other_pid))
+            contenders.append(contender(tree.name, tree, "other"))
         if chosen.limits:
-            limited, its_port, its_pid = stack.enter_context(serving(ROOT, Path(name) / "limited", SETTINGS + LIMITS))
-            contenders.append(Contender("with limits", "/streams", its_port, limited.key, its_pid))
+            contenders.append(contender("with limits", ROOT, "limited", LIMITS))
         if chosen.traces:
-            traced, its_port, its_pid = stack.enter_context(serving(ROOT, Path(name) / "traced", SETTINGS + TRACES))
-            contenders.append(Contender("with traces", "/streams", its_port, traced.key, its_pid))
-        contenders.append(Contender(DJANGO, "/plain", port, site.key, pid))
+            contenders.append(contender("with traces", ROOT, "traced", TRACES))
+        contenders.append(Contender(DJANGO, "/plain", ours.port, ours.key, ours.pid))
         measure(contenders, chosen)
         report(contenders, chosen.connections)
 

@@ -224,6 +224,13 @@ class StreamQuerySet(LeasedQuerySet["Stream"]):
         """Return the streams that ended before `when`."""
         return self.filter(state="finished", finished_at__lt=when)
 
+    def times_since(self, when: datetime, model: str = "") -> models.QuerySet[Stream, tuple[Any, ...]]:
+        """Return arrival, TTFT, phases and reader's times of the answers that ended well, the newest first."""
+        found = self.filter(state="finished", created_at__gte=when, ttft_seconds__isnull=False)
+        of_model = found.filter(model=model) if model else found
+        columns = ("created_at", "ttft_seconds", "phases", "reader")
+        return of_model.order_by("-created_at").values_list(*columns)
+
     def claim(self, stream_id: str, seen_fence: int, worker_id: str) -> int:
         """Make `worker_id` the producer, with the next fence; 0 if `seen_fence` is old or the stream finished."""
         return self.filter(state="running").lease(stream_id, seen_fence, worker_id, released_at=None)

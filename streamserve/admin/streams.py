@@ -15,6 +15,7 @@ from django.utils import timezone
 from django.utils.html import format_html_join
 from django.utils.translation import gettext_lazy as _
 
+from streamserve.admin.glass import context_of
 from streamserve.admin.records import NOTHING, RecentValues, RecordAdmin, moment, short
 from streamserve.api.logs import get_logger
 from streamserve.conf import get_settings
@@ -26,7 +27,7 @@ from streamserve.web.words import in_words
 
 log = get_logger(__name__)
 
-_WATCH_PAGE = "streamserve_stream_watch"
+_WATCH_PAGE, _GLASS_PAGE = "streamserve_stream_watch", "streamserve_stream_glass"
 
 
 def _record_reading(request: HttpRequest, stream: Stream) -> None:
@@ -117,7 +118,23 @@ class StreamAdmin(RecordAdmin):
     def get_urls(self) -> list[URLPattern]:
         """Return the model's own pages and the watch page."""
         watch = path("<str:stream_id>/watch/", self.admin_site.admin_view(self.show_watch), name=_WATCH_PAGE)
-        return [watch, *super().get_urls()]
+        times = path("glass/", self.admin_site.admin_view(self.show_glass), name=_GLASS_PAGE)
+        return [watch, times, *super().get_urls()]
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Show the list, with a link to where the time went."""
+        url = reverse(f"admin:{_GLASS_PAGE}", current_app=self.admin_site.name)
+        tools = [{"name": _("From GPU to glass"), "url": url}]
+        return super().changelist_view(request, {"tools": tools, **(extra_context or {})})
+
+    def show_glass(self, request: HttpRequest) -> HttpResponse:
+        """Show where the time of answers went, by hop and over time."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        page = {**self.admin_site.each_context(request), "title": _("From GPU to glass"), "opts": self.opts}
+        response = TemplateResponse(request, "streamserve/admin/glass.html", {**page, **context_of(request)})
+        response["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
+        return response
 
     @admin.display(description=_("result"))
     def result(self, stream: Stream) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, timedelta
 from decimal import Decimal
 from typing import Any
@@ -22,6 +21,7 @@ from django.utils import timezone
 from django.utils.formats import date_format, number_format
 from django.utils.translation import gettext_lazy as _
 
+from streamserve.admin.chart import FILLED, HEIGHT, WIDTH, bar
 from streamserve.admin.export import in_cell
 from streamserve.admin.records import RecordAdmin
 from streamserve.models import UsageDay
@@ -51,18 +51,6 @@ SUMS = (
     "engine_seconds",
     "cost",
 )
-_BAR_HEIGHT, _CHART_WIDTH = 120, 900
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A day of the chart. Lengths are in the chart's units, from its top."""
-
-    x: float
-    width: float
-    top: float
-    height: float
-    title: str
 
 
 @admin.register(UsageDay)
@@ -100,7 +88,7 @@ class UsageAdmin(RecordAdmin):
             "rows": [{"name": name, **_shown(row)} for name, row in _named(found[:MAX_GROUPS], group)],
             "is_cut": len(found) > MAX_GROUPS,
             "max_groups": MAX_GROUPS,
-            "bars": _bars(rows, days),
+            **_chart(_by_day(rows, days)),
             **(extra_context or {}),
         }
         return TemplateResponse(request, "streamserve/admin/usage.html", context)
@@ -136,20 +124,30 @@ def _shown(sums: Mapping[str, Any]) -> dict[str, str]:
     return {**out, "engine_seconds": in_words(sums["engine_seconds"] or 0.0), "cost": cost}
 
 
-def _bars(rows: Any, days: int) -> list[Bar]:
-    """Return a bar for each day: the tokens of prompts and answers."""
+def _by_day(rows: Any, days: int) -> Mapping[date, int]:
+    """Return the tokens of prompts and answers of each day, the oldest first."""
     found = rows.order_by().values("day").annotate(num=Sum(F("prompt_tokens") + F("completion_tokens")))
-    by_day: dict[date, int] = {row["day"]: row["num"] for row in found}
-    today, most = timezone.localdate(), max(by_day.values(), default=0) or 1
-    step = _CHART_WIDTH / days
+    known: dict[date, int] = {row["day"]: row["num"] for row in found}
+    today = timezone.localdate()
+    shown = [today - timedelta(days=ago) for ago in reversed(range(days))]
+    return {day: known.get(day, 0) for day in shown}
+
+
+def _chart(by_day: Mapping[date, int]) -> dict[str, Any]:
+    """Return what the chart shows: a bar for each day, its scale and its dates."""
+    most, step = max(by_day.values()), WIDTH / len(by_day)
     bars = []
-    for number in range(days):
-        day = today - timedelta(days=days - 1 - number)
-        num = by_day.get(day, 0)
-        height = round(_BAR_HEIGHT * num / most, 2)
+    for number, (day, num) in enumerate(by_day.items()):
+        height = HEIGHT * num / (most or 1)
         title = f"{date_format(day, 'j M')}: {number_format(num, force_grouping=True)}"
-        bars.append(Bar(round(number * step, 2), round(step * 0.8, 2), _BAR_HEIGHT - height, height, title))
-    return bars
+        bars.append(bar("tokens", number * step, HEIGHT - height, step * FILLED, height, title))
+    days = list(by_day)
+    return {
+        "bars": bars,
+        "top": number_format(most, force_grouping=True),
+        "half": number_format(most // 2, force_grouping=True),
+        "ticks": [date_format(day, "j M") for day in (days[0], days[len(days) // 2], days[-1])],
+    }
 
 
 def _as_file(found: Sequence[Mapping[str, Any]], group: str) -> HttpResponse:

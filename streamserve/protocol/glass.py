@@ -161,7 +161,7 @@ def parting(server: float | None, network: float | None, render: float | None) -
         return Parting("", f"Readers see the first token as the server does, within {_in_words(seconds)}.")
     if hop == "network":
         words = f"The first token takes {_in_words(seconds)} more between server and page: the network, or a proxy that"
-        return Parting(hop, f"{words} buffers. `streamserve_doctor` names the proxy.")
+        return Parting(hop, f"{words} buffers. manage.py streamserve_doctor names the proxy.")
     words = f"The first token comes in time, and takes {_in_words(seconds)} more in the page, until it is painted:"
     return Parting(hop, f"{words} look at what else runs in that page.")
 

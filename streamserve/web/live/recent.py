@@ -30,9 +30,9 @@ SHARES = (0.5, 0.95, 0.99)
 _SIDES = (
     ("Time to the first token", TTFT, READER_TTFT),
     ("Gap between tokens; of readers each answer's p95", ITL, READER_ITL_P95),
-    ("On the way, beyond the server's own time", "", NETWORK),
-    ("Until the first paint", "", FIRST_PAINT),
-    ("Drawing it", "", RENDER),
+    ("Network: on the way, beyond the server's own time", "", NETWORK),
+    ("First paint", "", FIRST_PAINT),
+    ("Render: in the page, until it is painted", "", RENDER),
 )
 _LEFT = "left"  # in the columns: `request_success` by the reasons of LEFT_REASONS
 

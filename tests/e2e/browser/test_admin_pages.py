@@ -49,7 +49,8 @@ def office(browser: Browser, tmp_path_factory: pytest.TempPathFactory, migrated:
 def addresses(office: Watched) -> list[str]:
     """Return the list, and the page of a row, of every model."""
     rows = office.rows.items()  # type: ignore[attr-defined]
-    return [f"{office.origin}/admin/streamserve/{name}/{path}" for name, pk in rows for path in ("", f"{pk}/change/")]
+    found = [f"{name}/{path}" for name, pk in rows for path in ("", f"{pk}/change/")]
+    return [f"{office.origin}/admin/streamserve/{path}" for path in (*found, "stream/glass/?hours=168&until=whole")]
 
 
 # Django's own are left out: the breadcrumbs, the search's field, and empty heads of rows inside a row's page.
