@@ -27,6 +27,7 @@ from streamserve.protocol.requests import Admission
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
 from tests.support.apps.asgi_app import Client
+from tests.support.checks.joined import with_joined_text
 from tests.support.checks.stream_checks import check_native
 from tests.support.servers.web_servers import ROOT
 from tests.support.streams.hand_made import ScriptedClient, ask, tok, until
@@ -82,7 +83,7 @@ async def test_a_stream_passes_all_middleware(site: Site, scripted: ScriptedClie
     await until(lambda: bool(client.messages) and b"event: meta" in client.body, "the first event, at once")
     scripted.last.push(tok("a"), tok("b"), DONE)
     await client.task
-    assert [frame.event for frame in check_native(client.body)] == ["meta", "token", "done"]
+    assert [frame["event"] for frame in with_joined_text(check_native(client.body))] == ["meta", "token", "done"]
     headers = dict(client.headers)
     assert (headers[b"content-encoding"], headers[b"set-cookie"], headers[b"x-site"]) == (b"identity", b"a=1", b"1")
     assert b"content-length" not in headers
