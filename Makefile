@@ -20,11 +20,12 @@ PORT ?= 8000
 # Processes of `make test` and of `make proofs`, on two cores: many tests wait for servers. A file runs in one of them,
 # so that its tests share their server.
 JOBS ?= 5
-PROOF_JOBS ?= 3
+PROOF_JOBS ?= 4
 # Some hundred servers and commands are started, each of which would compile its modules.
 unexport PYTHONDONTWRITEBYTECODE
 # The folders whose tests have a long version: `scaled` and `IS_SOAK` of tests/proofs/scale.py, SIM_STEPS.
-SOAK := tests/proofs tests/sim tests/asgi tests/streams tests/e2e/test_openapi.py tests/e2e/test_sockets.py
+SOAK := tests/proofs tests/sim tests/asgi tests/streams tests/e2e/test_openapi.py tests/e2e/test_sockets.py \
+        tests/clients/thread/test_loading.py
 
 .PHONY: help run test pytest proofs newest lint soak gpu mutants paths wheel js frontends locale docs reference dist map clean
 

@@ -20,7 +20,7 @@ OPTIONS = (
     "-Wno-uninitialized",  # GCC's own AVX-512 headers read what they leave undefined
     "-Wno-maybe-uninitialized",
     "-O1",
-    "-g",
+    "-g1",  # lines of code for a report; all of -g doubles the compiler's time
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",
     f"-I{SOURCES}",

@@ -9,7 +9,7 @@ import pytest
 from tests.sim.conftest import NUM_SHARDS, StepCount
 from tests.sim.seeds import check_repeats, run
 
-STEPS_PER_SHARD = int(os.environ.get("SIM_STEPS", "170_000")) // NUM_SHARDS
+STEPS_PER_SHARD = int(os.environ.get("SIM_STEPS", "80_000")) // NUM_SHARDS
 # Each shard has its own seeds, so that a longer run repeats none.
 SEEDS_PER_SHARD = 1_000_000
 ONE_SEED = os.environ.get("SIM_SEED")
@@ -44,7 +44,7 @@ def test_runs_repeat(seed: int, step_count: StepCount) -> None:
 @pytest.mark.skipif(ONE_SEED is not None, reason="SIM_SEED asks for one run")
 def test_everything_happens(step_count: StepCount) -> None:
     """The events that the laws are about happen in random runs: no law holds for lack of cases."""
-    runs = [run(seed) for seed in range(120)]
+    runs = [run(seed) for seed in range(80)]
     for sim in runs:
         step_count.add("seeds", sim)
     parks = {reason for sim in runs for reason in sim.parks}

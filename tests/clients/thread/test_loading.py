@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="needs the engine extra: pip install streamserve[engine]")
 
+from tests.proofs.scale import scaled
 from tests.support.models.tagged import CHATML, tagged_tokenizer
 from tests.support.models.tiny_models import save_model
 
@@ -50,7 +51,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return made
 
 
-@pytest.mark.parametrize("num_runs", [1, pytest.param(8, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("num_runs", [1, pytest.param(scaled(40, least=3), marks=pytest.mark.proof)])
 def test_two_models_load_at_once(folders: list[Path], num_runs: int) -> None:
     """Both are ready, each with its dtype, and the process has the default dtype that it had."""
     llama, qwen2 = map(str, folders)

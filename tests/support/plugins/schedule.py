@@ -14,6 +14,8 @@ import pytest
 SHARED = ("tests/e2e/browser/test_tabs.py", "tests/e2e/browser/", "tests/e2e/clients/")
 # Files and folders of over ten seconds, about by their time. What waits for servers and what computes take turns.
 SLOWEST = (
+    "tests/doctor/test_proxies.py",
+    "tests/native/test_sanitizers.py",
     "tests/proofs/kills/",
     "tests/proofs/restarts/",
     "tests/proofs/jobs/",
@@ -24,6 +26,8 @@ SLOWEST = (
     "tests/e2e/browser/",
     "tests/engine/model/test_engine.py",
     "tests/e2e/clients/",
+    "tests/e2e/test_wheel.py",
+    "tests/clients/thread/test_loading.py",
     "tests/sim/test_every_fault.py",
     "tests/docs/test_quickstart.py",
     "tests/sim/test_seeds.py",
@@ -42,6 +46,8 @@ SLOWEST = (
     "tests/web/cli/",
     "tests/web/sites/",
     "tests/streams/test_blocks.py",
+    "tests/web/test_own_rows.py",
+    "tests/web/test_access.py",
 )
 
 
