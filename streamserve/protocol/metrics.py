@@ -108,7 +108,12 @@ METRICS: Mapping[str, Metric] = {
             "Sequences parked by the engine: their reader is behind, or requests wait.",
         ),
         _metric("num_tokens_waiting", "gauge", "tokens", "Tokens still to be computed for waiting requests."),
-        _metric("queue_seconds", "gauge", "seconds", "How long computing those takes, by the fitted step time."),
+        _metric(
+            "queue_seconds",
+            "gauge",
+            "seconds",
+            "Time until the waiting requests are computed, by the fitted step time.",
+        ),
         _metric("step_token_budget", "gauge", "tokens", "Tokens a step may compute; halved by out-of-memory."),
         _metric("num_out_of_memory", "counter", "steps", "Steps that ran out of memory and were run again in halves."),
         _metric("num_quarantines", "counter", "pools", "Block pools given up because their counts did not add up."),
@@ -128,11 +133,11 @@ METRICS: Mapping[str, Metric] = {
             _metric(f"upstream_{name}", kind, unit, help, ("model_name", "upstream"))
             for name, kind, unit, help in (
                 ("requests", "counter", "requests", "Requests sent to a server that runs the model."),
-                ("retries", "counter", "requests", "Of these, those sent again: a kept connection was closed."),
-                ("refused", "counter", "requests", "Of these, those answered by an error status."),
-                ("lost", "counter", "requests", "Of these, those whose connection broke or fell silent."),
-                ("moved", "counter", "requests", "Of these, those that another server got before the first token."),
-                ("continued", "counter", "requests", "Of these, those that continued a partial answer."),
+                ("retries", "counter", "requests", "Requests sent again: a kept connection was closed."),
+                ("refused", "counter", "requests", "Requests answered by an error status."),
+                ("lost", "counter", "requests", "Requests whose connection broke or fell silent."),
+                ("moved", "counter", "requests", "Requests that another server got before the first token."),
+                ("continued", "counter", "requests", "Requests that continued a partial answer."),
                 ("holds", "counter", "holds", "How often the server was not read from: a reader was behind."),
                 ("away", "counter", "times", "How often the server could not be used from then on."),
                 ("up", "gauge", "ratio", "1 while the server gets requests like any other, else 0."),
@@ -167,7 +172,7 @@ METRICS: Mapping[str, Metric] = {
             "spec_decode_num_accepted_tokens",
             "counter",
             "tokens",
-            "Of these, those that were accepted: their answers got them in one step.",
+            "Proposed tokens that were accepted: answers got them in one step.",
             ("model_name", "latency_class", "source"),
         ),
         _metric(
@@ -236,12 +241,14 @@ METRICS: Mapping[str, Metric] = {
         _metric("request_prefill_time_seconds", "histogram", "seconds", "First scheduled until first output token."),
         _metric("request_decode_time_seconds", "histogram", "seconds", "First output token until the last."),
         _metric("reader_reports", "counter", "reports", "Answers whose reader has reported its own times."),
-        _metric("reader_reconnects", "counter", "connections", "Connections by which those readers came back."),
+        _metric(
+            "reader_reconnects", "counter", "connections", "Connections after the first, of readers that have reported."
+        ),
         _metric(
             "reader_gap_budget",
             "counter",
             "answers",
-            "Of these, answers whose gaps kept or missed the budget of their class, by outcome.",
+            "Reported answers whose gaps kept or missed the budget of their class, by outcome.",
             ("model_name", "latency_class", "outcome"),
         ),
         _metric(
