@@ -3,7 +3,7 @@
 Its limits and times are in `FlowConfig`, a value that the site's settings make.
 
     app ── await send() ──► Twisted's buffer ──► kernel: unsent ≤ 16 KiB, then in flight ──► peer's buffer ──► reader
-              ▲                   │ above a quarter of connection_bytes: pauseProducing
+              ▲                   │ above an eighth of connection_bytes: pauseProducing
               └──── FlowControl ◄────────┘ empty: resumeProducing
 
 Imports neither Twisted nor daphne: it gets their transports, and Twisted calls a producer by its methods
@@ -97,7 +97,7 @@ class FlowTransport:
         self._write, self._buffer = self.tcp.writeSomeData, self.tcp.write
         self.tcp.writeSomeData = self._write_some
         self.tcp.write, self.tcp.writeSequence = self._write_now, self._write_sequence_now
-        # Twisted holds written bytes twice while it joins them: a quarter here is at most the whole in memory.
+        # One more piece may follow, and Twisted holds written bytes twice while it joins them: at most half in memory.
         self.tcp.bufferSize = piece_bytes(options)
         tune(self.tcp, options)
 
@@ -278,7 +278,7 @@ def _length(message: Message) -> int:
 
 def piece_bytes(options: FlowConfig) -> int:
     """Return the high-water mark, which is also the largest piece written at once."""
-    return options.connection_bytes // 4
+    return options.connection_bytes // 8
 
 
 def tune(tcp: Any, options: FlowConfig) -> None:

@@ -57,7 +57,7 @@ def test_a_reader_that_stops_is_parked_and_resumed(server: Server) -> None:
 
 def test_a_large_frame_is_written_as_there_is_room(server: Server) -> None:
     """A frame of many megabytes is written a piece at a time, and its event is whole when all have left."""
-    num_bytes, piece_bytes = 12 * 2**20, 64 * 1024  # more than kernels buffer; a quarter of connection_bytes
+    num_bytes, piece_bytes = 12 * 2**20, 32 * 1024  # more than kernels buffer; an eighth of connection_bytes
     before = state(server)["num_written"]
     with get(server, f"/large?bytes={num_bytes}", "Connection: close") as client:
         seen: list[int] = []
