@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
@@ -56,6 +57,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
         *_check_budget(conf),
         *_check_remote(conf),
         *_check_log(conf),
+        *_check_folders(conf),
         *_check_storage(conf),
         *_check_anonymous(conf),
         *_check_conversations(conf),
@@ -380,6 +382,36 @@ def _check_log(conf: SiteConfig) -> Iterator[CheckMessage]:
             hint='pip install redis, or set "LOG": "file".',
             id="streamserve.E008",
         )
+
+
+def _check_folders(conf: SiteConfig) -> Iterator[CheckMessage]:
+    """W019: a folder that answers or engines are written to cannot be written to by this user."""
+    folders = {}
+    if conf.log == "file" or conf.client == "process":
+        folders['"STATE_DIR"'] = conf.state_dir
+    if conf.client == "process":
+        folders['"ENGINE_PROCESS"]["RUNTIME_DIR"'] = conf.engine_process.runtime_dir
+    for key, folder in folders.items():
+        why = _why_unwritable(Path(folder)) if folder else ""
+        if why:
+            yield Warning(
+                f"STREAMSERVE[{key}] is {folder}: {why}.",
+                hint="Answers are refused until the user of the web processes and engines can write there.",
+                id="streamserve.W019",
+            )
+
+
+def _why_unwritable(folder: Path) -> str:
+    """Return why this user can neither write to the folder nor make it, or ""."""
+    try:
+        found = next(path for path in (folder, *folder.parents) if path.exists())
+        if not found.is_dir():
+            return f"{found} is a file"
+        if not os.access(found, os.W_OK | os.X_OK):
+            return f"this user may not write to {found}"
+        return "" if os.statvfs(found).f_bavail else f"the disk of {found} is full"
+    except OSError as error:
+        return f"{error.strerror} ({error.filename})"
 
 
 def is_folder_like(path: str) -> bool:

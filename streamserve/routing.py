@@ -7,6 +7,7 @@ Importing this module needs no app registry, so that an asgi.py may import it an
 
 from __future__ import annotations
 
+import logging
 import re
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from streamserve.asgi.guard import RouteBound
     from streamserve.conf import SiteConfig
     from streamserve.protocol.limits import Limits
+
+logger = logging.getLogger("streamserve.asgi")
 
 
 def wrap(application: Any, *, websocket: Any = None) -> Any:
@@ -40,7 +43,10 @@ def wrap(application: Any, *, websocket: Any = None) -> Any:
     apps = _apps_of(application)
     others = websocket or apps.get("websocket") or deny_unknown_path
     apps["websocket"] = SocketRouter(AuthMiddlewareStack(StreamConsumer.as_asgi()), others)
-    settings = SiteConfig() if get_problems() else get_settings()  # the system checks name the problems
+    problems = get_problems()
+    for problem in problems:  # servers other than runserver run no system checks; pages of the site's own are served
+        logger.error("%s %s The site's answers are refused: `manage.py check`.", problem.message, problem.hint)
+    settings = SiteConfig() if problems else get_settings()
     middleware = StreamMiddleware(
         ProtocolTypeRouter(apps),
         harden=settings.harden_event_streams,

@@ -187,6 +187,24 @@ def test_a_web_process_that_would_compile_is_found(tmp_path: Path, monkeypatch: 
         assert "streamserve.W015" in ids()
 
 
+@pytest.mark.parametrize(
+    "config", [{"STATE_DIR": "a/b"}, {"STATE_DIR": "a"}, {"ENGINE_PROCESS": {"RUNTIME_DIR": "a/b"}}]
+)
+def test_a_folder_that_cannot_be_written_is_named(config: dict[str, Any], tmp_path: Path) -> None:
+    """W019 names the folder's setting and what stands in the way; a folder that can be made is right."""
+    config = {
+        key: {k: str(tmp_path / v) for k, v in x.items()} if isinstance(x, dict) else str(tmp_path / x)
+        for key, x in config.items()
+    }
+    config = {"STATE_DIR": str(tmp_path / "state"), **config}
+    with override_settings(STREAMSERVE={"MODELS": {"m": {"PATH": "echo"}}, **config}):
+        assert "streamserve.W019" not in ids()
+        (tmp_path / "a").write_text("a file")
+        (found,) = [one for one in run_checks() if one.id == "streamserve.W019"]
+        assert found.msg.startswith("STREAMSERVE[")
+        assert f"{tmp_path / 'a'} is a file" in found.msg
+
+
 def test_a_folder_that_exists_is_right(tmp_path: Path) -> None:
     """A folder with a config.json passes; one without is named, as the parent of a model's folder."""
     with override_settings(STREAMSERVE={"MODELS": {"m": {"PATH": str(tmp_path)}}}):
