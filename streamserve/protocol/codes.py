@@ -216,7 +216,7 @@ _ALL = (
         engine_paused="An operator has paused the model.",
         engine_draining="The engine finishes its open answers before it is stopped or replaced.",
         grammar_queue_full="Too many grammars wait to be compiled, or those of open answers take all the memory.",
-        unmet_needs="During a rolling restart: a newer process began this answer, which needs what this one lacks.",
+        unmet_needs="During a rolling restart: a newer process began this answer, which needs what this process lacks.",
         rule_failed="A function of the site (`PERMISSION`, `TENANT`, `MODERATION`) failed; the site's log "
         "has the cause.",
         stop_pending="The stop is recorded, and its end could not be written for 9 s. It takes effect by itself.",

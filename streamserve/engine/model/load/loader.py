@@ -9,6 +9,7 @@ Knows transformers; not the KV memory, not plans. Runs once, before the engine t
 from __future__ import annotations
 
 import copy
+import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -355,6 +356,12 @@ def read_config(folder: Path) -> Any:
         return AutoConfig.for_model(**read_fields(folder))
     if not (folder / "config.json").exists():
         raise ModelLoadError(f"{folder} has no config.json; so it is no model folder. Name the folder that has it.")
+    try:
+        json.loads((folder / "config.json").read_bytes())
+    except ValueError as error:
+        raise ModelLoadError(f"{folder}/config.json is no valid JSON ({error}). Copy or download it again.") from error
+    except OSError as error:
+        raise ModelLoadError(f"{folder}/config.json cannot be read: {error.strerror}.") from error
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (ValueError, KeyError, OSError) as error:

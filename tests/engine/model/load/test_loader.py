@@ -90,6 +90,13 @@ def test_unknown_architecture(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_a_config_that_is_no_json_is_named(tmp_path: Path) -> None:
+    """A config.json that is cut short is named with its place, and not as an architecture that is not known."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama"')
+    with pytest.raises(ModelLoadError, match=r"config\.json is no valid JSON \(.*column 23.*Copy or download it again"):
+        loader.read_config(tmp_path)
+
+
 def test_a_body_that_the_head_does_not_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine looks at the decoder's output; where the model does not call that module, a load says so."""
 
