@@ -37,7 +37,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -97,6 +97,34 @@ class _Outcome:
     can_repeat: bool = False
 
 
+@dataclass(slots=True, eq=False)
+class _Posted:
+    """What was posted to a lane and is not done: `jobs` are those that its thread has taken, oldest first.
+
+    `num` counts those that wait for the thread too; the lane's lock guards it. All else is the serving thread's.
+    """
+
+    num: int = 0
+    jobs: deque[_Job] = field(default_factory=deque)
+    retry_at: float = 0.0
+    delay: float = _FIRST_DELAY
+
+    def is_due(self, now: float) -> bool:
+        """Whether there are jobs to be tried now."""
+        return bool(self.jobs) and now >= self.retry_at
+
+    def take_oldest(self) -> list[_Job]:
+        """Take a group of jobs."""
+        return [self.jobs.popleft() for _ in range(min(len(self.jobs), _MAX_GROUP))]
+
+    def put_back(self, jobs: list[_Job]) -> None:
+        """Keep jobs that could not be done, before all that is posted later, and try them again after a while."""
+        self.jobs.extendleft(reversed(jobs))
+        now = time.monotonic()
+        if self.is_due(now):
+            self.retry_at, self.delay = now + self.delay, min(2 * self.delay, _MAX_DELAY)
+
+
 class Lane:
     """A thread that does jobs one group after the other. It starts with its first job, and ends by `end`.
 
@@ -115,14 +143,12 @@ class Lane:
         self._name, self._idle_seconds, self._deadline_seconds = name, idle_seconds, deadline_seconds
         self._is_for_reads, self._max_group = is_for_reads, 1 if is_for_reads else _MAX_GROUP
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards `_thread`, `_hung`, `_left` and `_num_posted`
+        self._lock = threading.Lock()  # guards `_thread`, `_hung`, `_left` and `_posted.num`
         self._thread: threading.Thread | None = None  # that serves
         self._hung: set[threading.Thread] = set()
         self._left: WeakSet[threading.Thread] = WeakSet()  # hung when the lane ended
         self._began_at = math.inf  # the attempt that is being made
-        self._posted: deque[_Job] = deque()  # what was posted and is not done, oldest first; the serving thread's
-        self._num_posted = 0
-        self._retry_at, self._delay = 0.0, _FIRST_DELAY
+        self._posted = _Posted()
         self.trouble: Trouble | None = None  # the database's, as the last job found it
         self.num_transactions = 0  # of writes
 
@@ -153,8 +179,8 @@ class Lane:
     def post(self, work: Callable[[], Any]) -> None:
         """Have a write done as soon as the database can; an error of its own is logged."""
         with self._lock:
-            is_full = self._num_posted >= MAX_POSTED
-            self._num_posted += not is_full
+            is_full = self._posted.num >= MAX_POSTED
+            self._posted.num += not is_full
         if is_full:
             logger.error("a write that was posted is dropped: %d wait for the database already", MAX_POSTED)
         else:
@@ -216,18 +242,18 @@ class Lane:
 
     def _next_jobs(self) -> list[_Job] | None:
         """Return jobs that wait, with what was posted if it is due; None when the lane has ended."""
-        began, jobs = time.monotonic(), list[_Job]()
-        patience = max(0.0, self._retry_at - began) if self._posted else self._idle_seconds
+        began, jobs, posted = time.monotonic(), list[_Job](), self._posted
+        patience = max(0.0, posted.retry_at - began) if posted.jobs else self._idle_seconds
         is_over = self._take(jobs, patience)
-        if not (is_over or jobs or self._posted):
+        if not (is_over or jobs or posted.jobs):
             _tidy(_close_unowned)
             is_over = self._take(jobs, None)
         if is_over and not jobs:
             return None
         if is_over:
             self._jobs.put(None)  # its turn comes after the jobs before it
-        if self._posted and time.monotonic() >= self._retry_at:
-            jobs[:0] = self._oldest_posted()
+        if posted.is_due(time.monotonic()):
+            jobs[:0] = posted.take_oldest()
         _tidy(partial(_close_unfit, is_rested=time.monotonic() - began > _TRUSTED_SECONDS))
         return jobs
 
@@ -236,25 +262,23 @@ class Lane:
         with suppress(queue.Empty):
             job = self._jobs.get(timeout=seconds)
             while job is not None:
-                (self._posted if job.future is None else jobs).append(job)
+                (self._posted.jobs if job.future is None else jobs).append(job)
                 if len(jobs) == self._max_group:
                     return False
                 job = self._jobs.get_nowait()
             return True
         return False
 
-    def _oldest_posted(self) -> list[_Job]:
-        return [self._posted.popleft() for _ in range(min(len(self._posted), _MAX_GROUP))]
-
     def _flush(self) -> None:
         """Try what was posted a last time."""
-        while num := len(self._posted):
-            self._do(self._oldest_posted())
-            if len(self._posted) == num:
+        posted = self._posted
+        while num := len(posted.jobs):
+            self._do(posted.take_oldest())
+            if len(posted.jobs) == num:
                 logger.error("%d writes that were posted are lost: the database takes none", num)
-                self._posted.clear()
+                posted.jobs.clear()
                 with self._lock:
-                    self._num_posted -= num
+                    posted.num -= num
 
     def _do(self, jobs: list[_Job]) -> None:
         """Do a group: first what can share a transaction, and then each other job."""
@@ -330,7 +354,7 @@ class Lane:
                 by_loop.setdefault(job.future.get_loop(), []).append(outcome)
                 continue
             with self._lock:
-                self._num_posted -= 1
+                self._posted.num -= 1
             if error is not None:
                 logger.error("a write that was posted failed", exc_info=error)
         for loop, settled in by_loop.items():
@@ -353,22 +377,19 @@ class Lane:
 
     def _keep(self, jobs: list[_Job]) -> None:
         """Put jobs back: among those that wait, or what was posted before all that is posted later."""
-        self._posted.extendleft(job for job in reversed(jobs) if job.future is None)
+        self._posted.put_back([job for job in jobs if job.future is None])
         for job in jobs:
             if job.future is not None:
                 # A lock of its rows must not fail the other jobs again.
                 job.can_share = job.can_share and not _locks_rows(router.db_for_write(Stream))
                 self._jobs.put(job)
-        now = time.monotonic()
-        if self._posted and now >= self._retry_at:
-            self._retry_at, self._delay = now + self._delay, min(2 * self._delay, _MAX_DELAY)
         time.sleep(_PAUSE_SECONDS)  # not every lock is waited for
 
     def _note(self, trouble: Trouble | None, cause: BaseException | None = None) -> None:
         """Remember what a job has found; log it when that changes."""
         before, self.trouble = self.trouble, Trouble.AWAY if trouble is Trouble.LOST else trouble
         if trouble is None:
-            self._delay = _FIRST_DELAY
+            self._posted.delay = _FIRST_DELAY
             if before is not None:
                 logger.warning("the site's database is back (%s)", self._name)
         elif before is None:

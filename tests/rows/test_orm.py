@@ -180,7 +180,7 @@ async def test_posted_writes_are_kept_in_order(door: Door, caplog: pytest.LogCap
         door.writes.post(rename("2", "3"))
         assert done == []
     await until(lambda: len(done) == 3)
-    await until(lambda: door.writes._num_posted == 0)
+    await until(lambda: door.writes._posted.num == 0)
     assert done == [1, 1, 1]
     assert [one.name async for one in Group.objects.all()] == ["3"]
     assert "the site's database is back" in caplog.text
