@@ -10,8 +10,8 @@ import pytest
 
 from tests.sim.simulation import Simulation
 
-MIN_STEPS = 300_000
-NUM_SHARDS = 8  # of the random runs
+MIN_STEPS = 200_000
+NUM_SHARDS = 8  # of the random runs of test_seeds.py
 
 
 class StepCount:
@@ -59,6 +59,7 @@ def _is_whole(session: pytest.Session) -> bool:
     """Whether this process runs all files and shards, and not a selection of them (`-m`, `-k`, xdist)."""
     if hasattr(session.config, "workerinput"):
         return False
-    names = {item.path.name for item in session.items if item.path.parent.name == "sim"}
-    num_shards = sum(item.name.startswith("test_random_runs[") for item in session.items)
-    return num_shards == NUM_SHARDS and names >= {path.name for path in Path(__file__).parent.glob("test_*.py")}
+    folder = Path(__file__).parent
+    files = {item.path for item in session.items}
+    shards = [item for item in session.items if item.nodeid.startswith("tests/sim/test_seeds.py::test_random_runs[")]
+    return len(shards) == NUM_SHARDS and files >= set(folder.glob("test_*.py"))
