@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
@@ -26,6 +27,7 @@ from streamserve.clients.pipeline.client import PIPELINES
 from streamserve.clients.process.memory import too_large
 from streamserve.clients.remote.config import read_key
 from streamserve.conf import ECHO_PATH, LOG_SCHEMES, ServedModel, SiteConfig, get_problems, get_settings
+from streamserve.engine.capacity import GIB
 from streamserve.engine.config import EngineConfig
 from streamserve.native.build import find, obstacle
 from streamserve.native.levels import best_level
@@ -332,7 +334,9 @@ def _check_memory(conf: SiteConfig) -> Iterator[CheckMessage]:
 
 
 def _check_budget(conf: SiteConfig) -> Iterator[CheckMessage]:
-    """E019: a model takes more memory than all engines have. W018: engines in web processes have no budget."""
+    """E019: a model takes more memory than all engines have. W018: engines in web processes have no budget. W020: it is
+    more than there is.
+    """
     budget = conf.engine_process.memory_bytes
     if not conf.engine_process.is_lazy or conf.testing:
         return
@@ -343,12 +347,22 @@ def _check_budget(conf: SiteConfig) -> Iterator[CheckMessage]:
             id="streamserve.W018",
         )
         return
-    needs = _needs(conf, budget) if budget is not None else ()
-    for alias, num_bytes in needs:
-        if budget is not None and num_bytes > budget:
+    if budget is None:
+        return
+    from streamserve.engine.model.load.source import total_memory
+
+    limit = total_memory()
+    if budget > limit:
+        yield Warning(
+            f"MEMORY_BYTES is {budget / GIB:,.2f} GiB, and this machine, or its container, has {limit / GIB:,.2f} GiB.",
+            hint="Engines on a CPU that web processes start share what there is. Lower MEMORY_BYTES.",
+            id="streamserve.W020",
+        )
+    for alias, num_bytes in _needs(conf, budget):
+        if num_bytes > budget:
             yield Error(
                 f"The model {alias!r} can never be loaded.",
-                hint=too_large(alias, num_bytes, budget),
+                hint=too_large(alias, num_bytes, budget, sys.maxsize),
                 id="streamserve.E019",
             )
 

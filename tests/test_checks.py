@@ -153,10 +153,12 @@ def test_models_that_want_too_much_memory_together_are_found(engine: Any, device
 
 
 def test_a_model_that_is_larger_than_the_budget_is_found(tmp_path: Path) -> None:
-    """E019: with both sizes. W018: a budget needs engine processes."""
+    """E019: with both sizes. W018: a budget needs engine processes. W020: it is more than there is."""
     given = {"MODELS": {"desk": {"PATH": str(HELPDESK)}}, "STATE_DIR": tmp_path}
     with override_settings(STREAMSERVE={**given, "ENGINE_PROCESS": {"MEMORY_BYTES": 1 << 34}}):
         assert not {"streamserve.E019", "streamserve.W018"} & set(ids())
+    with override_settings(STREAMSERVE={**given, "ENGINE_PROCESS": {"MEMORY_BYTES": 1 << 60}}):
+        assert "streamserve.W020" in ids()
     with override_settings(STREAMSERVE={**given, "ENGINE_PROCESS": {"MEMORY_BYTES": 1 << 29}}):
         [error] = [one for one in run_checks() if one.id == "streamserve.E019"]
         assert "takes 0.8" in str(error.hint)

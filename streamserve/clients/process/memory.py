@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -27,6 +28,7 @@ import msgspec
 
 from streamserve.clients.process.config import LaunchConfig, engine_paths, prepare_folder
 from streamserve.engine.capacity import GIB, MIB
+from streamserve.engine.model.load.source import total_memory
 from streamserve.engine.plan import Progress
 from streamserve.protocol.engine import AWAITS_MEMORY, TOO_LARGE
 from streamserve.protocol.errors import EngineUnavailable
@@ -100,8 +102,20 @@ def _idle_bytes(table: Table, now: float) -> int:
 class HostMemory:
     """One engine's side of the table. `reserve` is called on its engine thread, `look` on its event loop."""
 
-    def __init__(self, config: LaunchConfig, budget: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.budget = budget
+    def __init__(
+        self,
+        config: LaunchConfig,
+        budget: int,
+        clock: Callable[[], float] = time.monotonic,
+        limit: int | None = None,
+    ) -> None:
+        """`limit`: the memory that this process may use at all; None: by the machine and its control groups.
+
+        Engines that web processes start are in the same control groups, so that it bounds them together.
+        """
+        self._limit = _limit_of(config) if limit is None else limit
+        self.budget = min(budget, self._limit)
+        self._together = self.budget if config.autostart else budget
         paths = engine_paths(config)
         site = hashlib.sha256(config.site.encode()).hexdigest()[:24]
         self._alias, self._name, self._folder = config.model.alias, paths.lock.stem, paths.lock.parent
@@ -118,7 +132,7 @@ class HostMemory:
         """
         if num_bytes > self.budget:
             progress(TOO_LARGE, 0.0)
-            raise EngineUnavailable(too_large(self._alias, num_bytes, self.budget), code=TOO_LARGE)
+            raise EngineUnavailable(too_large(self._alias, num_bytes, self.budget, self._limit), code=TOO_LARGE)
         self._num_bytes = num_bytes
         since = self._clock()
         while (place := self._try(since)) != 0:
@@ -142,7 +156,7 @@ class HostMemory:
             num_bytes = self._num_bytes + -(-over // _STEP_BYTES) * _STEP_BYTES
             now = msgspec.structs.replace(mine, free_from=free_from, num_bytes=num_bytes)
             table = {**table, self._name: now}
-            is_leaving = must_sleep(table, self._name, self.budget, self._clock())
+            is_leaving = must_sleep(table, self._name, self._together, self._clock())
             if is_leaving:
                 table = {**table, self._name: msgspec.structs.replace(now, state="leaving")}
             if table[self._name] != mine:
@@ -160,7 +174,7 @@ class HostMemory:
                 waiting = Entry(state="waiting", num_bytes=self._num_bytes, since=since)
                 table = {**table, self._name: waiting}
                 self._write(table)
-            if may_load(table, self._name, self.budget, self._clock()):
+            if may_load(table, self._name, self._together, self._clock()):
                 held = msgspec.structs.replace(table[self._name], state="held")
                 self._write({**table, self._name: held})
                 return 0
@@ -209,12 +223,19 @@ class HostMemory:
         return False
 
 
-def too_large(alias: str, num_bytes: int, budget: int) -> str:
-    """Return the message for a model that never fits, with both sizes."""
-    return (
-        f"the model {alias} takes {num_bytes / GIB:,.2f} GiB, and the engines of this machine have "
-        f"{budget / GIB:,.2f} GiB (MEMORY_BYTES). Raise it, lower KV_CACHE_BYTES, or QUANTIZE the model."
-    )
+def too_large(alias: str, num_bytes: int, budget: int, limit: int) -> str:
+    """Return the message for a model that never fits, with both sizes. `limit` is what there is at all."""
+    bound, way_out = f"the engines of this machine have {budget / GIB:,.2f} GiB (MEMORY_BYTES)", "Raise it"
+    if budget >= limit:
+        bound, way_out = f"this machine, or its container, has {limit / GIB:,.2f} GiB", "Give it more memory"
+    takes = f"the model {alias} takes {num_bytes / GIB:,.2f} GiB"
+    return f"{takes}, and {bound}. {way_out}, lower KV_CACHE_BYTES, or QUANTIZE the model."
+
+
+def _limit_of(config: LaunchConfig) -> int:
+    """Return what an engine may use of this machine's memory; no bound where a GPU may hold the model."""
+    may_use_gpu = config.model.device != "cpu" and Path("/dev/nvidiactl").exists()
+    return sys.maxsize if may_use_gpu else total_memory()
 
 
 def resident_bytes() -> int:

@@ -16,12 +16,14 @@ from django.test import AsyncClient
 from streamserve.api.ops import render_metrics
 from streamserve.clients.base import until_loaded
 from streamserve.clients.process.client import ProcessClient
-from streamserve.clients.process.config import LaunchConfig
+from streamserve.clients.process.config import LaunchConfig, engine_paths, locked
 from streamserve.clients.process.embedder import ProcessEmbedder
-from streamserve.clients.process.memory import Entry, may_load, must_sleep, queue
-from streamserve.engine.capacity import ECHO_BYTES
+from streamserve.clients.process.memory import Entry, HostMemory, may_load, must_sleep, queue
+from streamserve.engine.capacity import ECHO_BYTES, GIB
 from streamserve.engine.config import EmbedderConfig, ModelConfig
+from streamserve.engine.plan import no_progress
 from streamserve.protocol.embeddings import EmbedRequest
+from streamserve.protocol.engine import TOO_LARGE
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.events import Done
 from streamserve.web import site
@@ -209,6 +211,29 @@ async def test_a_model_larger_than_the_budget_is_refused(folder: Path) -> None:
         with pytest.raises(EngineUnavailable, match=r"a takes 0\.06 GiB, .* have 0\.03 GiB") as refused:
             await a.generate(ask())
         assert refused.value.code == "model_too_large"
+
+
+@pytest.mark.parametrize("autostart", [True, False])
+def test_what_the_machine_has_bounds_the_budget(autostart: bool, folder: Path) -> None:
+    """A model that is larger is refused with both sizes; engines of a service of their own have the whole budget."""
+    memory = HostMemory(spec(folder, "a", autostart=autostart), 8 * GIB, limit=2 * GIB)
+    assert memory.budget == 2 * GIB
+    stages: list[str] = []
+    with pytest.raises(EngineUnavailable, match=r"a takes 3\.00 GiB, .* container, has 2\.00 GiB") as refused:
+        memory.reserve(3 * GIB, lambda stage, *_: stages.append(stage))
+    assert (refused.value.code, stages) == (TOO_LARGE, [TOO_LARGE])
+    other = HostMemory(spec(folder, "b", autostart=autostart), 8 * GIB, limit=2 * GIB)
+    with locked(engine_paths(spec(folder, "a", autostart=autostart))):
+        memory.reserve(2 * GIB, no_progress)
+        if autostart:
+            with pytest.raises(TimeoutError, match="1st in the queue"):
+                other.reserve(GIB, refuse)
+        else:
+            other.reserve(GIB, refuse)
+
+
+def refuse(stage: str, *_: object) -> None:
+    raise TimeoutError(stage)
 
 
 async def test_an_idle_model_sleeps_by_itself(folder: Path) -> None:

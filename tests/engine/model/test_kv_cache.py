@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from streamserve.engine.capacity import (
@@ -62,13 +63,32 @@ def test_never_fits() -> None:
     assert max_tokens_that_fit(5, 32) == 128
 
 
-def test_containers_limit(tmp_path: Path) -> None:
-    """A container's memory limit counts where it is below the machine's."""
-    limit = tmp_path / "memory.max"
+def in_group(folder: Path, line: str) -> Path:
+    """Write the control groups of a process as Linux shows them."""
+    (folder / "process").write_text(f"1:cpu:/other\n{line}\n")
+    return folder / "process"
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("0::/", "memory.max"),  # a container's own
+        ("0::/system.slice/site.service", "memory.max"),  # the slice's
+        ("0::/system.slice/site.service", "system.slice/memory.max"),
+        ("0::/system.slice/site.service", "system.slice/site.service/memory.max"),
+        ("0::/not/seen/from/here", "memory.max"),
+        ("4:memory:/", "memory/memory.limit_in_bytes"),
+        ("4:cpu,memory:/docker/ab", "memory/docker/ab/memory.limit_in_bytes"),
+    ],
+)
+def test_containers_limit(line: str, name: str, tmp_path: Path) -> None:
+    """The limit of a process's control group, or of one around it, counts where it is below the machine's."""
+    process, limit = in_group(tmp_path, line), tmp_path / name
+    limit.parent.mkdir(parents=True, exist_ok=True)
     limit.write_text("1048576\n")
-    assert total_memory(limit) == 1 << 20
+    assert total_memory(process, tmp_path) == 1 << 20
     limit.write_text("max\n")
-    assert total_memory(limit) == total_memory(tmp_path / "absent") > 1 << 20
+    assert total_memory(process, tmp_path) == total_memory(tmp_path / "absent") > 1 << 20
 
 
 def test_what_a_container_has_left(tmp_path: Path) -> None:
@@ -76,11 +96,18 @@ def test_what_a_container_has_left(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("10000000\n")
     (tmp_path / "memory.current").write_text("7000000\n")
     (tmp_path / "memory.stat").write_text("anon 4000000\nactive_file 1000000\ninactive_file 500000\n")
-    assert available_memory(tmp_path) == 4_500_000
+    process = in_group(tmp_path, "0::/")
+    assert available_memory(process, tmp_path) == 4_500_000
     (tmp_path / "memory.current").write_text("17000000\n")
-    assert available_memory(tmp_path) == 0
+    assert available_memory(process, tmp_path) == 0
     (tmp_path / "memory.max").write_text("max\n")
-    assert available_memory(tmp_path) > 10_000_000
+    assert available_memory(process, tmp_path) > 10_000_000
+    old = tmp_path / "memory"
+    old.mkdir()
+    (old / "memory.limit_in_bytes").write_text("10000000\n")
+    (old / "memory.usage_in_bytes").write_text("7000000\n")
+    (old / "memory.stat").write_text("active_file 1\ntotal_active_file 1000000\ntotal_inactive_file 500000\n")
+    assert available_memory(in_group(tmp_path, "3:memory:/"), tmp_path) == 4_500_000
 
 
 def test_write_and_read_slots() -> None:

@@ -9,7 +9,8 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from streamserve.protocol.requests import MODEL_DEFAULTS, RANGES
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
 # What a GGUF file calls a sampling parameter otherwise.
 GGUF_SAMPLING = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
+# Of Linux: which control groups a process is in, and their files.
+CGROUPS_OF_PROCESS, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5", ".onnx")
 
 
@@ -239,24 +242,48 @@ def cache_folder() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "streamserve"
 
 
-def total_memory(cgroup_limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Return the RAM this process may use: the machine's, or its container's limit if that is lower."""
+def total_memory(process: Path = CGROUPS_OF_PROCESS, root: Path = CGROUPS) -> int:
+    """Return the RAM this process may use: the machine's, or the least limit of its control groups."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        return min(physical, int(cgroup_limit.read_text()))
-    except (OSError, ValueError):  # no cgroup v2, or "max"
-        return physical
+    return min([physical, *(limit for _, limit in _limits(process, root))])
 
 
-def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes available without swapping, of the machine or of its container: free, and the page cache."""
+def available_memory(process: Path = CGROUPS_OF_PROCESS, root: Path = CGROUPS) -> int:
+    """Return the bytes available without swapping, of the machine or of a control group: free, and the page cache."""
     free = _available_of_machine()
+    for folder, limit in _limits(process, root):
+        with suppress(OSError, ValueError, KeyError):
+            is_new = (folder / "memory.current").exists()
+            used = int((folder / ("memory.current" if is_new else "memory.usage_in_bytes")).read_text())
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            names = [name if is_new else f"total_{name}" for name in ("inactive_file", "active_file")]
+            free = min(free, limit - used + sum(int(stat[name]) for name in names))
+    return max(0, free)
+
+
+def _limits(process: Path, root: Path) -> Iterator[tuple[Path, int]]:
+    """Yield each control group that bounds this process's memory, and its limit in bytes.
+
+    A service of systemd is in a group of its own, whose parents bound it too; a container often sees its own as the
+    root. Of version 1 the memory controller has a tree of its own.
+    """
     try:
-        limit, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
-        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        return max(0, min(free, limit - used + int(stat["inactive_file"]) + int(stat["active_file"])))
-    except (OSError, ValueError, KeyError):  # no cgroup v2, or "max"
-        return free
+        lines = [line.split(":", 2) for line in process.read_text().splitlines()]
+    except OSError:  # not Linux
+        return
+    for _, controllers, path in lines:
+        if controllers == "":
+            top, name = root, "memory.max"
+        elif "memory" in controllers.split(","):
+            top, name = root / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents) if group != top else (top,):
+            with suppress(OSError, ValueError):  # none, not seen from here, or "max"
+                yield folder, int((folder / name).read_text())
+            if folder == top:
+                break
 
 
 def _available_of_machine() -> int:
