@@ -10,8 +10,9 @@ Each process loads the model, answers a few tokens, and says:
     peak     the most memory that was resident, mapped pages of files included, until the answer was there
     after    what is resident then, and how much of it is the process's own (not a file's)
 
-`--kept` loads each form twice in a fresh cache, and prints the second load too: what was packed is kept. `--most-gb`:
-fail if a peak is above it. Sizes are in GB of 10^9 bytes. The kernels are compiled before.
+`--kept` loads each form twice in a fresh cache, and prints the second load too: what was packed is kept. Then two
+processes load it at once, and the last row has what one of them takes of the memory: shared pages count as a half
+(PSS). `--most-gb`: fail if a peak is above it. Sizes are in GB of 10^9 bytes. The kernels are compiled before.
 """
 
 from __future__ import annotations
@@ -59,15 +60,17 @@ class Figures:
     own_bytes: int
     linears: str
     tokens: list[int]
+    shared_bytes: int | None = None  # PSS, beside another process
 
     def line(self, form: str) -> str:
         """Return a row of the table."""
         sizes = " / ".join(f"{size / 1e9:.2f}" for size in (self.peak_bytes, self.resident_bytes, self.own_bytes))
-        return f"| {form} | {self.load_seconds:.1f} / {self.cpu_seconds:.1f} | {sizes} | {self.linears} |"
+        pss = "" if self.shared_bytes is None else f"{self.shared_bytes / 1e9:.2f}"
+        return f"| {form} | {self.load_seconds:.1f} / {self.cpu_seconds:.1f} | {sizes} | {pss} | {self.linears} |"
 
 
-def measure(fields: dict[str, Any]) -> Figures:
-    """Load a model and let it answer; `fields` are those of its config."""
+def measure(fields: dict[str, Any]) -> tuple[Figures, Any]:
+    """Load a model and let it answer; `fields` are those of its config. Its runner holds the memory."""
     import torch
 
     from streamserve.engine.capacity import NULL_BLOCKS, blocks_for_tokens
@@ -99,7 +102,7 @@ def measure(fields: dict[str, Any]) -> Figures:
             token_ids = [int(logits[0].argmax())]
             found += token_ids
     sizes = memory_of_this_process()
-    return Figures(
+    figures = Figures(
         load_seconds=load_seconds,
         cpu_seconds=cpu_seconds,
         peak_bytes=sizes["VmHWM"],
@@ -108,6 +111,7 @@ def measure(fields: dict[str, Any]) -> Figures:
         linears=runner.linears,
         tokens=found,
     )
+    return figures, runner
 
 
 def memory_of_this_process(status: Path = Path("/proc/self/status")) -> dict[str, int]:
@@ -118,13 +122,30 @@ def memory_of_this_process(status: Path = Path("/proc/self/status")) -> dict[str
 
 def in_a_process(fields: dict[str, Any], cache: Path | None = None) -> Figures:
     """Measure in a process of its own; `cache`: where what is packed is kept."""
+    return in_processes(fields, 1, cache)[0]
+
+
+def in_processes(fields: dict[str, Any], number: int, cache: Path | None = None) -> list[Figures]:
+    """Measure in so many processes at once, which end when all have answered."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     if cache is not None:
         copy_kernels(cache / "streamserve" / "native")
         environment["XDG_CACHE_HOME"] = str(cache)
     command = [sys.executable, "-m", "benchmarks.memory", "--child", json.dumps(fields)]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return Figures(**json.loads(done.stdout.splitlines()[-1]))
+    children = [
+        subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(number)
+    ]
+    found = []
+    for child in children:
+        assert child.stdout is not None
+        found.append(json.loads(child.stdout.readline()))
+    if number > 1:
+        for child, figures in zip(children, found, strict=True):
+            figures["shared_bytes"] = memory_of_this_process(Path(f"/proc/{child.pid}/smaps_rollup"))["Pss"]
+    for child in children:
+        child.communicate()
+    return [Figures(**figures) for figures in found]
 
 
 def copy_kernels(folder: Path) -> None:
@@ -145,6 +166,7 @@ def measured(path: str, forms: list[str], *, probe: bool, is_kept: bool) -> Iter
         with tempfile.TemporaryDirectory() as folder:
             yield form, in_a_process(fields, Path(folder))
             yield f"{form}, second load", in_a_process(fields, Path(folder))
+            yield f"{form}, two at once", in_processes(fields, 2, Path(folder))[0]
 
 
 def main() -> int:
@@ -159,7 +181,9 @@ def main() -> int:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(asdict(measure(json.loads(options.child)))))
+        figures, _runner = measure(json.loads(options.child))
+        print(json.dumps(asdict(figures)), flush=True)
+        sys.stdin.read()  # until the parent has looked at this process
         return 0
     with tempfile.TemporaryDirectory(prefix="streamserve-memory-") as folder:
         path = options.model
@@ -174,8 +198,8 @@ def main() -> int:
     if options.json:
         print(json.dumps({form: asdict(figures) for form, figures in found}, indent=2))
     else:
-        print(f"{describe_machine()}\n\n| form | load s: wall / CPU | GB: peak / after / own | linear layers |")
-        print("|---|---|---|---|")
+        print(f"{describe_machine()}\n\n| form | load s: wall / CPU | GB: peak / after / own | PSS | linear layers |")
+        print("|---|---|---|---|---|")
         print("\n".join(figures.line(form) for form, figures in found))
     above = [form for form, figures in found if options.most_gb and figures.peak_bytes > options.most_gb * 1e9]
     if above:

@@ -6,8 +6,8 @@ The file's name holds a hash of all that its bytes depend on: the model's files,
 sources, the sources of this package, and the versions of torch and transformers. A file that was cut, changed or made
 by another version is not taken, and made anew. The folder belongs to our user alone.
 
-Parts are read into the arena's huge pages instead of mapped: so a file that is cut while it is used ends no process,
-and linears were a twentieth faster in one run (docs/log.md). Runs at load.
+The file is mapped where the system maps it in huge pages (mapped.py): a load copies nothing, and engines of one model
+share the pages. Elsewhere parts are read into the arena's huge pages. Runs at load.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import struct
 import time
 import weakref
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -33,6 +33,7 @@ from typing import IO, Any
 import torch
 
 from streamserve.engine.model.linear.base import Linear
+from streamserve.engine.model.linear.mapped import HUGE_PAGE, map_file
 from streamserve.engine.model.linear.native import NativeLinear
 from streamserve.native.build import is_private
 from streamserve.native.library import Library
@@ -69,6 +70,9 @@ class Packs:
         self.file = folder / f"{_hash(model)}-{self.key}{SUFFIX}"
         self._library, self._dtype = library, dtype
         self._descriptor, self._parts = _open(self.file, self.key)
+        self._map = None
+        if self._descriptor is not None:
+            self._map = map_file(self._descriptor, os.fstat(self._descriptor).st_size)
         self._taken: dict[str, Kept] = {}
         self._is_complete = True
         if self._descriptor is not None:
@@ -96,6 +100,11 @@ class Packs:
         """Keep a float32 tensor of two dimensions."""
         tensor = tensor.contiguous()
         self._add(name, "tensor", (tensor.shape[0], tensor.shape[1]), tensor.view(-1).view(torch.uint8))
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether what is taken lies in pages of the file."""
+        return self._map is not None
 
     @property
     def is_found(self) -> bool:
@@ -127,16 +136,16 @@ class Packs:
         part = self._parts.get(name)
         if part is None or self._descriptor is None:
             return None
-        room = room_of(part.num_bytes)
-        try:
-            num_read = _read_whole(self._descriptor, room, part.begin)
-        except OSError:
-            num_read = 0
-        if num_read != part.num_bytes or zlib.crc32(room[:SAMPLE_BYTES]) != part.checksum:
+        if self._map is not None:
+            data = self._map[part.begin : part.begin + part.num_bytes]
+        else:
+            room = room_of(part.num_bytes)
+            data = torch.frombuffer(room, dtype=torch.uint8)[: _read_whole(self._descriptor, room, part.begin)]
+        if data.nbytes != part.num_bytes or zlib.crc32(_bytes(data)[:SAMPLE_BYTES]) != part.checksum:
             logger.warning("%s is damaged: its weights are packed anew", self.file)
             self._parts, self._is_complete = {}, False
             return None
-        found = part.kind, part.shape, torch.frombuffer(room, dtype=torch.uint8)
+        found = part.kind, part.shape, data
         self._taken[name] = found
         return found
 
@@ -152,10 +161,9 @@ class Packs:
                 left.unlink()
             part = self.file.with_suffix(PART_SUFFIX)
             try:
-                with part.open("xb") as stream:
-                    os.fchmod(stream.fileno(), 0o600)
+                with part.open("xb", buffering=0) as stream:
+                    os.fchmod(stream.fileno(), 0o400)  # it may be mapped: nothing writes into it in place
                     self._write_parts(stream)
-                    stream.flush()
                     os.fsync(stream.fileno())
                 part.replace(self.file)
             except OSError:
@@ -175,11 +183,9 @@ class Packs:
             begin += _padded(data.nbytes)
         header = json.dumps({"key": self.key, "num_bytes": begin, "parts": {n: asdict(p) for n, p in parts.items()}})
         text = header.encode()
-        stream.write(_START.pack(MAGIC, len(text), hashlib.sha256(text).digest()) + text)
-        stream.seek(_first(len(text)))
-        for _, _, data in self._taken.values():
-            stream.write(_bytes(data))
-            stream.write(bytes(_padded(data.nbytes) - data.nbytes))
+        start = _START.pack(MAGIC, len(text), hashlib.sha256(text).digest()) + text
+        pieces = [memoryview(start), *(_bytes(data) for _, _, data in self._taken.values())]
+        _write_pages(stream, (one for piece in pieces for one in (piece, bytes(_padded(len(piece)) - len(piece)))))
 
 
 def _open(file: Path, key: str) -> tuple[int | None, dict[str, Part]]:
@@ -223,12 +229,33 @@ def _parts_of(descriptor: int, key: str) -> dict[str, Part]:
 def _read_whole(descriptor: int, room: memoryview, begin: int) -> int:
     """Fill `room` from byte `begin` on; return how much there was: one call reads 2 GB at most."""
     num_read = 0
-    while num_read < len(room):
-        found = os.preadv(descriptor, [room[num_read:]], begin + num_read)
-        if not found:
-            break
-        num_read += found
+    with suppress(OSError):
+        while num_read < len(room):
+            found = os.preadv(descriptor, [room[num_read:]], begin + num_read)
+            if not found:
+                break
+            num_read += found
     return num_read
+
+
+def _write_pages(stream: IO[bytes], pieces: Iterable[memoryview | bytes]) -> None:
+    """Write pieces one after the other, in whole huge pages: so the system caches them, and maps them in such pages."""
+    page, used = memoryview(bytearray(HUGE_PAGE)), 0
+    for piece in pieces:
+        at = 0
+        while at < len(piece):
+            num_bytes = min(len(piece) - at, HUGE_PAGE - used)
+            page[used : used + num_bytes] = piece[at : at + num_bytes]
+            at, used = at + num_bytes, used + num_bytes
+            if used == HUGE_PAGE:
+                _write_whole(stream, page)
+                used = 0
+    _write_whole(stream, page[:used])
+
+
+def _write_whole(stream: IO[bytes], data: memoryview) -> None:
+    while data:
+        data = data[stream.write(data) :]
 
 
 def _make_private(folder: Path) -> bool:

@@ -18,6 +18,7 @@ from tests.support.models.model_driver import Driver, load_tiny, prompts
 from tests.support.models.tiny_models import VOCAB_SIZE, save_model
 
 NUM_LAYERS = 3
+KINDS = ("int4", "int8")
 
 
 def opened(folder: Path, native: Library, *fields: str, model: str = "model") -> Packs:
@@ -51,7 +52,7 @@ def test_layers_come_back_bit_for_bit(tmp_path: Path, library: Library) -> None:
     assert reference is not None
     assert torch.equal(reference, torch.arange(6.0).view(2, 3))
     assert packs.layer("another", None) is None
-    assert packs.file.stat().st_mode & 0o777 == 0o600
+    assert packs.file.stat().st_mode & 0o777 == 0o400
     assert packs.file.parent.stat().st_mode & 0o777 == 0o700
     before = packs.file.stat().st_mtime_ns
     packs.save()  # nothing was added
@@ -60,6 +61,7 @@ def test_layers_come_back_bit_for_bit(tmp_path: Path, library: Library) -> None:
 
 def damage(file: Path, how: str) -> None:
     data = bytearray(file.read_bytes())
+    file.chmod(0o600)
     if how == "cut":
         data = data[:-100]
     elif how == "longer":
@@ -90,6 +92,27 @@ def test_a_damaged_file_is_made_anew(how: str, tmp_path: Path, library: Library)
             packs.add(f"layer {number}", layer)
     packs.save()
     assert None not in taken(opened(tmp_path, library))
+
+
+def test_a_large_file_is_mapped(tmp_path: Path, library: Library) -> None:  # noqa: F811
+    """Layers are pages of it, aligned as kernels read them, and stay whole when a newer file takes its place."""
+    layers = [quantize(library, kind, torch.randn(1000, 2000 + number), None) for number, kind in enumerate(KINDS * 4)]
+    packs = opened(tmp_path, library)
+    for number, layer in enumerate(layers):
+        packs.add(f"layer {number}", layer)
+    packs.save()
+    packs = opened(tmp_path, library)
+    found = [packs.layer(f"layer {number}", None) for number in range(len(layers))]
+    if not packs.is_mapped:
+        pytest.skip("needs a kernel and a file system that map files in huge pages (Linux 6.16, ext4 or XFS)")
+    made(tmp_path, library, "revision 2")
+    assert not packs.file.exists()
+    for layer, other in zip(layers, found, strict=True):
+        assert other is not None
+        assert other.packed.data_ptr() % module.ALIGNMENT == 0
+        assert torch.equal(other.packed, layer.packed)
+        inputs = torch.randn(3, layer.in_features)
+        assert torch.equal(other(inputs), layer(inputs))
 
 
 def test_a_file_of_another_key_is_not_taken(tmp_path: Path, library: Library) -> None:  # noqa: F811
