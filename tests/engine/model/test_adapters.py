@@ -23,7 +23,7 @@ from streamserve.engine.plan import Chunk, StepPlan  # noqa: E402
 from tests.engine.model.decoder.test_families import EXPERTS as MOE  # noqa: E402
 from tests.engine.model.decoder.test_families import SHAPES  # noqa: E402
 from tests.support.engines.cores import Drive, request, sampling  # noqa: E402
-from tests.support.models.adapters import LLAMA, PHI3, save_adapter, save_merged  # noqa: E402
+from tests.support.models.adapters import LLAMA, PHI3, add_experts, save_adapter, save_merged  # noqa: E402
 from tests.support.models.model_driver import load_tiny, prompts  # noqa: E402
 from tests.support.models.tiny_models import VOCAB_SIZE, save_model  # noqa: E402
 
@@ -291,7 +291,7 @@ OTHERS |= {name: given for name, given in SHAPES.items() if name.startswith("gem
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_other_family(name: str, tmp_path: Path) -> None:
-    """As the merged model, beside a sequence without; of experts attention alone, as no adapter changes these."""
+    """As the merged model, beside a sequence without; of experts attention alone."""
     model_type, fields = OTHERS[name]
     model = save_model(tmp_path / "model", model_type, **fields)
     adapter = save_adapter(tmp_path / "adapter", model, ATTENTION if model_type in EXPERTS else LLAMA)
@@ -301,6 +301,25 @@ def test_every_other_family(name: str, tmp_path: Path) -> None:
     assert found == [changed[0], own[1], changed[2]]
     assert changed[0] != own[0]
     for runner in (with_adapter, merged, plain):
+        runner.close()
+
+
+@pytest.mark.parametrize("packed", [None, False], ids=["packed", "plain"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_experts(name: str, packed: bool | None, tmp_path: Path) -> None:
+    """As the merged model, each expert with changes of its own, beside a sequence without."""
+    model_type, fields = OTHERS[name]
+    model = save_model(tmp_path / "model", model_type, **fields)
+    adapter = save_adapter(tmp_path / "adapter", model, ATTENTION)
+    add_experts(adapter, model)
+    with_adapter = load_tiny(model, adapters={"a": str(adapter)}, packed=packed)
+    merged, plain = load_tiny(save_merged(tmp_path / "merged", model, adapter)), load_tiny(model)
+    attention = load_tiny(save_merged(tmp_path / "attention", model, save_adapter(tmp_path / "of", model, ATTENTION)))
+    assert all(layer["gate_up.3"] and layer["down.0"] for layer in with_adapter.loaded.model.adapters["a"].layers)
+    found, changed, own = tokens(with_adapter, ["a", "", "a"]), tokens(merged, [""] * 3), tokens(plain, [""] * 3)
+    assert found == [changed[0], own[1], changed[2]]
+    assert changed[0] not in (own[0], tokens(attention, [""] * 3)[0])
+    for runner in (with_adapter, merged, plain, attention):
         runner.close()
 
 

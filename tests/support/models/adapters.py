@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,36 @@ def save_merged(folder: Path, model: Path, adapter: Path) -> Path:
             place = f"base_model.model.{name}"
             linear.weight += scale * weights[f"{place}.lora_B.weight"] @ weights[f"{place}.lora_A.weight"]
     loaded.save_pretrained(folder, safe_serialization=True)
+    _merge_experts(folder, weights, scale)
     return folder
+
+
+def add_experts(adapter: Path, model: Path, *, rank: int = 4, seed: int = 1) -> None:
+    """Let an adapter change every matrix of every expert that the model's file has by a name of its own."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    generator = torch.Generator().manual_seed(seed)
+    weights = load_file(adapter / "adapter_model.safetensors")
+    for name, weight in load_file(model / "model.safetensors").items():
+        if ".experts." in name:
+            place = f"base_model.model.{name.removesuffix('.weight')}"
+            weights[f"{place}.lora_A.weight"] = torch.randn(rank, weight.shape[1], generator=generator) * 0.3
+            weights[f"{place}.lora_B.weight"] = torch.randn(weight.shape[0], rank, generator=generator) * 0.3
+    save_file(weights, adapter / "adapter_model.safetensors")
+
+
+def _merge_experts(folder: Path, weights: Mapping[str, Any], scale: float) -> None:
+    """Add the products of experts to the file: transformers keeps these in one tensor, and its file apart."""
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    merged = load_file(file)
+    for name in weights:
+        own = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight") + ".weight"
+        if ".experts." in name and own in merged:
+            merged[own] += scale * weights[name.replace("lora_A", "lora_B")] @ weights[name]
+    save_file(merged, file, metadata={"format": "pt"})
 
 
 def _loaded(folder: Path) -> Any:

@@ -20,6 +20,11 @@ from streamserve.engine.model.linear.base import Linear
 QKV, OUT, GATE_UP, DOWN = "qkv", "out", "gate_up", "down"  # the linear layers of a `DecoderLayer`
 
 
+def of_expert(part: str, expert: int) -> str:
+    """Return the name of an expert's GATE_UP or DOWN."""
+    return f"{part}.{expert}"
+
+
 @dataclass(frozen=True, slots=True)
 class LoraLinear:
     """What an adapter adds to the outputs `begin` to `end` of one linear layer. `up` has alpha / r within it."""
@@ -32,7 +37,7 @@ class LoraLinear:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """The changes of one adapter: `layers[index]` has those of a layer by QKV, OUT, GATE_UP, DOWN."""
+    """The changes of one adapter: `layers[index]` has those of a layer by QKV, OUT, GATE_UP, DOWN, and `of_expert`."""
 
     name: str
     layers: Sequence[dict[str, tuple[LoraLinear, ...]]]
@@ -42,6 +47,10 @@ class Adapter:
         """What its weights take in memory."""
         changes = [change for layer in self.layers for found in layer.values() for change in found]
         return sum(change.down.num_bytes + change.up.num_bytes for change in changes)
+
+    def has_experts(self, index: int) -> bool:
+        """Whether it changes experts of a layer."""
+        return any("." in part for part in self.layers[index])
 
     def add(self, index: int, part: str, rows: torch.Tensor, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
         """Add to `rows` (n,) of a layer's outputs (T, out) what it changes of them. inputs (T, in)."""

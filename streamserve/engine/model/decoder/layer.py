@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch.nn.functional import rms_norm
@@ -21,7 +22,7 @@ from streamserve.engine.model.attention import AttentionKernels, Variant
 from streamserve.engine.model.batch import StepBatch
 from streamserve.engine.model.cuda.kernels import GPUKernels
 from streamserve.engine.model.decoder.adapters import DOWN, GATE_UP, OUT, QKV, Adapter
-from streamserve.engine.model.decoder.experts import Experts
+from streamserve.engine.model.decoder.experts import Change, Experts
 from streamserve.engine.model.decoder.parts import Activation, HeadsNorm, Norm, Turn
 from streamserve.engine.model.decoder.spec import LayerSpec
 from streamserve.engine.model.kv_cache import KVCache
@@ -52,6 +53,16 @@ class Step:
         for adapter, rows in self.adapters:
             adapter.add(index, part, rows, inputs, outputs)
         return outputs
+
+    def of_experts(self, index: int) -> list[tuple[Change, torch.Tensor]]:
+        """Return what the step's adapters change of a layer's experts, each with its rows."""
+        found = [(adapter, rows) for adapter, rows in self.adapters if adapter.has_experts(index)]
+        return [(partial(_changed, adapter, index), rows) for adapter, rows in found]
+
+
+def _changed(adapter: Adapter, index: int, part: str, inputs: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
+    adapter.add(index, part, torch.arange(len(inputs)), inputs, outputs)
+    return outputs
 
 
 @dataclass(slots=True, kw_only=True)
@@ -207,7 +218,7 @@ class DecoderLayer:
         """Map `inputs` (T, C), the norm of `tokens`; of both come Gemma 4's experts."""
         if self.gate_up is None or self.down is None:
             assert self.experts is not None
-            return self.experts(inputs)
+            return self.experts(inputs, step.of_experts(self.index))
         inner = step.gate(step.adapted(self.index, GATE_UP, inputs, self.gate_up(inputs)))
         out = step.adapted(self.index, DOWN, inner, self.down(inner))
         if self.experts is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from streamserve.engine.model.decoder.adapters import DOWN, GATE_UP, OUT, QKV, Adapter, LoraLinear
+from streamserve.engine.model.decoder.adapters import DOWN, GATE_UP, OUT, QKV, Adapter, LoraLinear, of_expert
 from streamserve.engine.model.decoder.build import qkv_names
 from streamserve.engine.model.decoder.spec import DecoderSpec
 from streamserve.engine.model.linear.base import Linear
@@ -42,7 +42,7 @@ def read_adapter(
         if place is None:
             raise ModelLoadError(
                 f"The adapter {folder} changes layers.{index}.{module}, and this model has no such linear layer that "
-                "an adapter may change. Train it on layers of attention and of the dense feed-forward part alone."
+                "an adapter may change. Train it on layers of attention and of the feed-forward part alone."
             )
         part, begin, end, num_inputs = place
         rank = len(down)
@@ -89,6 +89,13 @@ def _places(spec: DecoderSpec, index: int) -> Iterator[tuple[str, _Place]]:
     sizes = [layer.query_dim, layer.kv_dim, layer.kv_dim]
     yield from _side_by_side(QKV, of_queries, sizes if len(names.qkv) > 1 else [sum(sizes)], spec.hidden_size)
     yield names.out, (OUT, 0, spec.hidden_size, layer.query_dim)
+    of_experts, experts = spec.family.experts, layer.experts
+    if experts is not None and of_experts is not None and "{}" in of_experts.down:
+        inner = experts.intermediate_size
+        for expert in range(experts.num_experts):
+            gate_up = tuple(name.format(expert) for name in of_experts.gate_up)
+            yield from _side_by_side(of_expert(GATE_UP, expert), gate_up, [inner, inner], spec.hidden_size)
+            yield of_experts.down.format(expert), (of_expert(DOWN, expert), 0, spec.hidden_size, inner)
     if layer.experts is None or layer.experts.is_beside_dense:
         inner = layer.intermediate_size
         sizes = [inner, inner] if len(names.gate_up) > 1 else [2 * inner]
