@@ -37,6 +37,13 @@ def admin(root: Any) -> Client:
     return client
 
 
+@pytest.mark.parametrize("page", ["conversation", "attachment", "apikey"])
+def test_a_number_that_no_column_holds_is_a_wrong_filter(page: str, admin: Client) -> None:
+    """The list is shown without it, as for any filter that Django does not know."""
+    response = admin.get(f"/admin/streamserve/{page}/?user={9**30}")
+    assert (response.status_code, response["Location"]) == (302, f"/admin/streamserve/{page}/?e=1")
+
+
 def test_the_lists_open(admin: Client, alice_key: str) -> None:
     """The lists of keys and streams have their useful columns, but no key's secret and no stream's text."""
     StreamRow.objects.create(id="0" * 32, log_id="a" * 12, owner="user:1", tenant="user:1", model="m", text="canary")

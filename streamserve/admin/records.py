@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from django.contrib import admin
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import flatten_fieldsets
 from django.contrib.admin.views.main import ChangeList
 from django.contrib.auth import get_user_model
 from django.contrib.contenttypes.models import ContentType
 from django.core.paginator import Paginator
+from django.db import DataError
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
@@ -230,8 +232,11 @@ class RecordAdmin(ReadOnly, ModelAdmin):
             setattr(row, _NAMES, names)
 
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
-        """Return the list, its owners named."""
-        page = super().get_changelist_instance(request)
+        """Return the list, its owners named. A number beyond the database's is a wrong filter."""
+        try:
+            page = super().get_changelist_instance(request)
+        except (OverflowError, DataError) as error:
+            raise IncorrectLookupParameters(error) from error
         for spec in page.filter_specs:
             spec.template = "streamserve/admin/filter.html"
         self.name_owners(page.result_list)

@@ -213,6 +213,7 @@ _ALL = (
         engine_busy="The model answers, or is not ready, and does not go to sleep now.",
         no_engine="The engine of the model was not started. The message has the command.",
         asgi_required="The site runs under WSGI.",
+        site_misconfigured="The site's settings are wrong, or its folder cannot be used. Its log has the problem.",
         engine_paused="An operator has paused the model.",
         engine_draining="The engine finishes its open answers before it is stopped or replaced.",
         grammar_queue_full="Too many grammars wait to be compiled, or those of open answers take all the memory.",

@@ -222,6 +222,15 @@ class DatabaseUnavailable(Refused):
         super().__init__(message, retry_after=retry_after)
 
 
+class SiteMisconfigured(Refused):
+    """The site's settings are wrong, or its folder cannot be used: nothing is answered until that is mended."""
+
+    code = "site_misconfigured"
+
+    def __init__(self, message: str, *, retry_after: int = 120) -> None:
+        super().__init__(message, retry_after=retry_after)
+
+
 class RuleFailed(Refused):
     """A function of the site that decides about callers failed; nothing is served by a guess."""
 

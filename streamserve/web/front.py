@@ -35,11 +35,11 @@ from django.contrib.messages.storage import default_storage
 from django.contrib.sessions.middleware import SessionMiddleware
 from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
 from django.core import signals
-from django.core.exceptions import ImproperlyConfigured, RequestAborted
+from django.core.exceptions import ImproperlyConfigured, RequestAborted, SuspiciousOperation
 from django.core.handlers.asgi import ASGIHandler, get_script_prefix
 from django.core.handlers.exception import convert_exception_to_response
 from django.dispatch import Signal
-from django.http import HttpResponseBase
+from django.http import HttpResponseBadRequest, HttpResponseBase
 from django.middleware.clickjacking import XFrameOptionsMiddleware
 from django.middleware.common import CommonMiddleware
 from django.middleware.csrf import CsrfViewMiddleware
@@ -227,7 +227,10 @@ class RouteHandler(ASGIHandler):
             set_script_prefix(get_script_prefix(scope))
             if not _is_quiet(signals.request_started):
                 await signals.request_started.asend(sender=ASGIHandler, scope=scope)
-            request, error = self.create_request(scope, body_file)
+            try:
+                request, error = self.create_request(scope, body_file)
+            except SuspiciousOperation:  # too many query parameters, which the charset of a form makes Django read
+                request, error = None, HttpResponseBadRequest()
             if error is not None:
                 await self.send_response(error, send)
             await self._close(error or await self._respond(request, scope[RECEIVER], send))

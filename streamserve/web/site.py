@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
 
 from streamserve import __version__
 from streamserve.api.answers import AnswerConfig, Answers, Defaults
 from streamserve.api.embedders import Embedders
 from streamserve.api.host_figures import HostFigures
+from streamserve.api.logs import get_logger
 from streamserve.api.mcp import McpEndpoint
 from streamserve.api.openai.responses import LocalResponses
 from streamserve.api.ops import Ops
@@ -33,6 +35,7 @@ from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.clients.pipeline.journal import Memo
 from streamserve.conf import ECHO_PATH, LOG_SCHEMES, SiteConfig, get_settings
 from streamserve.keys import salt_of
+from streamserve.protocol.errors import Refused, SiteMisconfigured
 from streamserve.rows import orm, rates
 from streamserve.rows.answer_messages import AnswerMessages
 from streamserve.rows.completions import CompletionRows
@@ -60,6 +63,8 @@ from streamserve.web.sealed import unseal
 from streamserve.work.attachments import Attachments
 from streamserve.work.kinds import work_counts
 from streamserve.work.site_work import SiteWork
+
+log = get_logger(__name__)
 
 FIGURES_FOLDER = "figures"  # in STATE_DIR
 
@@ -303,12 +308,31 @@ _is_draining = False
 
 
 def get_site() -> DjangoSite:
-    """Return the site of the running loop; make it on the first call."""
+    """Return the site of the running loop; make it on the first call.
+
+    Raises ImproperlyConfigured, also for a folder that cannot be used; the next call tries again.
+    """
     global _site
     loop = asyncio.get_running_loop()
     if _site is None or _site.loop is not loop:
-        _site = DjangoSite(get_settings(), loop)
+        settings = get_settings()
+        try:
+            _site = DjangoSite(settings, loop)
+        except OSError as error:
+            raise ImproperlyConfigured(
+                f"The site's folder cannot be used: {error}. Let this user write to {settings.state_dir}, or name "
+                'another folder in STREAMSERVE["STATE_DIR"].'
+            ) from error
     return _site
+
+
+def misconfigured(problem: ImproperlyConfigured, request_id: str, path: str) -> Refused:
+    """Log the problem, and return the error for the caller, who is not told what is wrong."""
+    log.error("site_misconfigured", request_id=request_id, path=path, problem=str(problem))
+    return SiteMisconfigured(
+        "This site's settings are wrong. On the server `manage.py check` names them, and so does the log, under "
+        f"{request_id}."
+    )
 
 
 def ensure_embedded() -> None:
@@ -337,11 +361,17 @@ def start_loading() -> None:
 
 
 async def begin_to_serve() -> None:
-    """Run jobs where they are embedded, and start loading; with DEBUG the first page that needs a model does."""
-    if not django_settings.DEBUG:
-        start_loading()
-    if get_settings().jobs.embedded:
-        get_site().work.ensure_worker()
+    """Run jobs where they are embedded, and start loading; with DEBUG the first page that needs a model does.
+
+    A site whose settings are wrong serves its own pages all the same, and each answer of ours says so.
+    """
+    try:
+        if not django_settings.DEBUG:
+            start_loading()
+        if get_settings().jobs.embedded:
+            get_site().work.ensure_worker()
+    except ImproperlyConfigured as error:
+        log.error("site_misconfigured", problem=str(error))
 
 
 def begin_to_drain() -> None:

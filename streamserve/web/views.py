@@ -13,7 +13,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from asgiref.sync import SyncToAsync, sync_to_async
-from django.core.exceptions import RequestAborted
+from django.core.exceptions import ImproperlyConfigured, RequestAborted
 from django.db import InterfaceError, OperationalError, connections, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.utils.cache import patch_vary_headers
@@ -32,7 +32,7 @@ from streamserve.web.access import admit, cors_headers
 from streamserve.web.auth import give_cookie
 from streamserve.web.front import LATE_BODY
 from streamserve.web.permissions import permission_lost
-from streamserve.web.site import ensure_embedded, get_site
+from streamserve.web.site import ensure_embedded, get_site, misconfigured
 
 log = get_logger(__name__)
 
@@ -77,6 +77,8 @@ def view_of(route: Route) -> View:
             if route.asks(request.method or "") and not (call and call.started):
                 note_refusal(error, caller, "http", call.model if call else params.get("name", ""))
             reply = route.error_reply(error, request_id, headers)
+        except ImproperlyConfigured as error:
+            reply = route.error_reply(misconfigured(error, request_id, request.path), request_id, headers)
         except RequestAborted:
             raise
         except Exception as error:

@@ -10,16 +10,18 @@ from typing import Any
 
 from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
+from django.core.exceptions import ImproperlyConfigured
 from django.core.handlers.asgi import get_script_prefix as script_prefix_of
 from django.urls import NoReverseMatch, get_script_prefix, reverse
 
 from streamserve.api.routes import CHAT_CALLERS, Access
 from streamserve.asgi.types import App, Receive, Scope, Send
 from streamserve.protocol.errors import NotFound, Refused, StreamserveError
+from streamserve.protocol.ids import request_id_of
 from streamserve.rows.receivers import note_refusal
 from streamserve.web.access import check_access, check_handshake, headers_of
 from streamserve.web.auth import authenticate, cookie_headers
-from streamserve.web.site import DjangoSite, begin_to_drain, get_site
+from streamserve.web.site import DjangoSite, begin_to_drain, get_site, misconfigured
 from streamserve.web.socket_session import Socket, SocketSession
 
 
@@ -42,13 +44,18 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
 
     async def websocket_connect(self, message: Mapping[str, Any]) -> None:
         """Accept a caller with the scope "chat", from a page of this site or from no page."""
-        headers, site = headers_of(self.scope), get_site()
+        headers = headers_of(self.scope)
         try:
+            site = get_site()
             check_handshake(self.scope, headers)
             address = (self.scope.get("client") or ("",))[0]
             user, session = self.scope.get("user"), self.scope.get("session")
             known = await authenticate(headers, user, session, address=address, wrong_keys=site.wrong_keys)
             caller = check_access(self.access, known)
+        except ImproperlyConfigured as problem:
+            request_id = request_id_of(headers.get("x-request-id", ""))
+            await _deny(self.scope, self.send, misconfigured(problem, request_id, self.scope["path"]))
+            return
         except Refused as refused:  # not now, as while the database is away
             note_refusal(refused, None, "websocket")
             await _deny(self.scope, self.send, refused)

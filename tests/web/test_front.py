@@ -246,3 +246,12 @@ async def test_other_addresses_are_django_s() -> None:
     for path in ("/", "/admin/v1/models", "/nothing/livez", "/livez", "/v1/models"):
         await asked(front, "GET", path)
     assert seen == ["/", "/admin/v1/models", "/nothing/livez"]
+
+
+async def test_too_many_parameters_are_a_bad_request(chain: str) -> None:
+    """Also where the charset of the body makes Django read them before it has a request."""
+    path = "/streams?" + "&".join(f"a{number}=1" for number in range(1_100))
+    client = await asked(
+        fronted(get_asgi_application()), "POST", path, b"x=1", **{"content-type": "text/plain; charset=utf-16"}
+    )
+    assert client.start["status"] == 400

@@ -149,6 +149,9 @@ _MAX_LOG_BYTES = 8 * 1024 * 1024
 _BACKLOG = 128
 
 
+_SETTING = 'STREAMSERVE["ENGINE_PROCESS"]["RUNTIME_DIR"]'
+
+
 class EnginePathError(Exception):
     """The engine's folder cannot be used: not ours alone, or a path too long. For the log, not for clients."""
 
@@ -181,12 +184,21 @@ def prepare_folder(paths: EnginePaths) -> None:
     folder = paths.socket.parent
     if len(os.fsencode(paths.socket)) > _MAX_PATH_BYTES:
         raise EnginePathError(
-            f"{paths.socket} is too long for a unix socket ({_MAX_PATH_BYTES} bytes). Use a shorter folder."
+            f"{paths.socket} is too long for a unix socket ({_MAX_PATH_BYTES} bytes). Name a shorter folder in "
+            f"{_SETTING}."
         )
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnginePathError(
+            f"{folder} cannot be made: {error.strerror}. Name another folder in {_SETTING}."
+        ) from error
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise EnginePathError(f"{folder} must be a folder of user {os.geteuid()} with mode 0700. Remove or change it.")
+        raise EnginePathError(
+            f"{folder} must be a folder of user {os.geteuid()} with mode 0700. Change it, or name another folder in "
+            f"{_SETTING}."
+        )
 
 
 @contextmanager

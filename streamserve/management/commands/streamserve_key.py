@@ -69,7 +69,7 @@ class Command(BaseCommand):
                 _row, key = ApiKey.objects.make(own_key, **fields)
         except IntegrityError:
             raise CommandError("There is such a key already (perhaps revoked). Choose another.") from None
-        self.stderr.write("Keep it safe: it is shown this once.")
+        self.stderr.write("Keep it safe: it is shown only once.")
         self.stdout.write(key)
 
     def _list(self, *, user: str | None, **options: Any) -> None:
