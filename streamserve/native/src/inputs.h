@@ -4,6 +4,8 @@
 //     int8, int4    int8 [groups * 32], then float scales [groups], then sums [groups]: what the kind subtracts or adds
 #pragma once
 
+#include <algorithm>
+
 #include "linear.h"
 #include "simd.h"
 
@@ -45,15 +47,16 @@ inline float quantize_group(const float* x, int8_t* q, int32_t& sum_of_q) {
   return most / 127 + finite;
 }
 
-// Write a row in the form of `kind` to `out`, input_stride() bytes.
+// Write the inputs [begin, end) of a row, `x`, in the form of `kind` to `out`, input_stride() bytes. `begin` is a multiple
+// of kGroup, and so is `end` or it is the row's.
 template <class T>
-void prepare_row(int64_t kind, int64_t num_inputs, const T* x, uint8_t* out) {
+void prepare_part(int64_t kind, int64_t num_inputs, const T* x, Range part, uint8_t* out) {
   if (kind != kInt8 && kind != kInt4) {
     const auto copy = [&](auto* target) {
-      int64_t i = 0;
-      for (; i + kWidth <= num_inputs; i += kWidth) store(target + i, load(x + i));
-      for (; i < num_inputs; i++) from_float(to_float(x[i]), target[i]);
-      for (; i < round_up(num_inputs, kGroup); i++) from_float(0.0f, target[i]);
+      int64_t i = part.begin;
+      for (; i + kWidth <= part.end; i += kWidth) store(target + i, load(x + i));
+      for (; i < part.end; i++) from_float(to_float(x[i]), target[i]);
+      for (; i < round_up(part.end, kGroup); i++) from_float(0.0f, target[i]);
     };
     return kind == kDenseBf16 ? copy(reinterpret_cast<Bf16Input*>(out)) : copy(reinterpret_cast<float*>(out));
   }
@@ -61,8 +64,8 @@ void prepare_row(int64_t kind, int64_t num_inputs, const T* x, uint8_t* out) {
   int8_t* q = reinterpret_cast<int8_t*>(out);
   float* scales = reinterpret_cast<float*>(out + num_groups * kGroup);
   float* sums = scales + num_groups;
-  for (int64_t group = 0; group < num_groups; group++) {
-    const int64_t first = group * kGroup, count = num_inputs - first < kGroup ? num_inputs - first : kGroup;
+  for (int64_t first = part.begin; first < part.end; first += kGroup) {
+    const int64_t group = first / kGroup, count = std::min(kGroup, part.end - first);
     float values[kGroup] = {};
     if (count == kGroup) {
       for (int64_t i = 0; i < kGroup; i += kWidth) store(values + i, load(x + first + i));
@@ -78,6 +81,12 @@ void prepare_row(int64_t kind, int64_t num_inputs, const T* x, uint8_t* out) {
       memcpy(sums + group, &offset, 4);
     }
   }
+}
+
+// Write a row in the form of `kind` to `out`, input_stride() bytes.
+template <class T>
+void prepare_row(int64_t kind, int64_t num_inputs, const T* x, uint8_t* out) {
+  prepare_part(kind, num_inputs, x, {0, num_inputs}, out);
 }
 
 }  // namespace ss

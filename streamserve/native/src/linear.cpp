@@ -6,6 +6,7 @@
 #include "linear_kinds.h"
 #include "scratch.h"
 #include "tiles.h"
+#include "vec_math.h"
 
 using namespace ss;
 
@@ -17,15 +18,21 @@ constexpr int64_t kFewNumbers = 8192, kProductsAThread = 65536;
 template <class T>
 void write_rows(const Linear& linear, const Outputs& outputs, int64_t row, int64_t vec, int64_t num_rows,
                 int64_t num_vecs, const float* sums) {
-  const int64_t first = vec * kWidth, rest = linear.num_outputs - first;
-  const int64_t count = rest < num_vecs * kWidth ? rest : num_vecs * kWidth;  // the last panel may be wider than W
-  for (int64_t r = 0; r < num_rows; r++, sums += num_vecs * kWidth) {
-    T* out = static_cast<T*>(outputs.data) + (row + r) * outputs.stride + first;
-    for (int64_t i = 0; i < count; i++) {
-      float value = sums[i];
-      if (linear.bias != nullptr) value += linear.bias[first + i];
-      if (outputs.adds) value += to_float(out[i]);
-      from_float(value, out[i]);
+  for (int64_t r = 0; r < num_rows; r++) {
+    T* row_out = static_cast<T*>(outputs.data) + (row + r) * outputs.stride;
+    for (int64_t first = vec * kWidth; first < (vec + num_vecs) * kWidth; first += kWidth, sums += kWidth) {
+      const int64_t count = linear.num_outputs - first;  // the last panel may be wider than W
+      T* out = row_out + first;
+      Vec value = load(sums);
+      if (count >= kWidth) {
+        if (linear.bias != nullptr) value = value + load(linear.bias + first);
+        if (outputs.adds) value = value + load(out);
+        store(out, value);
+      } else if (count > 0) {
+        if (linear.bias != nullptr) value = value + load_part(linear.bias + first, count);
+        if (outputs.adds) value = value + load_part(out, count);
+        store_part(out, value, count);
+      }
     }
   }
 }

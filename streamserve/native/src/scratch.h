@@ -2,6 +2,7 @@
 // again.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <new>
 
@@ -9,7 +10,8 @@ namespace ss {
 
 // One buffer each; a function that calls another while it uses a buffer needs another name.
 enum ScratchName {
-  kLinearInputs, kStepInputs, kStepRow, kExperts, kExpertInputs, kExpertRow, kAdapterInputs, kAdapterInner, kNumScratch
+  kLinearInputs, kStepInputs, kStepRow, kExperts, kExpertInputs, kExpertRow, kAdapterInputs, kAdapterInner,
+  kStepHidden, kStepQkv, kStepAttended, kStepChange, kStepBoth, kStepPartials, kStepAllInputs, kStepInner, kNumScratch
 };
 
 class ScratchBuffer {
@@ -20,7 +22,7 @@ class ScratchBuffer {
   uint8_t* reserve(int64_t size) {
     if (size_ < size) {
       release();
-      const int64_t larger = (size + size / 2 + 63) / 64 * 64;
+      const int64_t larger = (size + std::min(size / 2, kMostSpare) + 63) / 64 * 64;
       data_ = static_cast<uint8_t*>(::operator new(size_t(larger), kAlignment));
       size_ = larger;
     }
@@ -29,6 +31,7 @@ class ScratchBuffer {
 
  private:
   static constexpr std::align_val_t kAlignment{64};
+  static constexpr int64_t kMostSpare = 1 << 20;  // bytes
   uint8_t* data_ = nullptr;
   int64_t size_ = 0;
 

@@ -119,10 +119,28 @@ inline void store_int8(int8_t* p, Vec x) {  // x: whole numbers from -128 to 127
 
 inline Vec magnitude(Vec x) { return max(x, zero() - x); }
 
+// As `from_float`, bit for bit: to nearest, ties to even; a NaN stays one, and no small number is flushed to zero.
 inline void store(bf16* p, Vec x) {
+#if defined(__AVX512F__)
+  const __m512i bits = _mm512_castps_si512(x.v), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
+  const __m512i kept = _mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, is_nan, quiet), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(kept));
+#elif defined(__AVX2__)
+  const __m256i bits = _mm256_castps_si256(x.v), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q));
+  const __m256i kept = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
+  const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(kept), _mm256_extracti128_si256(kept, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), words);
+#else
   float values[kWidth];
   store(values, x);
   for (int i = 0; i < kWidth; i++) from_float(values[i], p[i]);
+#endif
 }
 inline void store(f16* p, Vec x) {
   float values[kWidth];

@@ -43,8 +43,8 @@ struct Rotation {
 
 // The memory of a step, which all threads share.
 struct StepMemory {
-  std::vector<float> hidden, qkv, attended, change, both, partials;  // both: [gate | up]
-  std::vector<uint8_t> inputs;
+  float *hidden, *qkv, *attended, *change, *both, *partials;  // both: [gate | up]
+  uint8_t *inputs, *inner;                                    // prepared rows; inner: those of `down`
   std::vector<Rotation> rotations;
   std::vector<DecodePieces> pieces;      // of each layer's window, at piece_of[layer]
   std::vector<int64_t> windows, piece_of;
@@ -52,12 +52,13 @@ struct StepMemory {
   std::vector<std::atomic<int64_t>> next;  // the next item of each layer's attention
 
   StepMemory(const StepModel& model, const StepCall& call) : next(model.num_layers) {
-    int64_t widest = model.hidden_size, query = 0, kv = 0, inner = 0, partial = 0, group = 1;
+    int64_t widest = model.hidden_size, query = 0, kv = 0, inner_size = 0, inner_bytes = 0, partial = 0, group = 1;
     for (int64_t i = 0; i < model.num_layers; i++) {
       const StepLayer& layer = model.layers[i];
       query = std::max(query, layer.num_heads * layer.head_dim);
       kv = std::max(kv, layer.qkv.num_outputs);
-      inner = std::max(inner, layer.down.num_inputs);
+      inner_size = std::max(inner_size, layer.down.num_inputs);
+      inner_bytes = std::max(inner_bytes, input_stride(layer.down.kind, layer.down.num_inputs));
       const int64_t place = std::find(windows.begin(), windows.end(), layer.window) - windows.begin();
       if (place == int64_t(windows.size())) {
         windows.push_back(layer.window);
@@ -76,14 +77,15 @@ struct StepMemory {
         cut_prompt({prompt.first_row, prompt.num_rows, prompt.start, prompt.table}, group, prompts[g]);
       }
     }
-    widest = std::max({widest, query, inner});
-    hidden.resize(call.num_rows * model.hidden_size);
-    qkv.resize(call.num_rows * kv);
-    attended.resize(call.num_rows * query);
-    change.resize(call.num_rows * model.hidden_size);
-    both.resize(call.num_rows * 2 * inner);
-    partials.resize(partial);
-    inputs.resize(call.num_rows * input_bytes(widest) + 64);
+    widest = std::max(widest, query);
+    hidden = floats<kStepHidden>(call.num_rows * model.hidden_size);
+    qkv = floats<kStepQkv>(call.num_rows * kv);
+    attended = floats<kStepAttended>(call.num_rows * query);
+    change = floats<kStepChange>(call.num_rows * model.hidden_size);
+    both = floats<kStepBoth>(call.num_rows * 2 * inner_size);
+    partials = floats<kStepPartials>(partial);
+    inputs = scratch<kStepAllInputs>(call.num_rows * std::max(input_bytes(widest), inner_bytes));
+    inner = scratch<kStepInner>(call.num_rows * inner_bytes);
     for (int64_t i = 0; i < model.num_rotations; i++) {
       const int64_t pairs = model.rotations[i].num_pairs;
       rotations.push_back({pairs, std::vector<float>(call.num_rows * pairs), std::vector<float>(call.num_rows * pairs)});
@@ -94,7 +96,11 @@ struct StepMemory {
   static int64_t input_bytes(int64_t num_inputs) {
     return std::max(input_stride(kDense32, num_inputs), input_stride(kInt8, num_inputs));
   }
-  uint8_t* aligned_inputs() { return inputs.data() + (64 - reinterpret_cast<uintptr_t>(inputs.data()) % 64) % 64; }
+  // Of the thread that makes the step, and kept for its next step.
+  template <ScratchName NAME>
+  static float* floats(int64_t count) {
+    return reinterpret_cast<float*>(scratch<NAME>(count * int64_t(sizeof(float))));
+  }
 };
 
 // The heads of a layer's [q | k | v], normalised and turned as they are asked for.
@@ -156,12 +162,12 @@ class StepThread {
     begin();
     for (int64_t i = 0; i < model_.num_layers; i++) {
       const StepLayer& layer = model_.layers[i];
-      const float* heads = memory_.qkv.data();
-      multiply_rows(layer.qkv, normal(layer.attention_norm), call_.num_rows, memory_.qkv.data());
-      add_loras(i, kQkv, normal(layer.attention_norm), memory_.qkv.data(), layer.qkv.num_outputs);
+      const float* heads = memory_.qkv;
+      multiply_rows(layer.qkv, normal(layer.attention_norm), call_.num_rows, memory_.qkv);
+      add_loras(i, kQkv, normal(layer.attention_norm), memory_.qkv, layer.qkv.num_outputs);
       if (layer.norm_kind == kNormOfRows) normalise_rows(layer);
       attend(layer, i, heads);
-      add(layer.out, i, kOut, plain(memory_.attended.data(), layer.out.num_inputs), layer.after_attention_norm);
+      add(layer.out, i, kOut, plain(memory_.attended, layer.out.num_inputs), layer.after_attention_norm);
       feed_forward(layer, i);
     }
     end();
@@ -175,7 +181,7 @@ class StepThread {
   Range rows_;
   int64_t num_adapted_ = 0;  // rows with an adapter
 
-  float* hidden(int64_t row) const { return memory_.hidden.data() + row * model_.hidden_size; }
+  float* hidden(int64_t row) const { return memory_.hidden + row * model_.hidden_size; }
 
   // Rows of a linear's input, as functions row -> numbers; `own` is this thread's memory for a row.
   auto normal(const float* weight) const {
@@ -219,7 +225,7 @@ class StepThread {
   const uint8_t* prepare(const Linear& linear, const Source& source, int64_t num_rows) {
     const int64_t stride = input_stride(linear.kind, linear.num_inputs);
     const bool for_itself = num_rows * linear.num_inputs <= kFewNumbers;
-    uint8_t* to = for_itself ? scratch<kStepInputs>(num_rows * stride) : memory_.aligned_inputs();
+    uint8_t* to = for_itself ? scratch<kStepInputs>(num_rows * stride) : memory_.inputs;
     float* own = reinterpret_cast<float*>(scratch<kStepRow>(linear.num_inputs * 4));
     const Range rows = for_itself ? Range{0, num_rows} : team_.part(num_rows);
     for (int64_t row = rows.begin; row < rows.end; row++)
@@ -294,10 +300,16 @@ class StepThread {
   // x += norm?(linear(source)) * multiplier
   template <class Source>
   void add(const Linear& linear, int64_t layer, StepPart part, const Source& source, const float* norm) {
+    add(linear, layer, part, source, prepare(linear, source, call_.num_rows), norm);
+  }
+
+  // The same with `inputs`, the source's prepared rows.
+  template <class Source>
+  void add(const Linear& linear, int64_t layer, StepPart part, const Source& source, const uint8_t* inputs,
+           const float* norm) {
     const Range panels = team_.part(linear.num_panels());
-    const uint8_t* inputs = prepare(linear, source, call_.num_rows);
     const bool adds = !norm && model_.residual_multiplier == 1;
-    float* out = adds ? memory_.hidden.data() : memory_.change.data();
+    float* out = adds ? memory_.hidden : memory_.change;
     multiply_part(linear, inputs, call_.num_rows, panels, out, model_.hidden_size, adds);
     team_.barrier();
     add_loras(layer, part, source, out, model_.hidden_size);
@@ -314,7 +326,7 @@ class StepThread {
   void normalise_rows(const StepLayer& layer) {
     const int64_t query = layer.num_heads * layer.head_dim, key = layer.num_kv_heads * layer.head_dim;
     for (int64_t row = rows_.begin; row < rows_.end; row++) {
-      float* heads = memory_.qkv.data() + row * layer.qkv.num_outputs;
+      float* heads = memory_.qkv + row * layer.qkv.num_outputs;
       rms_norm(heads, layer.query_norm, query, model_.eps, heads);
       rms_norm(heads + query, layer.key_norm, key, model_.eps, heads + query);
     }
@@ -344,11 +356,11 @@ class StepThread {
                                                               group.tables,
                                                               group.table_stride,
                                                               heads,
-                                                              memory_.attended.data(),
+                                                              memory_.attended,
                                                               layer.num_heads * layer.head_dim,
-                                                              memory_.partials.data()};
+                                                              memory_.partials};
     const PromptAttention<Kv, StepHeads<Kv>, float> prompts{shape, memory_.prompts[layer.group], heads,
-                                                            memory_.attended.data(), attention.out_stride};
+                                                            memory_.attended, attention.out_stride};
     if (call_.num_prompts > 0) store_prompts(layer, heads);
     static thread_local AttentionScratch scratch;
     static thread_local PromptScratch prompt_scratch;
@@ -373,26 +385,40 @@ class StepThread {
     team_.barrier();
   }
 
-  // Each thread computes the same columns of gate and up, so that it can multiply them without waiting.
+  // Each thread computes the same columns of gate and up, so that it can multiply them without waiting. Where rows are
+  // many it also prepares what it has multiplied for the next linear, while that is in the second-level cache.
   void feed_forward(const StepLayer& layer, int64_t index) {
-    const int64_t inner = layer.down.num_inputs, num_panels = inner / kLanes;
-    const int64_t num_rows = call_.num_rows;
+    const Linear& down = layer.down;
+    const int64_t inner = down.num_inputs, num_rows = call_.num_rows, stride = 2 * inner;
+    const bool prepares = num_adapted_ == 0 && num_rows * inner > kFewNumbers;
+    const int64_t input_bytes = input_stride(layer.gate_up.kind, layer.gate_up.num_inputs);
+    const int64_t down_bytes = input_stride(down.kind, inner);
     const uint8_t* inputs = prepare(layer.gate_up, normal(layer.mlp_norm), num_rows);
-    const Range panels = team_.part(num_panels);
-    const Range upper{panels.begin + num_panels, panels.end + num_panels};
-    float* both = memory_.both.data();
-    multiply_part(layer.gate_up, inputs, num_rows, panels, both, 2 * inner, false);
-    multiply_part(layer.gate_up, inputs, num_rows, upper, both, 2 * inner, false);
+    const Range panels = team_.part(inner / kLanes, prepares ? kGroup / kLanes : 1);
+    const Range upper{panels.begin + inner / kLanes, panels.end + inner / kLanes};
+    const Range columns{panels.begin * kLanes, panels.end * kLanes};
+    const auto gate_rows = [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; row++) {
+        float* both = memory_.both + row * stride;
+        gate(model_.activation, both + columns.begin, both + inner + columns.begin, columns.end - columns.begin);
+        if (prepares) prepare_part(down.kind, inner, both, columns, memory_.inner + row * down_bytes);
+      }
+    };
+    for (int64_t row = 0; row < num_rows; row += kTurnRows) {
+      const int64_t count = std::min(kTurnRows, num_rows - row);
+      for (const Range& part : {panels, upper})
+        multiply_part(layer.gate_up, inputs + row * input_bytes, count, part, memory_.both + row * stride, stride, false);
+      if (num_adapted_ == 0) gate_rows(row, row + count);
+    }
     if (num_adapted_ > 0) {
       team_.barrier();
-      add_loras(index, kGateUp, normal(layer.mlp_norm), both, 2 * inner);
-    }
-    for (int64_t row = 0; row < num_rows; row++) {
-      float* gates = both + row * 2 * inner + panels.begin * kLanes;
-      gate(model_.activation, gates, gates + inner, (panels.end - panels.begin) * kLanes);
+      add_loras(index, kGateUp, normal(layer.mlp_norm), memory_.both, stride);
+      gate_rows(0, num_rows);
     }
     team_.barrier();
-    add(layer.down, index, kDown, plain(both, 2 * inner), layer.after_mlp_norm);
+    const auto gated = plain(memory_.both, stride);
+    if (prepares) add(down, index, kDown, gated, memory_.inner, layer.after_mlp_norm);
+    else add(down, index, kDown, gated, layer.after_mlp_norm);
   }
 
   void end() {

@@ -50,9 +50,13 @@ inline void copy_padded(float* to, const T* from, int64_t count) {
 }
 
 inline Vec exp(Vec input) {
+#if defined(__AVX512F__)
+  const Vec x = input;  // what comes of numbers out of range is replaced in the end
+#else
   const Lanes given = (Lanes)input.v;
   const Ints vanishes = given < -87.33f, explodes = given > 88.72f;
   const Vec x = {(decltype(input.v))((vanishes | explodes) ? lanes(0) : given)};
+#endif
   const Vec magic = broadcast(0x1.8p23f);  // its addition rounds to an integer, which is then in the low bits
   const Vec shifted = fma(x, broadcast(1.44269504088896341f), magic), n = shifted - magic;
   const Vec r = fma(n, broadcast(2.12194440e-4f), fma(n, broadcast(-0.693359375f), x));
@@ -63,10 +67,17 @@ inline Vec exp(Vec input) {
   p = fma(p, r, broadcast(1.6666665459e-1f));
   p = fma(p, r, broadcast(5.0000001201e-1f));
   p = fma(p, r * r, r) + broadcast(1);
+#if defined(__AVX512F__)
+  const __mmask16 stays = _mm512_cmp_ps_mask(input.v, _mm512_set1_ps(-87.33f), _CMP_NLT_UQ);
+  const __m512 scaled = _mm512_maskz_scalef_ps(stays, p.v, n.v);
+  const __mmask16 explodes = _mm512_cmp_ps_mask(input.v, _mm512_set1_ps(88.72f), _CMP_GT_OQ);
+  return {_mm512_mask_mov_ps(scaled, explodes, _mm512_set1_ps(kInfinity))};
+#else
   // 2^n in two factors, as n may be 128 or -126.
   const Ints exponent = (Ints)shifted.v - 0x4b400000, half = exponent >> 1;
   const Lanes scaled = (Lanes)p.v * (Lanes)((half + 127) << 23) * (Lanes)((exponent - half + 127) << 23);
   return {(decltype(input.v))(explodes ? lanes(kInfinity) : vanishes ? lanes(0) : scaled)};
+#endif
 }
 
 // Four lanes whose sum is the vector's.
