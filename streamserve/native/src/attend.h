@@ -11,7 +11,8 @@
 //   keys (Hkv, num_slots, D), values (Hkv, num_slots, Dv), or rows of kv_int8.h
 //   slot of position i: table[i / block_size] * block_size + i % block_size
 //
-// Numbers are computed in float32, whatever the pools hold. A NaN reaches the output.
+// Numbers are computed in float32, whatever the pools hold; where the processor multiplies bf16, pools of bf16 with queries
+// and weights that are rounded to it. A NaN reaches the output.
 #pragma once
 
 #include <algorithm>
@@ -29,6 +30,68 @@ namespace ss {
 constexpr int64_t kPartKeys = 512;  // positions of one piece of work
 constexpr int64_t kTileKeys = 64;   // positions whose scores are held at once
 constexpr int kMostHeads = 4;       // query heads that share a read from the first-level cache
+
+// Whether keys and values of a pool are multiplied in pairs of bf16, summed in float32: queries and weights are rounded to
+// bf16 then, as in torch's own attention in bf16.
+template <class Kv>
+constexpr bool kInPairs = false;
+
+#if defined(__AVX512BF16__)
+template <>
+inline constexpr bool kInPairs<bf16> = true;
+
+// Pairs travel as vectors of floats, of which only the bits count.
+inline Vec add_pairs_of(Vec total, Vec a, Vec b) {
+  return {_mm512_dpbf16_ps(total.v, (__m512bh)_mm512_castps_si512(a.v), (__m512bh)_mm512_castps_si512(b.v))};
+}
+inline Vec load_pairs(const bf16* p, int64_t count) {  // the first `count` of 32 numbers, then zeros
+  const __mmask32 kept = count >= 2 * kWidth ? 0xffffffffu : (1u << count) - 1;
+  return {_mm512_castsi512_ps(_mm512_maskz_loadu_epi16(kept, p))};
+}
+// Store numbers that are not subnormal as bf16, and return what they are then.
+inline Vec store_rounded(bf16* to, Vec x) {
+  const __m256i bits = (__m256i)_mm512_cvtneps_pbh(x.v);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bits);
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+}
+// Pairs of a number at `a` and one at `b`, `count` in all; a null pointer stands for zeros.
+inline Vec pair_up(const bf16* a, const bf16* b, int64_t count) {
+  const __mmask16 kept = count >= kWidth ? 0xffffu : (1u << count) - 1;
+  const auto wide = [&](const bf16* p) {
+    if (p == nullptr) return _mm512_setzero_si512();
+    return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(kept, p));
+  };
+  return {_mm512_castsi512_ps(_mm512_or_si512(wide(a), _mm512_slli_epi32(wide(b), 16)))};
+}
+#endif
+
+// Numbers of a float's size that a vector's copy has where it is multiplied, and how they are multiplied and added.
+template <class Kv>
+inline int64_t copy_size(int64_t dim) {
+  return kInPairs<Kv> ? round_up(dim, 2 * kWidth) / 2 : padded(dim);
+}
+template <class Kv>
+inline Vec add_products(Vec total, Vec a, Vec b) {
+#if defined(__AVX512BF16__)
+  if constexpr (kInPairs<Kv>) return add_pairs_of(total, a, b);
+#endif
+  return fma(a, b, total);
+}
+
+// Write a group's queries (rows, padded(dim)) as they are multiplied, (rows, copy_size(dim)).
+template <class Kv>
+inline void copy_queries(const float* from, int64_t num_rows, int64_t dim, float* to) {
+  const int64_t stride = padded(dim), copy_stride = copy_size<Kv>(dim);
+  if constexpr (kInPairs<Kv>) {
+    for (int64_t row = 0; row < num_rows; row++) {
+      bf16* out = reinterpret_cast<bf16*>(to + row * copy_stride);
+      for (int64_t d = 0; d < stride; d += kWidth) store(out + d, load(from + row * stride + d));
+      if (stride < 2 * copy_stride) store(out + stride, zero());
+    }
+  } else {
+    std::copy_n(from, num_rows * stride, to);
+  }
+}
 
 // One layer's attention: what does not change from row to row.
 template <class Kv>
@@ -63,12 +126,14 @@ struct Partial {
   float* values;  // (padded(value_dim),)
 };
 
-// Memory of one thread: the group's queries as floats, a tile's scores, a part's outputs and what they stand for.
+// Memory of one thread: the group's queries as floats and as they are multiplied, a tile's scores, a part's outputs and
+// what they stand for.
 struct AttentionScratch {
-  std::vector<float> query, scores, out;
+  std::vector<float> read, query, scores, out;
   std::vector<Partial> partials;
 
   void reserve(int64_t group, int64_t key_dim, int64_t value_dim) {
+    read.resize(group * padded(key_dim));
     query.resize(group * padded(key_dim));
     scores.resize(kMostHeads * kTileKeys);
     out.resize(group * padded(value_dim));
@@ -106,27 +171,27 @@ inline void prefetch(const Kv* vector, int64_t dim) {
     __builtin_prefetch(reinterpret_cast<const char*>(vector) + byte);
 }
 
-// Scores of `Heads` queries and `Keys` keys. query (Heads, padded(dim)), padded with zeros.
+// Scores of `Heads` queries and `Keys` keys. query (Heads, copy_size(dim)), padded with zeros.
 template <int Heads, int Keys, class Kv>
 inline void score_keys(const float* query, int64_t dim, const Kv* const* keys, float* scores) {
-  const int64_t stride = padded(dim);
+  const int64_t stride = copy_size<Kv>(dim);
   Vec total[Heads][Keys];
   for (int h = 0; h < Heads; h++)
     for (int k = 0; k < Keys; k++) total[h][k] = zero();
-  int64_t d = 0;
-  for (; d + kWidth <= dim; d += kWidth) {
+  const auto add = [&](int64_t place, const auto& read) {
     Vec key[Keys];
-    for (int k = 0; k < Keys; k++) key[k] = load(keys[k] + d);
+    for (int k = 0; k < Keys; k++) key[k] = read(keys[k]);
     for (int h = 0; h < Heads; h++) {
-      const Vec q = load(query + h * stride + d);
-      for (int k = 0; k < Keys; k++) total[h][k] = fma(q, key[k], total[h][k]);
+      const Vec q = load(query + h * stride + place);
+      for (int k = 0; k < Keys; k++) total[h][k] = add_products<Kv>(total[h][k], q, key[k]);
     }
-  }
-  if (d < dim) {
-    for (int k = 0; k < Keys; k++) {
-      const Vec key = load_part(keys[k] + d, dim - d);
-      for (int h = 0; h < Heads; h++) total[h][k] = fma(load(query + h * stride + d), key, total[h][k]);
-    }
+  };
+  if constexpr (kInPairs<Kv>) {
+    for (int64_t d = 0; d < dim; d += 2 * kWidth) add(d / 2, [&](const Kv* key) { return load_pairs(key + d, dim - d); });
+  } else {
+    int64_t d = 0;
+    for (; d + kWidth <= dim; d += kWidth) add(d, [&](const Kv* key) { return load(key + d); });
+    if (d < dim) add(d, [&](const Kv* key) { return load_part(key + d, dim - d); });
   }
   for (int h = 0; h < Heads; h++) {
     if constexpr (Keys == 4) {
@@ -150,32 +215,46 @@ inline void score_tile(const float* query, int64_t key_dim, int64_t value_dim, c
 }
 
 // Turn one row's scores of a tile, `num` positions, into weights, and bring `partial` to their scale. Positions that the
-// row does not see have the weight 0.
+// row does not see have the weight 0. Weights are floats, or where they are multiplied in pairs the tile's as bf16.
+template <class Kv>
 inline void weigh_tile(float* scores, int64_t num, Range seen, float scaling, float softcap, int64_t value_dim,
                        Partial& partial) {
-  for (int64_t k = 0; k < num; k += kWidth) {
-    Vec x = load(scores + k) * broadcast(scaling);
+  constexpr int kVecs = kTileKeys / kWidth;
+  Vec x[kVecs];
+  if (num < kTileKeys) std::fill(scores + num, scores + kTileKeys, 0.0f);
+  for (int i = 0; i < kVecs; i++) {
+    x[i] = load(scores + i * kWidth) * broadcast(scaling);
     if (softcap > 0) {  // tanh(x) = 1 - 2 / (exp(2 x) + 1)
-      const Vec grown = exp(x * broadcast(2 / softcap)) + broadcast(1);
-      x = broadcast(softcap) - broadcast(2 * softcap) / grown;
+      const Vec grown = exp(x[i] * broadcast(2 / softcap)) + broadcast(1);
+      x[i] = broadcast(softcap) - broadcast(2 * softcap) / grown;
     }
-    store(scores + k, x);
   }
-  std::fill(scores, scores + seen.begin, -kInfinity);
-  std::fill(scores + seen.end, scores + padded(num), -kInfinity);
+  if (seen.begin > 0 || seen.end < kTileKeys) {
+    for (int i = 0; i < kVecs; i++) store(scores + i * kWidth, x[i]);
+    std::fill(scores, scores + seen.begin, -kInfinity);
+    std::fill(scores + seen.end, scores + kTileKeys, -kInfinity);
+    for (int i = 0; i < kVecs; i++) x[i] = load(scores + i * kWidth);
+  }
   Vec high = broadcast(partial.most);
-  for (int64_t k = 0; k < num; k += kWidth) high = max(high, load(scores + k));
-  const float most = largest(high), shrink = most == partial.most ? 1 : std::exp(partial.most - most);
+  for (const Vec& one : x) high = max(high, one);
+  const float most = largest(high);
   Vec total = zero();
-  for (int64_t k = 0; k < num; k += kWidth) {
-    const Vec weight = exp(load(scores + k) - broadcast(most));
-    store(scores + k, weight);
+  for (int i = 0; i < kVecs; i++) {
+    Vec weight = exp(x[i] - broadcast(most));
+    if constexpr (kInPairs<Kv>) {  // the sum is of what is multiplied
+      weight = store_rounded(reinterpret_cast<bf16*>(scores) + i * kWidth, weight);
+    } else {
+      store(scores + i * kWidth, weight);
+    }
     total = total + weight;
   }
-  partial.sum = partial.sum * shrink + sum(total);
+  if (most != partial.most) {
+    const Vec shrink = exp(broadcast(partial.most) - broadcast(most));
+    partial.sum *= first(shrink);
+    map(partial.values, partial.values, padded(value_dim), [&](Vec value) { return value * shrink; });
+  }
+  partial.sum += sum(total);
   partial.most = most;
-  if (shrink != 1)
-    map(partial.values, partial.values, padded(value_dim), [&](Vec x) { return x * broadcast(shrink); });
 }
 
 // Add a tile's weighted values to `Heads` outputs (Heads, padded(dim)): `Wide` vectors at a time, held in registers.
@@ -196,11 +275,56 @@ inline void add_columns(const float* weights, const Tile<Kv>& tile, int64_t d, i
     for (int w = 0; w < Wide; w++) store(out + h * stride + d + w * kWidth, total[h][w]);
 }
 
+#if defined(__AVX512BF16__)
+
+// Add a tile's values by pairs of positions; `weights` (Heads, kTileKeys) hold bf16, two in a float's place.
+// `value(pair, d)`: the pairs of kWidth dims from `d` on.
+template <int Heads, int Wide, class Value>
+inline void add_columns_of_pairs(const float* weights, int64_t begin, int64_t end, int64_t d, int64_t stride,
+                                 const Value& value, float* out) {
+  Vec total[Heads][Wide];
+  for (int h = 0; h < Heads; h++)
+    for (int w = 0; w < Wide; w++) total[h][w] = load(out + h * stride + d + w * kWidth);
+  for (int64_t pair = begin; pair < end; pair++) {
+    Vec values[Wide];
+    for (int w = 0; w < Wide; w++) values[w] = value(pair, d + w * kWidth);
+    for (int h = 0; h < Heads; h++) {
+      const Vec weight = broadcast(weights[h * kTileKeys + pair]);
+      for (int w = 0; w < Wide; w++) total[h][w] = add_pairs_of(total[h][w], weight, values[w]);
+    }
+  }
+  for (int h = 0; h < Heads; h++)
+    for (int w = 0; w < Wide; w++) store(out + h * stride + d + w * kWidth, total[h][w]);
+}
+
+template <int Heads, class Value>
+inline void add_pairs_of_tile(const float* weights, int64_t begin, int64_t end, int64_t dim, const Value& value,
+                              float* out) {
+  constexpr int kWide = 4;
+  const int64_t stride = padded(dim);
+  int64_t d = 0;
+  for (; d + kWide * kWidth <= dim; d += kWide * kWidth)
+    add_columns_of_pairs<Heads, kWide>(weights, begin, end, d, stride, value, out);
+  for (; d < dim; d += kWidth) add_columns_of_pairs<Heads, 1>(weights, begin, end, d, stride, value, out);
+}
+
+#endif
+
 template <int Heads, class Kv>
 inline void add_tile(const float* weights, const Tile<Kv>& tile, int64_t dim, float* out) {
   constexpr int kWide = kWidth == 16 ? 4 : 2;
   const int64_t stride = padded(dim);
   int64_t d = 0;
+#if defined(__AVX512BF16__)
+  if constexpr (kInPairs<Kv>) {
+    const auto value = [&](int64_t pair, int64_t place) {
+      const int64_t k = 2 * pair;
+      return pair_up(k >= tile.begin ? tile.values[k] + place : nullptr,
+                     k + 1 < tile.end ? tile.values[k + 1] + place : nullptr, dim - place);
+    };
+    return add_pairs_of_tile<Heads>(weights, tile.begin / 2, (tile.end + 1) / 2, dim, value, out);
+  }
+#endif
   for (; d + kWide * kWidth <= dim; d += kWide * kWidth) add_columns<Heads, kWide>(weights, tile, d, stride, out);
   for (; d + kWidth <= dim; d += kWidth) add_columns<Heads, 1>(weights, tile, d, stride, out);
   if (d == dim) return;
@@ -217,12 +341,12 @@ template <int Heads, class Kv>
 inline void attend_tile(const AttentionLayer<Kv>& layer, AttentionScratch& scratch, int64_t head,
                         const Tile<Kv>& tile) {
   float* scores = scratch.scores.data();
-  const float* query = scratch.query.data() + head * padded(layer.key_dim);
+  const float* query = scratch.query.data() + head * copy_size<Kv>(layer.key_dim);
   score_tile<Heads>(query, layer.key_dim, layer.value_dim, tile, scores);
   for (int h = 0; h < Heads; h++) {
     float* own = scores + h * kTileKeys;
     apply_scales(own, tile.keys, tile.begin, tile.end, layer.key_dim);
-    weigh_tile(own, tile.end, {tile.begin, tile.end}, layer.scaling, layer.softcap, layer.value_dim,
+    weigh_tile<Kv>(own, tile.end, {tile.begin, tile.end}, layer.scaling, layer.softcap, layer.value_dim,
                scratch.partials[head + h]);
     apply_scales(own, tile.values, tile.begin, tile.end, layer.value_dim);
   }
@@ -311,7 +435,8 @@ struct DecodeAttention {
     const int64_t piece = index / layer.num_kv_heads, kv_head = index % layer.num_kv_heads, group = layer.group();
     const int64_t row = pieces.row_of[piece], part = piece - pieces.first_of_row[row];
     scratch.reserve(group, layer.key_dim, layer.value_dim);
-    queries.read(row, kv_head, part + 1 == pieces.num_parts(row), scratch.query.data());
+    queries.read(row, kv_head, part + 1 == pieces.num_parts(row), scratch.read.data());
+    copy_queries<Kv>(scratch.read.data(), group, layer.key_dim, scratch.query.data());
     const int64_t first = first_key(positions[row], layer.window);
     const int64_t origin = (first / kPartKeys + part) * kPartKeys;
     attend_part(layer, scratch, kv_head, tables + row * table_stride, std::max(first, origin),

@@ -34,10 +34,11 @@ inline void cut_prompt(const PromptPiece& prompt, int64_t group, std::vector<Pro
 
 // Memory of one thread. Rows are rounded up to whole blocks.
 struct PromptScratch {
-  std::vector<float> query, scores, keys, values, row, part_values, whole_values;
+  std::vector<float> read, query, scores, keys, values, row, part_values, whole_values;
   std::vector<Partial> part, whole;
 
-  void reserve(int64_t num_rows, int64_t key_dim, int64_t value_dim) {
+  void reserve(int64_t num_rows, int64_t group, int64_t key_dim, int64_t value_dim) {
+    read.resize(group * padded(key_dim));
     query.resize(num_rows * padded(key_dim));
     scores.resize(kBlockRows * kTileKeys);
     keys.resize(padded(key_dim) * kTileKeys);
@@ -57,7 +58,7 @@ struct BlockSums {
 
 // query (kBlockRows, stride), keys (stride, kTileKeys). Halves are added in the order of `sum`: dims that are kWidth
 // apart, then lanes l and l + kWidth / 2, and so on.
-template <int Step>
+template <class Kv, int Step>
 __attribute__((always_inline)) inline BlockSums sum_dims(const float* query, int64_t stride, const float* keys,
                                                          int64_t first) {
   BlockSums total;
@@ -69,12 +70,12 @@ __attribute__((always_inline)) inline BlockSums sum_dims(const float* query, int
       for (int v = 0; v < kBlockVecs; v++) key[v] = load(keys + d * kTileKeys + v * kWidth);
       for (int r = 0; r < kBlockRows; r++) {
         const Vec q = broadcast(query[r * stride + d]);
-        for (int v = 0; v < kBlockVecs; v++) total.at[r][v] = fma(q, key[v], total.at[r][v]);
+        for (int v = 0; v < kBlockVecs; v++) total.at[r][v] = add_products<Kv>(total.at[r][v], q, key[v]);
       }
     }
   } else {
-    total = sum_dims<2 * Step>(query, stride, keys, first);
-    const BlockSums other = sum_dims<2 * Step>(query, stride, keys, first + Step);
+    total = sum_dims<Kv, 2 * Step>(query, stride, keys, first);
+    const BlockSums other = sum_dims<Kv, 2 * Step>(query, stride, keys, first + Step);
     for (int r = 0; r < kBlockRows; r++)
       for (int v = 0; v < kBlockVecs; v++) total.at[r][v] = total.at[r][v] + other.at[r][v];
   }
@@ -132,10 +133,12 @@ struct PromptAttention {
   static bool is_empty(const Partial& partial) { return partial.most == -kInfinity; }
 
   void begin(const PromptPiece& piece, int64_t kv_head, int64_t num_rows, PromptScratch& scratch) const {
-    const int64_t group = layer.group(), stride = padded(layer.key_dim);
-    scratch.reserve(num_rows, layer.key_dim, layer.value_dim);
-    for (int64_t i = 0; i < piece.num_rows; i++)
-      queries.read(piece.first_row + i, kv_head, scratch.query.data() + i * group * stride);
+    const int64_t group = layer.group(), stride = copy_size<Kv>(layer.key_dim);
+    scratch.reserve(num_rows, group, layer.key_dim, layer.value_dim);
+    for (int64_t i = 0; i < piece.num_rows; i++) {
+      queries.read(piece.first_row + i, kv_head, scratch.read.data());
+      copy_queries<Kv>(scratch.read.data(), group, layer.key_dim, scratch.query.data() + i * group * stride);
+    }
     std::fill(scratch.query.begin() + piece.num_rows * group * stride, scratch.query.end(), 0.0f);
     for (int64_t row = 0; row < num_rows; row++)
       scratch.whole[row] = {-kInfinity, 0, scratch.whole_values.data() + row * padded(layer.value_dim)};
@@ -166,13 +169,13 @@ struct PromptAttention {
                    PromptScratch& scratch) const {
     const Tile<Kv> from = tile_at(layer, kv_head, piece.table, begin, end);
     const Tile<float> tile = copy_tile(from, scratch);
-    const int64_t group = layer.group(), stride = padded(layer.key_dim), origin = end - tile.end;
+    const int64_t group = layer.group(), stride = copy_size<Kv>(layer.key_dim), origin = end - tile.end;
     float* scores = scratch.scores.data();
     // Rows before `first` see nothing of the tile: it comes after them.
     const int64_t first = std::max<int64_t>(0, (begin - piece.start) * group) / kBlockRows * kBlockRows;
     for (int64_t row = first; row < num_rows; row += kBlockRows) {
       for (int64_t k = 0; k < tile.end; k += kBlockVecs * kWidth) {
-        const BlockSums sums = sum_dims<1>(scratch.query.data() + row * stride, stride, scratch.keys.data() + k, 0);
+        const BlockSums sums = sum_dims<Kv, 1>(scratch.query.data() + row * stride, stride, scratch.keys.data() + k, 0);
         for (int r = 0; r < kBlockRows; r++)
           for (int v = 0; v < kBlockVecs; v++) store(scores + r * kTileKeys + k + v * kWidth, sums.at[r][v]);
       }
@@ -186,31 +189,66 @@ struct PromptAttention {
           continue;
         }
         apply_scales(own, from.keys, tile.begin, tile.end, layer.key_dim);
-        weigh_tile(own, tile.end, seen, layer.scaling, layer.softcap, layer.value_dim, scratch.part[row + r]);
+        weigh_tile<Kv>(own, tile.end, seen, layer.scaling, layer.softcap, layer.value_dim, scratch.part[row + r]);
         apply_scales(own, from.values, tile.begin, tile.end, layer.value_dim);
       }
-      add_tile<kBlockRows>(scores, tile, padded(layer.value_dim), scratch.part[row].values);
+      add_values(scores, tile, scratch.part[row].values, scratch);
     }
   }
 
-  // Copy a tile as floats: its keys turned, (padded(key_dim), kTileKeys).
+  // Add a copied tile's weighted values to kBlockRows outputs.
+  void add_values(const float* weights, const Tile<float>& tile, float* out, const PromptScratch& scratch) const {
+    const int64_t stride = padded(layer.value_dim);
+#if defined(__AVX512BF16__)
+    if constexpr (kInPairs<Kv>) {
+      const float* values = scratch.values.data();
+      const auto value = [&](int64_t pair, int64_t d) { return load(values + pair * stride + d); };
+      return add_pairs_of_tile<kBlockRows>(weights, tile.begin / 2, (tile.end + 1) / 2, stride, value, out);
+    }
+#endif
+    add_tile<kBlockRows>(weights, tile, stride, out);
+  }
+
+  // Copy a tile as it is multiplied: its keys turned, (copy_size(key_dim), kTileKeys); its values as floats, or by pairs
+  // of positions, (kTileKeys / 2, padded(value_dim)).
   Tile<float> copy_tile(const Tile<Kv>& from, PromptScratch& scratch) const {
-    const int64_t stride = padded(layer.key_dim), value_stride = padded(layer.value_dim);
+    const int64_t stride = copy_size<Kv>(layer.key_dim), value_stride = padded(layer.value_dim);
     Tile<float> tile;
     tile.begin = from.begin, tile.end = from.end;
     for (int64_t k = from.begin / 4 * 4; k < from.end; k += 4) {
       for (int64_t i = 0; i < 4; i++) {
         const Kv* key = from.keys[std::min(std::max(k + i, from.begin), from.end - 1)];
-        copy_padded(scratch.row.data() + i * stride, key, layer.key_dim);
+        copy_key(key, scratch.row.data() + i * stride);
       }
       turn_rows(scratch.row.data(), stride, scratch.keys.data() + k);
     }
+#if defined(__AVX512BF16__)
+    if constexpr (kInPairs<Kv>) {
+      for (int64_t k = from.begin / 2 * 2; k < from.end; k += 2) {
+        const Kv *even = k < from.begin ? nullptr : from.values[k], *odd = k + 1 < from.end ? from.values[k + 1] : nullptr;
+        for (int64_t d = 0; d < layer.value_dim; d += kWidth)
+          store(scratch.values.data() + k / 2 * value_stride + d,
+                pair_up(even ? even + d : even, odd ? odd + d : odd, layer.value_dim - d));
+      }
+      return tile;
+    }
+#endif
     for (int64_t k = from.begin; k < from.end; k++) {
       float* to = scratch.values.data() + k * value_stride;
       copy_padded(to, from.values[k], layer.value_dim);
       tile.values[k] = to;
     }
     return tile;
+  }
+
+  void copy_key(const Kv* key, float* to) const {
+#if defined(__AVX512BF16__)
+    if constexpr (kInPairs<Kv>) {
+      for (int64_t d = 0; d < layer.key_dim; d += 2 * kWidth) store(to + d / 2, load_pairs(key + d, layer.key_dim - d));
+      return;
+    }
+#endif
+    copy_padded(to, key, layer.key_dim);
   }
 
   void store_row(int64_t row, int64_t head, Partial& whole, const Partial& part) const {

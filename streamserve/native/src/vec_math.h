@@ -18,6 +18,8 @@ constexpr float kInfinity = __builtin_inff();
 inline Lanes lanes(float x) { return Lanes{} + x; }
 inline int64_t padded(int64_t count) { return (count + kWidth - 1) / kWidth * kWidth; }
 
+inline float first(Vec x) { return ((Lanes)x.v)[0]; }
+
 // The first `count` numbers, then zeros.
 template <class T>
 inline Vec load_part(const T* p, int64_t count) {
