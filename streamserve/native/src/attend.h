@@ -48,8 +48,8 @@ inline Vec load_pairs(const bf16* p, int64_t count) {  // the first `count` of 3
   const __mmask32 kept = count >= 2 * kWidth ? 0xffffffffu : (1u << count) - 1;
   return {_mm512_castsi512_ps(_mm512_maskz_loadu_epi16(kept, p))};
 }
-// Store numbers that are not subnormal as bf16, and return what they are then.
-inline Vec store_rounded(bf16* to, Vec x) {
+// Store numbers that are not subnormal as bf16, in half of their place, and return what they are then.
+inline Vec store_rounded(float* to, Vec x) {
   const __m256i bits = (__m256i)_mm512_cvtneps_pbh(x.v);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bits);
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
@@ -63,6 +63,8 @@ inline Vec pair_up(const bf16* a, const bf16* b, int64_t count) {
   };
   return {_mm512_castsi512_ps(_mm512_or_si512(wide(a), _mm512_slli_epi32(wide(b), 16)))};
 }
+#else
+inline Vec store_rounded(float*, Vec x) { return x; }  // never called
 #endif
 
 // Numbers of a float's size that a vector's copy has where it is multiplied, and how they are multiplied and added.
@@ -241,11 +243,8 @@ inline void weigh_tile(float* scores, int64_t num, Range seen, float scaling, fl
   Vec total = zero();
   for (int i = 0; i < kVecs; i++) {
     Vec weight = exp(x[i] - broadcast(most));
-    if constexpr (kInPairs<Kv>) {  // the sum is of what is multiplied
-      weight = store_rounded(reinterpret_cast<bf16*>(scores) + i * kWidth, weight);
-    } else {
-      store(scores + i * kWidth, weight);
-    }
+    if constexpr (kInPairs<Kv>) weight = store_rounded(scores + i * kWidth / 2, weight);  // what is multiplied is summed
+    else store(scores + i * kWidth, weight);
     total = total + weight;
   }
   if (most != partial.most) {

@@ -197,7 +197,8 @@ struct PromptAttention {
   }
 
   // Add a copied tile's weighted values to kBlockRows outputs.
-  void add_values(const float* weights, const Tile<float>& tile, float* out, const PromptScratch& scratch) const {
+  void add_values(const float* weights, const Tile<float>& tile, float* out,
+                  [[maybe_unused]] const PromptScratch& scratch) const {
     const int64_t stride = padded(layer.value_dim);
 #if defined(__AVX512BF16__)
     if constexpr (kInPairs<Kv>) {
