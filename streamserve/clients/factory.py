@@ -14,6 +14,7 @@ park, a preemption or a cached prefix as in a real model. No torch, no clock, no
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -231,6 +232,8 @@ def _load_hf(
         sampling_defaults=sampling_defaults(Path(folder)),
         adapters=frozenset(model.adapters),
     )
+    if compiles:  # the engine's own process
+        _forget_garbage()
     return LoadedEngine(
         runner=cast(Runner, runner),
         tokenizer=tokenizer,
@@ -239,6 +242,15 @@ def _load_hf(
         draft=runner.draft,
         step_tokens=config.max_num_batched_tokens,
     )
+
+
+def _forget_garbage() -> None:
+    """Take what a load has left out of the garbage collector's sight: it lives as long as the process.
+
+    A full collection looked at some 400,000 objects, and held a step for 0.2 s.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _load_echo_embedder(step_delay_seconds: float, memory: Memory | None, progress: Progress) -> Embedder:

@@ -3,12 +3,13 @@
 Every back end is compared with the plain layer, on numbers of its own and for each weight that it packs. Of those that
 are right the fastest is taken, by a measurement that is made once for a model, a processor and a version, and kept:
 an answer that continues after a restart continues with the same arithmetic. Where nothing can be kept, nothing is
-measured, and the first in order is taken.
+measured, and the first in order is taken; so it is until the next load where other programs disturb the measurement.
 """
 
 from __future__ import annotations
 
 import math
+import resource
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ MEASURED_ROWS = (1, 8, 32)
 MEASURED_BYTES = 64 << 20  # of plain weights: more than caches hold, as in a step
 LEAST_BYTES = 16 << 20  # a model with less is fast anyhow, and what a measurement would say is noise
 ROUNDS = 3
+MOST_ROUNDS = 12  # with those that other programs disturb
 MARGIN = 0.9  # another back end than the first must take at most this share of its time
 # The same where the first makes whole steps, which saves half of a step beside its linears: docs/log.md.
 STEP_MARGIN = 0.7
@@ -88,7 +90,8 @@ def choose(
     if name not in by_name:
         sample = _sample(weights)
         is_measured = sum(weight.nbytes for weight in sample) >= LEAST_BYTES
-        name = kept.write(fastest(found, sample)) if is_measured else None
+        name = fastest(found, sample) if is_measured else None
+        name = kept.write(name) if name else None
     return LinearMaker(back_end=by_name.get(name or first.name, first))
 
 
@@ -115,12 +118,13 @@ def agrees(layer: Linear, weight: torch.Tensor, bias: torch.Tensor | None, round
     return error <= TOLERANCE[weight.dtype] + rounding  # NaN does not pass
 
 
-def fastest(back_ends: Sequence[BackEnd], weights: Sequence[torch.Tensor]) -> str:
+def fastest(back_ends: Sequence[BackEnd], weights: Sequence[torch.Tensor]) -> str | None:
     """Return the name of the back end that takes the least time, the first unless another is clearly better.
 
     Linears alone are measured, so that a first that makes whole steps has a larger margin.
 
-    Compared is the geometric mean over the numbers of rows, each back end after the other in turns.
+    Compared is the geometric mean over the numbers of rows, each back end after the other in turns. None: other
+    programs had the processors, and one of them was never measured undisturbed.
     """
     with torch.inference_mode():
         makers = [LinearMaker(back_end=back_end) for back_end in back_ends]
@@ -130,11 +134,15 @@ def fastest(back_ends: Sequence[BackEnd], weights: Sequence[torch.Tensor]) -> st
             for num_rows in MEASURED_ROWS
         ]
         seconds = [[math.inf] * len(MEASURED_ROWS) for _ in back_ends]
-        for _ in range(ROUNDS):
+        for num_rounds in range(MOST_ROUNDS):
+            if num_rounds >= ROUNDS and all(math.isfinite(one) for row in seconds for one in row):
+                break
             for place, rows in enumerate(inputs):
                 for back_end, made in enumerate(layers):
                     taken = _time(partial(_run, made, rows))
                     seconds[back_end][place] = min(seconds[back_end][place], taken)
+    if not all(math.isfinite(one) for row in seconds for one in row):
+        return None
     shares = [
         math.exp(sum(math.log(own / first) for own, first in zip(row, seconds[0], strict=True)) / len(MEASURED_ROWS))
         for row in seconds
@@ -150,9 +158,16 @@ def _run(layers: Sequence[Linear], inputs: Sequence[torch.Tensor]) -> None:
 
 
 def _time(work: Callable[[], None]) -> float:
-    started_at = time.perf_counter()
+    """Return the seconds that `work` takes, infinite if another program had a processor that it wanted."""
+    before, started_at = _num_displaced(), time.perf_counter()
     work()
-    return time.perf_counter() - started_at
+    seconds = time.perf_counter() - started_at
+    return seconds if _num_displaced() == before else math.inf
+
+
+def _num_displaced() -> int:
+    """Return how often the system has taken a processor from a thread of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def _sample(weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -122,6 +122,19 @@ def test_the_first_stays_unless_another_is_clearly_better(monkeypatch: pytest.Mo
     assert fastest([FAST, replace(FAST, name="as fast")], weights()) == "fast"
 
 
+def test_what_a_busy_machine_says_is_not_kept(two: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each measurement that another program disturbs is taken again; where none is left, the first serves this load."""
+    displaced = iter(range(10_000))
+    monkeypatch.setattr(room, "_num_displaced", lambda: next(displaced))
+    kept = Kept(tmp_path, "m", torch.float32)
+    assert choose(torch.float32, CPU, weights(), kept).back_end is SLOW
+    assert kept.read() is None
+    counts = iter([0, 1] * 9 * room.ROUNDS + [1] * 10_000)  # of the first rounds, all are disturbed
+    monkeypatch.setattr(room, "_num_displaced", lambda: next(counts))
+    assert choose(torch.float32, CPU, weights(), kept).back_end is FAST
+    assert kept.read() == "fast"
+
+
 def test_whole_steps_outweigh_what_linears_lose(monkeypatch: pytest.MonkeyPatch) -> None:
     """Linears alone are measured: with whole steps as the prize, another must be better by more."""
     steps = replace(SLOW, makes_steps=True)
