@@ -42,6 +42,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Fail where a proof would be left out, as its mark comes from another file."""
+    """Fail where a proof would be left out, as its mark comes from another file, and where processes would disagree."""
+    if " at 0x" in item.nodeid:
+        raise pytest.UsageError(f"{item.nodeid} is another test in each process of xdist: name its parameter by `ids`")
     if item.get_closest_marker("proof") and not has_proofs(item.path):
         raise pytest.UsageError(f"{item.path} has proofs: write pytest.mark.proof there, see {__file__}")
