@@ -24,6 +24,7 @@
         ├── Overloaded 503
         ├── DiskFull 507           the server's disk has no room for an upload
         ├── DatabaseUnavailable 503  the site's database is locked, or cannot be reached
+        ├── SiteMisconfigured 503  the site's settings are wrong, or its folder cannot be used
         ├── RuleFailed 503         a function of the site, PERMISSION or TENANT, failed
         ├── UnmetNeeds 503         the request needs what this release lacks; a newer process has it
         ├── EngineUnavailable 503  the engine is loading, failed or gone
