@@ -5,7 +5,7 @@
 
 Each peer is installed into a virtual environment of its own, and the models are made, both in `--cache` and once. A
 peer that cannot be installed or does not start is named with the reason, and the others run. All servers stay up; in
-each round every contender gets the same loads, one contender after the other, and the order rotates:
+each round every contender gets the same loads, each when the contender before rests, and the order rotates:
 
     streams     as many prompts at once: ITL, TTFT, tok/s, CPU ms a token, and the share of the weight-read floor
     long        a prompt of `--long` tokens, and the same again

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from statistics import median
 
-from benchmarks.peers.quiet import Moment, Noise, look
+from benchmarks.peers.quiet import MAX_OTHERS, Moment, Noise, look
 from benchmarks.peers.readers import Client, Failed, Figures
 from benchmarks.peers.results import Results, at_once
 from benchmarks.peers.servers import Contender
@@ -17,6 +17,7 @@ from benchmarks.support.machine import progress
 LOADS = ("streams", "long", "mixed", "prefix", "arrivals")
 _LOAD_OF_ARRIVALS = 0.5  # of what the middle contender answers with all its streams at once
 _SAMPLE_SECONDS, _SETTLE_SECONDS = 2.0, 120.0
+_REST_SECONDS, _MOST_REST_SECONDS = 0.5, 15.0
 Loads = list[tuple[str, Callable[[Client], Awaitable[Figures]]]]
 
 
@@ -70,6 +71,16 @@ class Rounds:
             progress(f"waiting for a quiet machine: {noise}")
         raise Busy(f"After {_SETTLE_SECONDS:.0f} s: {noise}")
 
+    async def _rest(self) -> None:
+        """Wait until no contender computes: a server that has just answered may look for more work for seconds."""
+        for _ in range(int(_MOST_REST_SECONDS / _REST_SECONDS)):
+            before = self._look()
+            await asyncio.sleep(_REST_SECONDS)
+            now = self._look()
+            if now.own - before.own <= MAX_OTHERS * (now.at - before.at):
+                return
+            progress("waiting for the contender before to rest")
+
     def _note(self, noise: Noise) -> None:
         self.results.noise.append(str(noise))
         self.results.is_quiet &= noise.is_quiet
@@ -91,6 +102,7 @@ class Rounds:
         first = number % max(1, len(self.contenders))
         found = []
         for contender in self.contenders[first:] + self.contenders[:first]:
+            await self._rest()
             progress(f"round {number + 1}, {contender.name}")
             figures = await self._turn(contender, loads, str(number))
             found += [(contender.name, load, measured) for load, measured in figures]
