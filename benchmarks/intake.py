@@ -9,7 +9,7 @@ the run. A request asks for one token on a connection of its own, with an API ke
 checkout, run by its own `.venv` if it has one. `--limits` adds this checkout with three windows of RATES, which have
 room for every request; `--traces` this checkout with all spans recorded, and an exporter that sends them nowhere.
 "StreamingHttpResponse" is a view of this checkout's site that sends the same two events without a key, a quota, a row
-or a log. Contenders take turns, and the one that begins changes from round to round. Printed are medians of all
+or a log. Contenders take turns, and each round begins with another. Printed are medians of all
 requests, and their ratios to this checkout's; CPU is that of the worker's process, all threads, divided by the
 requests: PostgreSQL's own is not in it.
 """

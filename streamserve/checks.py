@@ -402,14 +402,14 @@ def _check_folders(conf: SiteConfig) -> Iterator[CheckMessage]:
     """W019: a folder that answers or engines are written to cannot be written to by this user."""
     folders = {}
     if conf.log == "file" or conf.client == "process":
-        folders['"STATE_DIR"'] = conf.state_dir
+        folders['STREAMSERVE["STATE_DIR"]'] = conf.state_dir
     if conf.client == "process":
-        folders['"ENGINE_PROCESS"]["RUNTIME_DIR"'] = conf.engine_process.runtime_dir
-    for key, folder in folders.items():
+        folders['STREAMSERVE["ENGINE_PROCESS"]["RUNTIME_DIR"]'] = conf.engine_process.runtime_dir
+    for name, folder in folders.items():
         why = _why_unwritable(Path(folder)) if folder else ""
         if why:
             yield Warning(
-                f"STREAMSERVE[{key}] is {folder}: {why}.",
+                f"{name} is {folder}: {why}.",
                 hint="Answers are refused until the user of the web processes and engines can write there.",
                 id="streamserve.W019",
             )

@@ -708,9 +708,8 @@ class _SiteReader(SettingsReader):
                 self.wrong(f'{where}["{key}"] is {value}.', f"It takes {least} or more.")
             elif value is not None and value > MAX_COUNT and key != "KV_CACHE_BYTES":
                 self.wrong(f'{where}["{key}"] is {value}.', f"It takes at most {MAX_COUNT}.")
-        if config.max_num_batched_tokens < config.max_num_seqs and {"MAX_NUM_BATCHED_TOKENS", "MAX_NUM_SEQS"} & {
-            *given
-        }:
+        is_given = given.keys() & {"MAX_NUM_BATCHED_TOKENS", "MAX_NUM_SEQS"}
+        if is_given and config.max_num_batched_tokens < config.max_num_seqs:
             self.wrong(
                 f'{where}["MAX_NUM_BATCHED_TOKENS"] is {config.max_num_batched_tokens}, less than the'
                 f" {config.max_num_seqs} sequences of MAX_NUM_SEQS.",

@@ -27,7 +27,7 @@ def _folder() -> Path:
 @contextmanager
 def cluster(port: int) -> Iterator[None]:
     """Run a cluster while the block runs; its superuser is `postgres`, without a password."""
-    user = "nobody" if os.geteuid() == 0 else None  # it refuses to run as root
+    user = "nobody" if os.geteuid() == 0 else None  # PostgreSQL does not run as root
     with tempfile.TemporaryDirectory(prefix="postgres-") as name:
         if user is not None:
             shutil.chown(name, user)

@@ -233,7 +233,7 @@ def _load_hf(
         adapters=frozenset(model.adapters),
     )
     if compiles:  # the engine's own process
-        _forget_garbage()
+        _freeze_heap()
     return LoadedEngine(
         runner=cast(Runner, runner),
         tokenizer=tokenizer,
@@ -244,10 +244,10 @@ def _load_hf(
     )
 
 
-def _forget_garbage() -> None:
-    """Take what a load has left out of the garbage collector's sight: it lives as long as the process.
+def _freeze_heap() -> None:
+    """Exclude what a load has made from garbage collection: it lives as long as the process.
 
-    A full collection looked at some 400,000 objects, and held a step for 0.2 s.
+    A full collection would look at some 400,000 objects, and hold a step for 0.2 s.
     """
     gc.collect()
     gc.freeze()

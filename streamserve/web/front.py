@@ -229,7 +229,9 @@ class RouteHandler(ASGIHandler):
                 await signals.request_started.asend(sender=ASGIHandler, scope=scope)
             try:
                 request, error = self.create_request(scope, body_file)
-            except SuspiciousOperation:  # too many query parameters, which the charset of a form makes Django read
+            except (
+                SuspiciousOperation
+            ):  # too many query parameters, which Django reads here where the body names a charset
                 request, error = None, HttpResponseBadRequest()
             if error is not None:
                 await self.send_response(error, send)

@@ -61,7 +61,7 @@ async def test_a_socket_is_refused(serves_wrong: str) -> None:
 
 
 async def test_a_server_begins_to_serve(serves_wrong: str) -> None:
-    """Its start tells the problem and goes on: pages that are not ours are served."""
+    """It logs the problem in one line and starts, as the site has pages of its own."""
     with captured_events() as lines, override_settings(DEBUG=False):
         await site.begin_to_serve()
     assert [one["event"] for one in lines] == ["site_misconfigured"]

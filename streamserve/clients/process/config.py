@@ -147,9 +147,7 @@ _MAX_PATH_BYTES = 107
 _LOCK_TRIES, _LOCK_SECONDS = 10, 0.02
 _MAX_LOG_BYTES = 8 * 1024 * 1024
 _BACKLOG = 128
-
-
-_SETTING = 'STREAMSERVE["ENGINE_PROCESS"]["RUNTIME_DIR"]'
+_RUNTIME_DIR = 'STREAMSERVE["ENGINE_PROCESS"]["RUNTIME_DIR"]'
 
 
 class EnginePathError(Exception):
@@ -185,19 +183,19 @@ def prepare_folder(paths: EnginePaths) -> None:
     if len(os.fsencode(paths.socket)) > _MAX_PATH_BYTES:
         raise EnginePathError(
             f"{paths.socket} is too long for a unix socket ({_MAX_PATH_BYTES} bytes). Name a shorter folder in "
-            f"{_SETTING}."
+            f"{_RUNTIME_DIR}."
         )
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise EnginePathError(
-            f"{folder} cannot be made: {error.strerror}. Name another folder in {_SETTING}."
+            f"{folder} cannot be made: {error.strerror}. Name another folder in {_RUNTIME_DIR}."
         ) from error
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise EnginePathError(
             f"{folder} must be a folder of user {os.geteuid()} with mode 0700. Change it, or name another folder in "
-            f"{_SETTING}."
+            f"{_RUNTIME_DIR}."
         )
 
 

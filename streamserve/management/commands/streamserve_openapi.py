@@ -23,7 +23,7 @@ class Command(BaseCommand):
 
     help = (
         "Write the site's OpenAPI document, as GET /openapi.json has it: the addresses that the site serves, with the "
-        "fields of bodies and replies, and all its pipelines, whoever may use them. Starts no engine."
+        "fields of bodies and replies, and all its pipelines, also those that need a permission. Starts no engine."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

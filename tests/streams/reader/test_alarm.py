@@ -11,7 +11,7 @@ from tests.support.streams.hand_made import until
 
 
 async def test_the_earliest_time_counts() -> None:
-    """A later time changes nothing; an earlier time takes the place of the one that was set."""
+    """Set again to a later time it keeps the earlier time; set to an earlier time it takes that."""
     alarm, rung, now = Alarm(), list[str](), time.monotonic()
     alarm.set(now + 3600, lambda: rung.append("hour"))
     alarm.set(now + 7200, lambda: rung.append("two hours"))

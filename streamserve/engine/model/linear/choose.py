@@ -159,14 +159,14 @@ def _run(layers: Sequence[Linear], inputs: Sequence[torch.Tensor]) -> None:
 
 def _time(work: Callable[[], None]) -> float:
     """Return the seconds that `work` takes, infinite if another program had a processor that it wanted."""
-    before, started_at = _num_displaced(), time.perf_counter()
+    before, started_at = _num_involuntary_switches(), time.perf_counter()
     work()
     seconds = time.perf_counter() - started_at
-    return seconds if _num_displaced() == before else math.inf
+    return seconds if _num_involuntary_switches() == before else math.inf
 
 
-def _num_displaced() -> int:
-    """Return how often the system has taken a processor from a thread of this process."""
+def _num_involuntary_switches() -> int:
+    """Return how often the system has taken a processor from a running thread of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 

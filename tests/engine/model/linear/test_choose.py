@@ -124,13 +124,13 @@ def test_the_first_stays_unless_another_is_clearly_better(monkeypatch: pytest.Mo
 
 def test_what_a_busy_machine_says_is_not_kept(two: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each measurement that another program disturbs is taken again; where none is left, the first serves this load."""
-    displaced = iter(range(10_000))
-    monkeypatch.setattr(room, "_num_displaced", lambda: next(displaced))
+    switches = iter(range(10_000))
+    monkeypatch.setattr(room, "_num_involuntary_switches", lambda: next(switches))
     kept = Kept(tmp_path, "m", torch.float32)
     assert choose(torch.float32, CPU, weights(), kept).back_end is SLOW
     assert kept.read() is None
     counts = iter([0, 1] * 9 * room.ROUNDS + [1] * 10_000)  # of the first rounds, all are disturbed
-    monkeypatch.setattr(room, "_num_displaced", lambda: next(counts))
+    monkeypatch.setattr(room, "_num_involuntary_switches", lambda: next(counts))
     assert choose(torch.float32, CPU, weights(), kept).back_end is FAST
     assert kept.read() == "fast"
 
