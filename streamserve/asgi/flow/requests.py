@@ -1,14 +1,15 @@
 """HTTP requests under FlowServer: bodies as they arrive, and no cut response that looks whole. Event loop only.
 
-`FlowConnection` is Twisted's HTTP/1.1 parser, which answers a head that comes too slowly; `FlowRequest` is daphne's
-request. Its app is called when its head is there, and takes the body piece for piece, as under other servers; what a
-body may have is the guard's (asgi/guard.py). A response ends in an error when its app does.
+`FlowConnection` is Twisted's HTTP/1.1 parser, which answers a head that comes too slowly or is too large;
+`FlowRequest` is daphne's request. Its app is called when its head is there, and takes the body piece for piece, as
+under other servers; what a body may have is the guard's (asgi/guard.py). A response ends in an error when its app does.
 Importing this module imports daphne, whose server module installs Twisted's reactor; that import comes first.
 
 Relies on, in daphne 4.2.3: `http_protocol.py` WebRequest (`process`, `handle_reply`, `handle_exception`,
 `check_timeouts`, `finish`, `send_disconnect`, `_response_started`), HTTPFactory.buildProtocol; in Twisted 26.10:
 `web/http.py` HTTPChannel (`allHeadersReceived`, `allContentReceived`, `requestDone`, `resumeProducing`, `persistent`,
-`rawDataReceived`, `_networkProducer`, `_send100Continue`, `_command`, `_path`, `_version`), Request (`gotLength`,
+`rawDataReceived`, `_networkProducer`, `_send100Continue`, `_command`, `_path`, `_version`, `lineReceived`,
+`lineLengthExceeded`, `headerReceived`, `__first_line`, `_respondToBadRequestAndDisconnect`), Request (`gotLength`,
 `requestReceived`, `handleContentChunk`, `producer`, `chunked`, `_disconnected`, `_parsePOSTFormSubmission`).
 """
 
@@ -35,7 +36,6 @@ from streamserve.asgi.types import Message
 _ENDS_ANYWHERE = b"text/event-stream"
 
 _CLOSE = (b"connection", b"close")
-_LATE_HEAD = b"The request did not arrive in time."
 _RESTARTING = "The server is restarting. Try again."
 # The location of docs/deploy/nginx.conf that asks another web process. Only this value is accepted, so a forged header
 # cannot name another location.
@@ -98,10 +98,51 @@ class FlowConnection(HTTPChannel):  # type: ignore[misc]  # Twisted is not type-
         else:
             super().requestDone(request)  # also reads the next request, if it has arrived
 
+    def lineReceived(self, line: bytes) -> None:
+        """Take a line of the head, unless the head is refused: lines after the bad line are dropped."""
+        if self._is_refusing:
+            return
+        if self._receivedHeaderSize + len(line) > self.totalHeadersSize:
+            self._refuse_large()
+        else:
+            super().lineReceived(line)
+
+    def lineLengthExceeded(self, line: bytes) -> None:
+        """Answer a line of the head that is longer than a whole head may be. Twisted closes without an answer."""
+        self._refuse_large()
+
+    def headerReceived(self, line: bytes) -> bool:
+        """Take a header, unless there are too many."""
+        if self._is_refusing:
+            return False
+        if self._receivedHeaderCount >= self.maxHeaders:
+            self._refuse(431, f"The request has more than {self.maxHeaders:,} headers.")
+            return False
+        return bool(super().headerReceived(line))
+
+    def _respondToBadRequestAndDisconnect(self) -> None:
+        if self._is_answering:  # its body's chunks are not valid, and a response may have begun
+            super()._respondToBadRequestAndDisconnect()
+        else:
+            self._refuse(400, "The request is not HTTP/1.1, or has a header that is not valid.")
+
+    def _refuse_large(self) -> None:
+        """Refuse a head by its size: 414 for its first line, 431 for its headers (RFC 9110, 15.5.15; RFC 6585, 5)."""
+        if self._HTTPChannel__first_line:
+            self._refuse(414, f"The request's first line is longer than {self.MAX_LENGTH:,} bytes.")
+        else:
+            self._refuse(431, f"The request's headers are larger than {self.totalHeadersSize:,} bytes.")
+
     def refuse_late_head(self) -> None:
-        """Answer a request whose head does not end; drop what still arrives, then close."""
-        head = b"HTTP/1.1 408 Request Timeout\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n"
-        self.transport.write(b"%bContent-Length: %d\r\n\r\n%b" % (head, len(_LATE_HEAD), _LATE_HEAD))
+        """Answer a request whose head does not end."""
+        self._refuse(408, "The request did not arrive in time.")
+
+    def _refuse(self, status: int, text: str) -> None:
+        """Answer a request whose head is not whole; drop what still arrives, then close."""
+        body = text.encode()
+        head = b"HTTP/1.1 %d %b\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n"
+        head += b"Content-Length: %d\r\n\r\n"
+        self.transport.write(head % (status, _PHRASES[status], len(body)) + body)
         self._linger()
 
     def _linger(self) -> None:
@@ -116,7 +157,7 @@ class FlowConnection(HTTPChannel):  # type: ignore[misc]  # Twisted is not type-
 
 
 # With the name that RFC 9110 has, and Python from 3.13 on.
-_NAMED = {413: b"Content Too Large", 499: b"Client Closed Request"}
+_NAMED = {413: b"Content Too Large", 414: b"URI Too Long", 499: b"Client Closed Request"}
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus} | _NAMED
 
 
