@@ -57,6 +57,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
         *_check_native(conf),
         *_check_memory(conf),
         *_check_budget(conf),
+        *_check_sizes(conf),
         *_check_remote(conf),
         *_check_log(conf),
         *_check_folders(conf),
@@ -365,6 +366,24 @@ def _check_budget(conf: SiteConfig) -> Iterator[CheckMessage]:
                 hint=too_large(alias, num_bytes, budget, sys.maxsize),
                 id="streamserve.E019",
             )
+
+
+def _check_sizes(conf: SiteConfig) -> Iterator[CheckMessage]:
+    """W021: without MEMORY_BYTES, a model's weights are more than this machine has."""
+    if conf.testing or (conf.client == "process" and conf.engine_process.memory_bytes is not None):
+        return
+    from streamserve.engine.model.load.errors import ModelLoadError
+    from streamserve.engine.model.load.size import oversize
+    from streamserve.engine.model.load.source import memory_for
+
+    for alias, entry in conf.models.items():
+        folder = Path(entry.model.path).expanduser()
+        if is_local(entry) and folder.exists():
+            with suppress(ModelLoadError, OSError):
+                if reason := oversize(entry.model, entry.engine, folder, memory_for(entry.model.device)):
+                    yield Warning(
+                        f"The model {alias!r} cannot be loaded on this machine.", hint=reason, id="streamserve.W021"
+                    )
 
 
 def _needs(conf: SiteConfig, budget: int) -> Iterator[tuple[str, int]]:

@@ -19,9 +19,11 @@ from django.test.utils import modify_settings, override_settings
 from project.settings import HELPDESK
 from streamserve import checks
 from streamserve.asgi.flow import install
+from streamserve.engine.model.load.source import total_memory
 from streamserve.models import Stream as StreamRow
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.web import site
+from tests.support.models.large import large_model
 from tests.support.servers.redis_server import RedisServer
 from tests.support.streams.log_lines import captured_events
 
@@ -165,6 +167,20 @@ def test_a_model_that_is_larger_than_the_budget_is_found(tmp_path: Path) -> None
         assert "have 0.50 GiB" in str(error.hint)
     with override_settings(STREAMSERVE={**given, "CLIENT": "thread", "ENGINE_PROCESS": {"SLEEP_AFTER_SECONDS": 60}}):
         assert "streamserve.W018" in ids()
+
+
+def test_a_model_that_is_larger_than_the_machine_is_found(tmp_path: Path) -> None:
+    """W021: where no budget is set, and the engine is not on a GPU. A budget has E019."""
+    folder = large_model(tmp_path / "large", 2 * total_memory())
+    models = {"chat": {"PATH": str(folder), "DEVICE": "cpu"}, "desk": {"PATH": str(HELPDESK)}}
+    given = {"MODELS": models, "STATE_DIR": tmp_path}
+    for client in ("process", "thread"):
+        with override_settings(STREAMSERVE={**given, "CLIENT": client}):
+            [warning] = [one for one in run_checks() if one.id == "streamserve.W021"]
+            assert "'chat'" in warning.msg
+            assert '"QUANTIZE": "int4"' in str(warning.hint)
+    with override_settings(STREAMSERVE={**given, "ENGINE_PROCESS": {"MEMORY_BYTES": 1 << 30}}):
+        assert {"streamserve.E019", "streamserve.W021"} & set(ids()) == {"streamserve.E019"}
 
 
 @pytest.mark.parametrize(

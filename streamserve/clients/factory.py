@@ -38,6 +38,7 @@ from streamserve.engine.embedding import EchoEmbedder, Embedder
 from streamserve.engine.model.openmp import limit_spin
 from streamserve.engine.plan import Chunk, OnStep, Progress, RawLogprobs, Runner, SampleSpec, StepPlan
 from streamserve.engine.text.tokenizer import Prompt
+from streamserve.protocol.engine import TOO_LARGE
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.requests import GenerateRequest
 
@@ -196,8 +197,8 @@ def _load_hf(
     model: ModelConfig, config: EngineConfig, compiles: bool, memory: Memory | None, progress: Progress
 ) -> LoadedEngine:
     limit_spin()  # read by torch's OpenMP runtime, which the next line may load
-    from streamserve.engine.model.load.size import sized
-    from streamserve.engine.model.load.source import ModelLoadError, resolve, sampling_defaults
+    from streamserve.engine.model.load.size import oversize, sized
+    from streamserve.engine.model.load.source import ModelLoadError, memory_for, resolve, sampling_defaults
 
     try:
         progress("files", 0.0)
@@ -206,6 +207,9 @@ def _load_hf(
         if memory is not None:
             num_bytes, config = sized(replace(model, draft=draft), config, Path(folder), memory.budget)
             memory.reserve(num_bytes, progress)  # before PyTorch
+        elif reason := oversize(replace(model, draft=draft), config, Path(folder), memory_for(model.device)):
+            progress(TOO_LARGE, 0.0)
+            raise EngineUnavailable(reason, code=TOO_LARGE)
         from streamserve.engine.model.load.loader import read_config
         from streamserve.engine.model.load.start import load_runner
         from streamserve.engine.text.formats.markup import choose_format

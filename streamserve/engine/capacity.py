@@ -105,7 +105,7 @@ def capacity(
             weight_bytes=weight_bytes,
             pool_bytes=num_blocks * block_bytes,
             num_blocks=num_blocks,
-            max_tokens=max_servable_tokens(longest, num_blocks, *sizes),
+            max_tokens=max(0, max_servable_tokens(longest, num_blocks, *sizes)),
             streams={n: _streams(n, num_blocks, engine, windows) if n <= longest else None for n in LENGTHS},
             windows=windows,
             kept=kept,

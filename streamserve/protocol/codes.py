@@ -207,8 +207,8 @@ _ALL = (
         engine_loading="The model is still being loaded after a minute (`ENGINE_WAIT_SECONDS`).",
         model_waiting_for_memory="The model waits for the memory of models that answer (`MEMORY_BYTES`). The message "
         "has its place in the queue.",
-        model_too_large="The model takes more memory than all engines have (`MEMORY_BYTES`). The message has both "
-        "sizes.",
+        model_too_large="The model takes more memory than all engines (`MEMORY_BYTES`) or this machine have. The "
+        "message has both sizes.",
         engine_asleep="The model is asleep, and the action is for a model that is loaded.",
         engine_busy="The model answers, or is not ready, and does not go to sleep now.",
         no_engine="The engine of the model was not started. The message has the command.",

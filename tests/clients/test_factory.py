@@ -12,10 +12,11 @@ from streamserve.clients.factory import echo_client, hf_client, make_client
 from streamserve.clients.thread.acceptance import resolve_params
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
-from streamserve.engine.model.load.source import sampling_defaults
+from streamserve.engine.model.load.source import sampling_defaults, total_memory
 from streamserve.protocol.events import Done, Token
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
 from tests.support.engines.runners import DEADLINE_SECONDS
+from tests.support.models.large import large_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
@@ -53,6 +54,19 @@ async def test_echo_takes_the_config() -> None:
     await ready(client)
     assert client.stats().blocks_total == 8
     assert client.describe().max_model_len == 50
+    await client.aclose()
+
+
+async def test_a_model_larger_than_the_machine_is_refused_before_its_load(tmp_path: Path) -> None:
+    """By its own code and stage, with the sizes and what helps: its file, which has no data, is not opened for it."""
+    folder = large_model(tmp_path / "large", 2 * total_memory())
+    client = hf_client(ModelConfig(alias="m", path=str(folder), device="cpu"))
+    client.start()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while client.describe().state == "loading":  # noqa: ASYNC110  # loading happens on another thread
+            await asyncio.sleep(0.01)
+    assert (client.describe().state, client.describe().stage) == ("failed", "model_too_large")
+    assert '"QUANTIZE": "int4"' in client.describe().message
     await client.aclose()
 
 

@@ -16,6 +16,7 @@ from django.core.management import CommandError, call_command
 from django.test.utils import override_settings
 
 from streamserve.management.commands.streamserve_capacity import format_bytes, parse_bytes
+from tests.support.models.large import large_model
 
 ROOT = Path(__file__).resolve().parents[2]
 HELPDESK = ROOT / "project" / "demo_model" / "helpdesk"
@@ -170,3 +171,16 @@ def test_a_draft_model_counts(folder: Path) -> None:
     with override_settings(STREAMSERVE=settings.STREAMSERVE | {"MODELS": models, "TESTING": False, "CLIENT": "thread"}):
         report = json.loads(run("large", "--memory", "16GiB", "--json"))
     assert [one["bytes_per_token"] for one in report["capacities"]] == [131_072, 65_536]
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    """By dtype, with what helps; no count is negative, and nothing is advised about a pool that cannot be."""
+    folder = str(large_model(tmp_path / "large", 16 << 30))
+    both = run(folder, "--memory", "8GiB")
+    assert "In float32 and bfloat16, the weights alone are more than there is" in both
+    assert "QUANTIZE takes about 0.6" in both
+    assert "-" not in "".join(both.splitlines()[2:12])
+    assert "the pool is too small" not in both
+    assert "Lower memory_share" not in both
+    assert "In float32, the weights alone" in run(folder, "--memory", "24GiB")
+    assert "QUANTIZE" not in run(folder, "--memory", "8GiB", "--device", "cuda")

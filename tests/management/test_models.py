@@ -16,8 +16,10 @@ from django.test.utils import override_settings
 
 pytest.importorskip("transformers", reason="needs the engine extra: pip install streamserve[engine]")
 
+from streamserve.engine.model.load.source import total_memory
 from streamserve.engine.model.load.support import PROVEN, REFUSED
 from tests.engine.model.parity.test_variants import TYPES
+from tests.support.models.large import large_model
 from tests.support.models.tiny_models import CONFIGS
 from tests.support.servers.upstreams import Upstream, says
 
@@ -57,8 +59,22 @@ def folder_of(tmp_path: Path, **config: Any) -> str:
     folder = tmp_path / str(config["model_type"])
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
     return str(folder)
+
+
+def test_a_model_larger_than_the_machine_is_refused(tmp_path: Path) -> None:
+    """With the load's own words; one that QUANTIZE makes small enough is not."""
+    folder = large_model(tmp_path / "large", 2 * total_memory())
+    small = large_model(tmp_path / "small", int(1.5 * total_memory()))
+    models = {
+        "large": {"PATH": str(folder), "DEVICE": "cpu"},
+        "rounded": {"PATH": str(small), "DEVICE": "cpu", "QUANTIZE": "int4"},
+    }
+    with override_settings(STREAMSERVE={"MODELS": models, "STATE_DIR": str(tmp_path / "state")}):
+        found = rows()
+    assert (found["large"]["support"], found["rounded"]["support"]) == ("refused", "supported")
+    assert "take a smaller model" in found["large"]["reason"]
 
 
 def test_the_models_of_a_site(tmp_path: Path, upstream_url: str) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,7 +27,7 @@ import msgspec
 
 from streamserve.clients.process.config import LaunchConfig, engine_paths, prepare_folder
 from streamserve.engine.capacity import GIB, MIB
-from streamserve.engine.model.load.source import total_memory
+from streamserve.engine.model.load.source import memory_for
 from streamserve.engine.plan import Progress
 from streamserve.protocol.engine import AWAITS_MEMORY, TOO_LARGE
 from streamserve.protocol.errors import EngineUnavailable
@@ -113,7 +112,7 @@ class HostMemory:
 
         Engines that web processes start are in the same control groups, so that it bounds them together.
         """
-        self._limit = _limit_of(config) if limit is None else limit
+        self._limit = memory_for(config.model.device) if limit is None else limit
         self.budget = min(budget, self._limit)
         self._together = self.budget if config.autostart else budget
         paths = engine_paths(config)
@@ -230,12 +229,6 @@ def too_large(alias: str, num_bytes: int, budget: int, limit: int) -> str:
         bound, way_out = f"this machine, or its container, has {limit / GIB:,.2f} GiB", "Give it more memory"
     takes = f"the model {alias} takes {num_bytes / GIB:,.2f} GiB"
     return f"{takes}, and {bound}. {way_out}, lower KV_CACHE_BYTES, or QUANTIZE the model."
-
-
-def _limit_of(config: LaunchConfig) -> int:
-    """Return what an engine may use of this machine's memory; no bound where a GPU may hold the model."""
-    may_use_gpu = config.model.device != "cpu" and Path("/dev/nvidiactl").exists()
-    return sys.maxsize if may_use_gpu else total_memory()
 
 
 def resident_bytes() -> int:

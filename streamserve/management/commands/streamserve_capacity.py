@@ -33,6 +33,11 @@ _WINDOWS = (
     "Some layers look back only a window, and what lies before it is freed; groups of layers, each with blocks of its"
     " own: {}. A load that falls back to transformers' own code keeps everything."
 )
+_WAYS_OUT = {
+    "cpu": "QUANTIZE takes about 0.6 (int8) or 0.45 (int4) of bfloat16. Or take a smaller model, or serve it"
+    " elsewhere.",
+    "cuda": "Take a smaller model, or serve it elsewhere.",
+}
 _UNKNOWN_WEIGHTS = "The weights are not here, so what they take is not known, and not taken off."
 
 
@@ -175,7 +180,8 @@ def _notes(report: dict[str, Any], found: Sequence[Capacity]) -> Sequence[str]:
     ]
     if any(found[0].windows):
         notes.append(_WINDOWS.format(len(found[0].windows)))
-    short = [one.dtype for one in found if one.max_tokens < report["max_model_len"]]
+    large = [one.dtype for one in found if (one.weight_bytes or 0) > report["memory_bytes"]]
+    short = [one.dtype for one in found if one.max_tokens < report["max_model_len"] and one.dtype not in large]
     if short:
         notes.append(
             f"In {' and '.join(short)}, the pool is too small for the model's longest sequence: what is longer than it"
@@ -183,7 +189,13 @@ def _notes(report: dict[str, Any], found: Sequence[Capacity]) -> Sequence[str]:
         )
     if report["num_parameters"] is None:
         notes.append(_UNKNOWN_WEIGHTS)
-    crowded = [one.dtype for one in found if (one.weight_bytes or 0) + one.pool_bytes > report["memory_bytes"]]
+    if large:
+        notes.append(
+            f"In {' and '.join(large)}, the weights alone are more than there is: the engine refuses to load them."
+            f" {_WAYS_OUT[report['device']]}"
+        )
+    needs = {one.dtype: (one.weight_bytes or 0) + one.pool_bytes for one in found if one.dtype not in large}
+    crowded = [dtype for dtype, num_bytes in needs.items() if num_bytes > report["memory_bytes"]]
     if crowded:
         notes.append(f"In {' and '.join(crowded)}, weights and pool are more than there is. Lower memory_share.")
     return notes

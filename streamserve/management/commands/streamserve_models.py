@@ -13,7 +13,7 @@ import sys
 import textwrap
 from argparse import ArgumentParser
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -23,7 +23,8 @@ from streamserve.clients.process.config import EnginePathError, engine_paths, is
 from streamserve.clients.remote.client import RemoteClient
 from streamserve.clients.remote.config import RemoteConfig
 from streamserve.clients.remote.server import RemoteServer
-from streamserve.conf import ECHO_PATH, SiteConfig, get_settings
+from streamserve.conf import ECHO_PATH, ServedModel, SiteConfig, get_settings
+from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.engine import ModelDescription
 
 _STATE_SECONDS = 10.0
@@ -104,8 +105,7 @@ async def _row(settings: SiteConfig, name: str) -> Row:
     state = await _state(settings, name)
     if served.model.path == ECHO_PATH:
         return Row(name=name, path=ECHO_PATH, model_type="", support="without weights", state=state)
-    local = served.model
-    return _local(name, local.path, state=state, chat_template=local.chat_template, draft=local.draft)
+    return _local(name, served.model.path, state=state, served=served)
 
 
 def _embedding(name: str, path: str, *, state: str) -> Row:
@@ -114,17 +114,25 @@ def _embedding(name: str, path: str, *, state: str) -> Row:
     return Row(name=name, path=path, model_type="", support=support, state=state)
 
 
-def _local(name: str, path: str, *, state: str, chat_template: str = "", draft: str = "") -> Row:
+def _local(name: str, path: str, *, state: str, served: ServedModel | None = None) -> Row:
     """Return the row of a model that an engine of ours runs, or would run."""
     try:
         from streamserve.engine.model.load.loader import support_of
-        from streamserve.engine.model.load.source import find
+        from streamserve.engine.model.load.size import oversize
+        from streamserve.engine.model.load.source import ModelLoadError, find, memory_for
         from streamserve.engine.text.hf_tokenizer import template_notes
     except ImportError as error:
         reason = f'{error.name} is not installed: pip install "streamserve[engine]"'
         return Row(name=name, path=path, model_type="", support=_REFUSED, state=state, reason=reason)
-    found, folder = support_of(path), find(path)
+    served = served or ServedModel(model=ModelConfig(alias=name, path=path), engine=EngineConfig())
+    found, folder, draft = support_of(path), find(path), served.model.draft
     is_here = folder is not None and found.verdict != _REFUSED
+    if folder is not None and is_here:
+        try:
+            reason = oversize(served.model, served.engine, folder, memory_for(served.model.device))
+        except ModelLoadError as error:
+            reason = str(error)
+        found = replace(found, verdict=_REFUSED, reason=reason) if reason else found
     return Row(
         name=name,
         path=path,
@@ -133,7 +141,7 @@ def _local(name: str, path: str, *, state: str, chat_template: str = "", draft: 
         state=state,
         traits=(*found.traits, *_draft_traits(path, draft)) if is_here and draft else found.traits,
         reason=found.reason,
-        template=template_notes(str(folder), chat_template) if is_here else (),
+        template=template_notes(str(folder), served.model.chat_template) if is_here else (),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from streamserve.engine.capacity import (
     CPU_SHARE,
     DTYPE_BYTES,
+    GIB,
     MIB,
     UnknownShape,
     capacity,
@@ -52,13 +53,47 @@ def sized(model: ModelConfig, engine: EngineConfig, folder: Path, budget: int) -
     except UnknownShape:
         pool = engine.kv_cache_bytes or int(budget * (engine.memory_share or CPU_SHARE))
     fitted = engine if engine.num_blocks is not None else replace(engine, kv_cache_bytes=pool)
-    draft = Path(model.draft).expanduser()
+    return PROCESS_BYTES + weight_bytes + _extra_bytes(model, engine) + pool, fitted
+
+
+def _extra_bytes(model: ModelConfig, engine: EngineConfig) -> int:
+    """Return the bytes of the weights of a draft model and of adapters. A load reports those that are missing."""
+    num_bytes, draft = 0, Path(model.draft).expanduser()
     if model.draft and engine.speculation != "off" and draft.exists():
-        weight_bytes += _weights(replace(model, quantize=model.draft_quantize), draft, read_config(draft))[0]
-    for path in model.adapters.values():
-        adapter = Path(path).expanduser() / WEIGHTS
-        weight_bytes += adapter.stat().st_size if adapter.is_file() else 0  # a load says that it is missing
-    return PROCESS_BYTES + weight_bytes + pool, fitted
+        num_bytes = _weights(replace(model, quantize=model.draft_quantize), draft, read_config(draft))[0]
+    adapters = [Path(path).expanduser() / WEIGHTS for path in model.adapters.values()]
+    return num_bytes + sum(adapter.stat().st_size for adapter in adapters if adapter.is_file())
+
+
+def oversize(model: ModelConfig, engine: EngineConfig, folder: Path, limit: int) -> str:
+    """Return why a model's weights alone are more than `limit` bytes, with both sizes and what helps; "" if they fit.
+
+    Raises ModelLoadError. Quantised weights count as they are in the files: the load finds what they take beyond that.
+    """
+    config = {} if is_gguf(folder) else read_config(folder)
+    extra = _extra_bytes(model, engine)
+    if is_gguf(folder) or config.get("quantization_config"):
+        files = [folder] if is_gguf(folder) else folder.glob("*.safetensors")
+        num_bytes, form, ways = sum(file.stat().st_size for file in files), "in its files", []
+    else:
+        num_bytes, dtype = _weights(model, folder, config)
+        form = f"as {model.quantize}" if model.quantize else f"in {dtype}"
+        smaller = {
+            '"DTYPE": "bfloat16"': replace(model, dtype="bfloat16"),
+            '"QUANTIZE": "int8"': replace(model, quantize="int8"),
+            '"QUANTIZE": "int4"': replace(model, quantize="int4"),
+        }
+        sizes = {setting: _weights(other, folder, config)[0] for setting, other in smaller.items()}
+        fitting = {setting: size for setting, size in sizes.items() if size < num_bytes and size + extra <= limit}
+        ways = [f"set {setting} ({size / GIB:,.1f} GiB)" for setting, size in fitting.items()]
+    if num_bytes + extra <= limit:
+        return ""
+    ways += ["take a smaller model", "serve it elsewhere with llama-server or vLLM, as a model with a URL"]
+    others = f", and {extra / GIB:,.1f} GiB for its draft model and adapters" if extra else ""
+    return (
+        f"The weights of the model {model.alias} take {num_bytes / GIB:,.1f} GiB {form}{others}, and this machine, or "
+        f"its container, has {limit / GIB:,.1f} GiB. To serve it, {', '.join(ways[:-1])}, or {ways[-1]}."
+    )
 
 
 def embedder_bytes(model: EmbedderConfig, folder: Path) -> int:

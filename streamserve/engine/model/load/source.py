@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import struct
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -190,7 +191,16 @@ def read_headers(folder: Path) -> list[dict[str, Any]]:
     if is_gguf(folder):
         places = GGUFFile(folder).tensors.values()
         return [{place.name: {"dtype": place.type.name, "shape": list(place.shape)} for place in places}]
-    return [_parse(file, _header(file)) for file in sorted(folder.glob("*.safetensors"))]
+    return [_tensors(file) for file in sorted(folder.glob("*.safetensors"))]
+
+
+def _tensors(file: Path) -> dict[str, Any]:
+    """Return the header of a safetensors file, whose tensors all have a shape."""
+    header = _parse(file, _header(file))
+    for name, entry in header.items():
+        if name != "__metadata__" and not (isinstance(entry, dict) and isinstance(entry.get("shape"), list)):
+            raise ModelLoadError(f"{file} cannot be read ({name} has no shape). Copy or download it again.")
+    return header
 
 
 def read_header(file: Path) -> tuple[dict[str, Any], int]:
@@ -246,6 +256,12 @@ def total_memory(process: Path = CGROUPS_OF_PROCESS, root: Path = CGROUPS) -> in
     """Return the RAM this process may use: the machine's, or the least limit of its control groups."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([physical, *(limit for _, limit in _limits(process, root))])
+
+
+def memory_for(device: str) -> int:
+    """Return the RAM that a model on this DEVICE may use; no bound where a GPU may hold it."""
+    may_use_gpu = device != "cpu" and Path("/dev/nvidiactl").exists()
+    return sys.maxsize if may_use_gpu else total_memory()
 
 
 def available_memory(process: Path = CGROUPS_OF_PROCESS, root: Path = CGROUPS) -> int:

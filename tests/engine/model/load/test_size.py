@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 from streamserve.engine.capacity import GIB, MIB
 from streamserve.engine.config import EmbedderConfig, EngineConfig, ModelConfig
-from streamserve.engine.model.load.size import PROCESS_BYTES, embedder_bytes, sized
+from streamserve.engine.model.load.size import PROCESS_BYTES, embedder_bytes, oversize, sized
+from streamserve.engine.model.load.source import ModelLoadError
+from tests.support.models.large import large_model
 
 pytest.importorskip("torch", reason="needs the engine extra: pip install 'streamserve[engine]'")
 
@@ -69,3 +72,57 @@ def test_an_embedding_model_takes_its_weights() -> None:
         for dtype in ("bfloat16", "float32")
     )
     assert full == 2 * half > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "limit", "said"),
+    [
+        ({}, 20 * GIB, None),
+        (
+            {},
+            15 * GIB,
+            ["16.0 GiB in bfloat16", "has 15.0 GiB", 'set "QUANTIZE": "int8" (9.6 GiB)', '"int4" (7.2 GiB)'],
+        ),
+        ({"dtype": "float32"}, 20 * GIB, ["32.0 GiB in float32", 'set "DTYPE": "bfloat16" (16.0 GiB)', '"int8"']),
+        ({}, 8 * GIB, ['set "QUANTIZE": "int4" (7.2 GiB)']),
+        ({"quantize": "int8"}, 8 * GIB, ["9.6 GiB as int8", 'set "QUANTIZE": "int4" (7.2 GiB)']),
+        ({"quantize": "int4"}, 10 * GIB, None),
+        ({}, GIB, ["To serve it, take a smaller model, or serve it elsewhere"]),
+    ],
+)
+def test_weights_that_do_not_fit_are_named_with_what_helps(
+    tmp_path: Path, options: dict[str, str], limit: int, said: list[str] | None
+) -> None:
+    """Both sizes, and the settings with which they would fit; nothing for weights that fit."""
+    folder = large_model(tmp_path / "large", 16 * GIB)
+    model = ModelConfig(alias="chat", path=str(folder), **options)  # type: ignore[arg-type]
+    message = oversize(model, EngineConfig(), folder, limit)
+    assert bool(message) is (said is not None)
+    assert all(words in message for words in said or [])
+
+
+def test_a_draft_model_counts(tmp_path: Path) -> None:
+    """Unless it proposes nothing."""
+    folder, draft = large_model(tmp_path / "large", 16 * GIB), large_model(tmp_path / "draft", 6 * GIB)
+    model = ModelConfig(alias="chat", path=str(folder), draft=str(draft))
+    assert "and 6.0 GiB for its draft model" in oversize(model, EngineConfig(), folder, 20 * GIB)
+    assert oversize(model, EngineConfig(speculation="off"), folder, 20 * GIB) == ""
+
+
+def test_quantised_weights_count_as_in_their_files(tmp_path: Path) -> None:
+    """Of a GGUF file nothing else is read."""
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"")
+    os.truncate(file, 9 * GIB)
+    model = ModelConfig(alias="chat", path=str(file))
+    assert "9.0 GiB in its files" in oversize(model, EngineConfig(), file, 8 * GIB)
+    assert oversize(model, EngineConfig(), file, 9 * GIB) == ""
+
+
+def test_a_header_without_shapes_is_refused(tmp_path: Path) -> None:
+    """By its name, as other damage is."""
+    folder = large_model(tmp_path / "large", GIB)
+    header = b'{"a": {"dtype": "BF16"}}'
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ModelLoadError, match="a has no shape"):
+        oversize(ModelConfig(alias="chat", path=str(folder)), EngineConfig(), folder, GIB)
