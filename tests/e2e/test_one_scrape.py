@@ -14,6 +14,7 @@ import pytest
 
 from streamserve.protocol.metrics import PREFIX
 from tests.support.docs.demo_site import end_engines, environment, manage
+from tests.support.processes import children_of, command_of
 from tests.support.servers.flow_driver import until
 from tests.support.servers.web_servers import Server, uvicorn, wait_until_ready
 
@@ -115,8 +116,7 @@ def test_one_scrape_has_all_processes(folder: Path) -> None:
 
 def workers_of(server: Server) -> set[int]:
     """Return the processes that uvicorn has started for the site: those that write figures."""
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    return {int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    return {pid for pid in children_of(server.process.pid) if "spawn_main" in command_of(pid)}
 
 
 def test_workers_of_one_server_are_one_target(folder: Path) -> None:

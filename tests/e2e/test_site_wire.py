@@ -18,6 +18,7 @@ from streamserve.models import ApiKey
 from streamserve.models import Stream as StreamRow
 from streamserve.testing import DaphneServer
 from tests.support.checks.stream_checks import check_native, parse_sse, text_of
+from tests.support.processes import threads_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -137,15 +138,11 @@ def test_leaving_an_openai_answer_stops_it(http: httpx.Client) -> None:
 def test_a_stream_holds_no_thread_while_it_waits(http: httpx.Client, hard_server: DaphneServer) -> None:
     """Twelve answers at once cost the server no thread each."""
 
-    def num_threads() -> int:
-        with open(f"/proc/{hard_server.pid}/status") as status:
-            return int(next(line for line in status if line.startswith("Threads:")).split()[1])
-
     http.post("/streams", json=ASK)
-    before = num_threads()
+    before = len(threads_of(hard_server.pid))
     ask = {**ASK, "max_tokens": 8000, "ignore_eos": True}
     readers = [http.send(http.build_request("POST", "/streams", json=ask), stream=True) for _ in range(12)]
-    during = num_threads()
+    during = len(threads_of(hard_server.pid))
     for reader in readers:
         reader.close()
     assert during <= before + 3

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from tests.support.processes import open_names
 from tests.support.servers.flow_driver import (
     BLOCK_SECONDS,
     chunks,
@@ -121,9 +122,8 @@ def spooled(server: Server, rest: bytes) -> bool:
     with connect(server) as client:
         client.sendall(b"POST /body HTTP/1.1\r\nHost: x\r\n" + rest)
         state(server)
-        folder = f"/proc/{server.process.pid}/fd"
-        links = [os.readlink(f"{folder}/{name}") for name in os.listdir(folder) if os.path.lexists(f"{folder}/{name}")]
-        return any(link.startswith("/") and link.endswith("(deleted)") for link in links)
+        names = open_names(server.process.pid)
+        return any(name.startswith("/") and name.endswith("(deleted)") for name in names)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from cryptography.x509.oid import NameOID
 
 from tests.proofs.scale import scaled
 from tests.support.apps.flow_app import BLOCK, pattern
+from tests.support.processes import resident_bytes
 from tests.support.servers.flow_driver import (
     APP,
     BLOCK_SECONDS,
@@ -33,7 +34,6 @@ from tests.support.servers.flow_driver import (
     get,
     read_all,
     read_until,
-    rss,
     state,
     stock,
     until,
@@ -67,7 +67,7 @@ def warm_up(server: Server) -> int:
     with httpx.Client(base_url=server.url) as client:
         for _ in range(20):
             assert len(client.get(f"/fill?bytes={BLOCK * 16}").content) == BLOCK * 16
-    return rss(server)
+    return resident_bytes(server.process.pid)
 
 
 def settled(server: Server) -> int:
@@ -87,7 +87,7 @@ def growth(server: Server, ask: Ask) -> float:
     before = warm_up(server)
     clients = [ask(server, f"/fill?bytes={ANSWER_BYTES}") for _ in range(NUM_READERS)]
     settled(server)
-    grown = rss(server) - before
+    grown = resident_bytes(server.process.pid) - before
     for client in clients:
         client.close()
     return grown / NUM_READERS
@@ -248,12 +248,12 @@ def test_pipelined_requests_wait_for_the_reader(server: Server) -> None:
 @pytest.mark.proof
 def test_an_app_that_does_not_receive_stops_the_reading(server: Server) -> None:
     """A flood of WebSocket messages waits in the client, not in the server; received late, none is lost."""
-    before = rss(server)
+    before = resident_bytes(server.process.pid)
     with websocket(server, "/deaf") as client:
         read_until(client, b"\r\n\r\n")
         num_sent = flood(client, frame(2, b"x" * 125) * 100)
         assert num_sent > 100 * 125
-        assert rss(server) - before < 8 * 2**20
+        assert resident_bytes(server.process.pid) - before < 8 * 2**20
         assert httpx.get(f"{server.url}/go").text == "ok"
         client.setblocking(True)
         data, _ = read_all(client)
@@ -296,4 +296,4 @@ def test_a_large_body_is_not_held_in_memory(server: Server) -> None:
     length = 24 * 2**20
     with httpx.Client(base_url=server.url, timeout=60) as client:
         assert client.post("/body", content=b"x" * length, headers=form).text == str(length)
-    assert rss(server) - before < 8 * 2**20
+    assert resident_bytes(server.process.pid) - before < 8 * 2**20

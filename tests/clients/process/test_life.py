@@ -29,7 +29,6 @@ from tests.support.engines.engine_processes import (
     collect,
     connected,
     engine_of,
-    is_alive,
     ready,
     sign_of_life,
     spec_in,
@@ -37,6 +36,7 @@ from tests.support.engines.engine_processes import (
     until,
 )
 from tests.support.engines.poisoned_engine import CRASHES, RAISES, planted
+from tests.support.processes import is_alive
 
 pytestmark = [pytest.mark.proof, pytest.mark.alone]
 

@@ -34,11 +34,11 @@ from tests.support.engines.engine_processes import (
     ask,
     collect,
     end_engine,
-    is_alive,
     pid_of,
     spec_in,
     until,
 )
+from tests.support.processes import is_alive, resident_bytes
 
 NOW = 100.0
 
@@ -138,14 +138,6 @@ async def answer(client: ProcessClient, **fields: object) -> None:
             return
 
 
-def resident_bytes_of(pid: int) -> int:
-    """Return what a process holds: nothing, once it ends."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except FileNotFoundError:
-        return 0
-
-
 def state(client: ProcessClient) -> str:
     return client.describe().state
 
@@ -168,7 +160,7 @@ async def test_the_least_recently_used_model_makes_room(folder: Path) -> None:
         pid = a.engine_pid
         assert pid is not None
         await answer(c)
-        assert resident_bytes_of(pid) == 0
+        assert resident_bytes(pid) == 0
         await until(lambda: state(a) == "asleep")
         assert state(b) == "ready"
         await answer(a)

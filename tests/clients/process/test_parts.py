@@ -44,6 +44,7 @@ from streamserve.engine.config import EngineConfig, LatencyClass, ModelConfig
 from streamserve.engine.plan import Flight
 from streamserve.protocol.engine import EngineStats
 from tests.support.engines.engine_processes import spec_in
+from tests.support.processes import state_of
 
 
 def test_a_spec_survives_json(folder: Path) -> None:
@@ -298,9 +299,8 @@ def test_the_activity_of_a_process(state: str) -> None:
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            stat = Path(f"/proc/{process.pid}/stat")
             wanted = {"sleeping": "S", "computing": "R", "stopped": "T"}[state]
-            while stat.read_text().rpartition(")")[2].split()[0] != wanted:
+            while state_of(process.pid) != wanted:
                 pass
             activity = ProcessActivity(process.pid)
             assert activity.is_known

@@ -29,13 +29,13 @@ from tests.support.engines.engine_processes import (
     collect,
     connected,
     engine_of,
-    is_alive,
     ready,
     sign_of_life,
     spec_in,
     token_ids,
     until,
 )
+from tests.support.processes import children_of, is_alive
 
 pytestmark = [pytest.mark.proof, pytest.mark.alone]
 
@@ -219,14 +219,9 @@ async def test_two_sites_of_one_user_keep_apart(folder: Path) -> None:
 
 async def test_closing_while_an_engine_starts_leaves_no_child(folder: Path) -> None:
     """The starter is reaped."""
-    before = children()
+    before = children_of("self")
     client = ProcessClient(spec_in(folder, idle_seconds=0.1))
     client.start()
     await until(lambda: client.describe().stage == "starting")
     await client.aclose()
-    assert children() <= before
-
-
-def children() -> set[str]:
-    """The ids of this process's children, including ended ones that are not reaped."""
-    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+    assert children_of("self") <= before

@@ -5,7 +5,6 @@ The reader leaves and comes back, so that the answer parks and is admitted again
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -21,6 +20,7 @@ from tests.e2e.clients.conftest import MODEL
 from tests.support.checks.sse_reader import Read, read_events
 from tests.support.docs.demo_site import processes_of
 from tests.support.models.thinking_world import tool
+from tests.support.processes import command_of
 from tests.support.servers.web_servers import Server, wait_until_ready
 
 TOOLS = [tool("set_light"), tool("get_weather"), tool("put_record")]
@@ -138,13 +138,11 @@ def engine_of(env: dict[str, str], site: Server) -> int:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         wait_until_ready(site.url)
-        found = [pid for pid in processes_of(Path(env["STREAMSERVE_STATE_DIR"])) - {site.process.pid} if is_engine(pid)]
+        found = [
+            pid
+            for pid in processes_of(Path(env["STREAMSERVE_STATE_DIR"])) - {site.process.pid}
+            if f"engine-{MODEL}" in command_of(pid)
+        ]
         if len(found) == 1:
             return found[0]
     raise AssertionError("no engine serves")
-
-
-def is_engine(pid: int) -> bool:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return f"engine-{MODEL}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False

@@ -26,6 +26,7 @@ import pytest
 
 from tests.proofs.scale import scaled
 from tests.support.docs.demo_site import processes_of
+from tests.support.processes import command_of
 from tests.support.servers.postgres_server import PostgresServer
 from tests.support.servers.web_servers import ROOT, Server, environ_of, stop, wait_until_listening
 from tests.support.sites.batch_runs import ENDED, jsonl, line
@@ -83,7 +84,7 @@ class Processes:
     def kill(self, what: str) -> None:
         """Kill one with -9; an engine, which its clients start again, only while there is one: else the worker."""
         if what == "engine":
-            pids = [pid for pid in processes_of(self._folder) if f"engine-{self._model}" in _command(pid)]
+            pids = [pid for pid in processes_of(self._folder) if f"engine-{self._model}" in command_of(pid)]
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -102,12 +103,6 @@ class Processes:
     def close(self) -> None:
         stop(self.worker)
         stop(self.web)
-
-
-def _command(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    return ""
 
 
 def asked(client: httpx.Client, path: str) -> Any:

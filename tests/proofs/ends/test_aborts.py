@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import operator
-import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -26,8 +25,9 @@ from tests.proofs.scale import IS_SOAK, scaled
 from tests.proofs.support.engines import ECHO, serving
 from tests.proofs.support.pairs import MODEL_LEN, Answer, config_of, whole_answer
 from tests.support.engines.clients import is_idle
-from tests.support.engines.engine_processes import connected, end_engine, is_alive, spec_in, until
+from tests.support.engines.engine_processes import connected, end_engine, spec_in, until
 from tests.support.engines.runners import DEADLINE_SECONDS, TurnByTurnRunner
+from tests.support.processes import is_alive, open_names
 
 NUM_ABORTS = 5_000
 NUM_WORKERS = 8
@@ -315,4 +315,4 @@ def is_empty(stats: EngineStats) -> bool:
 
 def held(bench: Bench) -> tuple[set[asyncio.Task[object]], list[int]]:
     """Return the existing tasks, and the number of descriptors here and in the engine's process."""
-    return asyncio.all_tasks(), [len(os.listdir(f"/proc/{pid}/fd")) for pid in ("self", *bench.pids)]
+    return asyncio.all_tasks(), [len(open_names(pid)) for pid in ("self", *bench.pids)]

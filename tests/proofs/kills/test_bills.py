@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -30,6 +29,7 @@ from streamserve.streams.log.file_log import FileLog
 from tests.proofs.scale import scaled
 from tests.proofs.support.workers import SECONDS, Site, client, two_workers
 from tests.support.docs.demo_site import processes_of
+from tests.support.processes import command_of
 from tests.support.servers.postgres_server import PostgresServer
 
 pytestmark = [pytest.mark.timeout(7200), pytest.mark.cut_streams("web processes are killed with -9")]
@@ -180,12 +180,8 @@ class Killer:
 
 def engines_of(site: Site) -> list[int]:
     """Return the engine processes, without a web process that starts."""
-    found = []
-    for pid in processes_of(site.folder):
-        with contextlib.suppress(OSError):
-            if b"streamserve.clients.process.server" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-    return found
+    program = "streamserve.clients.process.server"
+    return [pid for pid in processes_of(site.folder) if program in command_of(pid)]
 
 
 async def test_each_answer_is_billed_and_counted_once(site: Site) -> None:

@@ -13,6 +13,7 @@ import pytest
 from streamserve.engine.config import EngineConfig, ModelConfig
 from tests.proofs.support.killing import Readers
 from tests.support.engines.engine_processes import ask, connected, end_engine, pid_of, spec_in, until
+from tests.support.processes import is_mapped
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -21,10 +22,6 @@ MODEL = ModelConfig(
     alias="echo", path=str(HELPDESK), dtype="float32", quantize="int8", num_threads=1, parity_probe=False
 )
 SEATS = (0, 1, 2)
-
-
-def is_mapped(file: Path, pid: int | None) -> bool:
-    return str(file) in Path(f"/proc/{pid}/maps").read_text()
 
 
 async def test_a_file_that_is_cut_in_use(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

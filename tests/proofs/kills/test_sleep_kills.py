@@ -16,7 +16,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,6 +24,7 @@ from tests.proofs.support.workers import SECONDS, Reader, Site, two_workers
 from tests.support.checks.stream_checks import text_of
 from tests.support.docs.demo_site import end_engines, manage, processes_of
 from tests.support.engines.engine_processes import until
+from tests.support.processes import command_of, parent_of, resident_bytes
 
 pytestmark = [
     pytest.mark.timeout(7200 if IS_SOAK else 900),
@@ -40,7 +40,6 @@ NUM_KILLS = scaled(100, least=6)
 MOST_KILLS = 3  # while three answers are read
 NUM_QUESTIONS = 3  # for each model
 NUM_TOKENS = 48
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture(scope="module")
@@ -101,13 +100,7 @@ class Resident(threading.Thread):
 def engines_of(site: Site) -> list[int]:
     """Return the engine processes, those that wait for memory too."""
     web = {server.process.pid for server in site.servers}
-    return sorted(pid for pid in processes_of(site.folder) - web if b"engine-" in command_of(pid))
-
-
-def command_of(pid: int) -> bytes:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
+    return sorted(pid for pid in processes_of(site.folder) - web if "engine-" in command_of(pid))
 
 
 def held_bytes(pids: Iterable[int]) -> int:
@@ -117,18 +110,6 @@ def held_bytes(pids: Iterable[int]) -> int:
     """
     sizes, parents = {pid: resident_bytes(pid) for pid in pids}, {pid: parent_of(pid) for pid in pids}
     return sum(size for pid, size in sizes.items() if parents[pid] not in sizes)
-
-
-def resident_bytes(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
-    return 0
-
-
-def parent_of(pid: int) -> int | None:
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return None
 
 
 async def kill(site: Site, chance: random.Random) -> str:
@@ -160,8 +141,8 @@ def test_the_memory_of_a_child_is_its_parents() -> None:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         assert resident_bytes(child) > 64 << 20
-        assert held_bytes([child, parent.pid]) == resident_bytes(parent.pid)
-        assert held_bytes([child]) == resident_bytes(child)
+        assert 64 << 20 < held_bytes([child, parent.pid]) < 2 * 64 << 20
+        assert held_bytes([child]) > 64 << 20
 
 
 async def test_models_that_sleep_for_each_other_lose_no_answer(site: Site) -> None:

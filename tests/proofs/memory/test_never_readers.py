@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.proofs.scale import IS_SOAK, scaled
 from tests.proofs.support.users import DEADLINE_SECONDS, Site
 from tests.support.checks.stream_checks import check_native, text_of
 from tests.support.docs.demo_site import environment
+from tests.support.processes import resident_bytes
 from tests.support.servers.flow_driver import connect
 from tests.support.servers.web_servers import SERVERS, wait_until_ready
 
@@ -46,12 +46,6 @@ def held(site: Site) -> dict[str, Any]:
     """Return what the web process holds."""
     value: dict[str, Any] = httpx.get(f"{site.server.url}/held", timeout=DEADLINE_SECONDS).json()
     return value
-
-
-def rss(site: Site) -> int:
-    """Return its resident bytes."""
-    with open(f"/proc/{site.server.process.pid}/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextlib.contextmanager
@@ -94,9 +88,9 @@ def test_readers_that_never_read(name: str, answer: dict[str, Any], kilobytes: i
         whole = text_of(check_native(other.get("/streams/new", params=SMALL).content))
         with never_reading(site, answer, 3):  # the fixed cost of the server
             pass
-        before = rss(site)
+        before = resident_bytes(site.server.process.pid)
         with never_reading(site, answer, NUM_READERS):
-            grown = (rss(site) - before) / NUM_READERS / 1024
+            grown = (resident_bytes(site.server.process.pid) - before) / NUM_READERS / 1024
             for number in range(NUM_OTHERS):
                 text = text_of(check_native(other.get("/streams/new", params=SMALL).content))
                 assert text == whole, f"answer {number}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -16,7 +15,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
-from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
@@ -29,6 +27,7 @@ from streamserve.protocol.events import Done, Error, Event, Status
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
 from tests.proofs.scale import scaled
 from tests.support.engines.clients import load_of, ready
+from tests.support.processes import resident_bytes
 
 TIMES = 10
 # Minutes, or seconds: many times the 40 steps of the longest answer, at whose ends a step gives less.
@@ -163,9 +162,9 @@ async def saturate(client: ThreadClient, load: Load, num_requests: int) -> Tally
     return tally
 
 
-def resident_bytes() -> int:
+def kept_bytes() -> int:
     gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resident_bytes("self")
 
 
 async def overload(load: Load, per_step: float) -> int:
@@ -174,9 +173,9 @@ async def overload(load: Load, per_step: float) -> int:
         load.per_step = per_step
         load.bring(1)
         await load.run(NUM_STEPS // 3)
-        before = resident_bytes()
+        before = kept_bytes()
         await load.run(NUM_STEPS * 2 // 3)
-        growth = resident_bytes() - before
+        growth = kept_bytes() - before
         load.per_step = 0.0
     return growth
 

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import math
-import os
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from streamserve.engine.plan import StepPlan
+from tests.support.processes import open_names, threads_of
 
 _ROOT = Path(__file__).resolve().parents[3]
 _READY_SECONDS = 60.0
@@ -78,11 +78,7 @@ class Gate:
 
 def held_by(pid: int | str) -> dict[str, Any]:
     """Return a process's descriptors, by what they are open on, and its number of threads."""
-    names = []
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):  # the folder's own descriptor is closed by now
-            names.append(os.readlink(entry).split(":")[0])
-    return {"fds": sorted(names), "threads": len(os.listdir(f"/proc/{pid}/task"))}
+    return {"fds": sorted(name.split(":")[0] for name in open_names(pid)), "threads": len(threads_of(pid))}
 
 
 async def serve(path: str) -> int:

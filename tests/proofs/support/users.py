@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import httpx
 
 from tests.proofs.scale import IS_SOAK
 from tests.support.docs.demo_site import environment, manage
+from tests.support.processes import open_names, threads_of
 from tests.support.servers.web_servers import SERVERS, Server, wait_until_ready
 
 DEADLINE_SECONDS = 300.0 if IS_SOAK else 60.0
@@ -62,15 +62,14 @@ class Site:
         return value
 
     def num_threads(self) -> int:
-        return len(os.listdir(f"/proc/{self.server.process.pid}/task"))
+        return len(threads_of(self.server.process.pid))
 
     def num_descriptors(self) -> int:
-        return len(os.listdir(f"/proc/{self.server.process.pid}/fd"))
+        return len(open_names(self.server.process.pid))
 
     def num_database_connections(self) -> int:
         """Each connection to sqlite holds the database's file open once."""
-        links = Path(f"/proc/{self.server.process.pid}/fd").iterdir()
-        return sum(_target(link) == str(self.folder / "site.sqlite3") for link in links)
+        return open_names(self.server.process.pid).count(str(self.folder / "site.sqlite3"))
 
     def until(self, claim: Callable[[], Any], what: str) -> Any:
         """Query until `claim()` is true, and return its value."""
@@ -109,9 +108,3 @@ def serving(name: str, folder: Path, sessions: list[str]) -> Iterator[Site]:
     with SERVERS[name]("tests.support.sites.users_site:application", env=environ) as server:
         wait_until_ready(server.url)
         yield Site(server, folder, sessions)
-
-
-def _target(link: Path) -> str:
-    with contextlib.suppress(OSError):
-        return os.readlink(link)
-    return ""

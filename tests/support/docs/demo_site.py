@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.support.processes import variables_of
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -21,13 +23,8 @@ def environment(tmp_path: Path, **variables: str) -> dict[str, str]:
 
 def processes_of(tmp_path: Path) -> set[int]:
     """Return the processes that were started for the demo site on that folder, whatever their parent is now."""
-    mark = f"STREAMSERVE_STATE_DIR={tmp_path}\0".encode()
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if mark in (folder / "environ").read_bytes() + b"\0":
-                found.add(int(folder.name))
-    return found
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return {pid for pid in pids if f"STREAMSERVE_STATE_DIR={tmp_path}" in variables_of(pid)}
 
 
 def end_engines(tmp_path: Path) -> None:

@@ -87,15 +87,6 @@ def pid_of(spec: LaunchConfig) -> int | None:
     return None
 
 
-def is_alive(pid: int) -> bool:
-    """Return whether a process runs; a zombie does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
-
-
 def end_engine(spec: LaunchConfig) -> None:
     """Kill the process that listens for a spec, if there is one."""
     pid = pid_of(spec)

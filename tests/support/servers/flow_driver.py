@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import signal
 import socket
 import struct
@@ -56,12 +55,6 @@ def state(server: Server) -> dict[str, Any]:
         client.request("GET", "/state")
         value: dict[str, Any] = json.load(client.getresponse())
     return value
-
-
-def rss(server: Server) -> int:
-    """Return the server's resident memory in bytes."""
-    with open(f"/proc/{server.process.pid}/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def printed_lines(server: Server) -> list[str]:

@@ -13,6 +13,7 @@ from types import TracebackType
 
 import pytest
 
+from tests.support.processes import children_of
 from tests.support.servers.ports import free_port
 
 # Debian's folder, which is not on PATH.
@@ -71,8 +72,7 @@ class PostgresServer:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the server and to each process of a connection."""
         first = int((self._folder / "data" / "postmaster.pid").read_text().split()[0])
-        children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
-        for pid in (first, *map(int, children)):
+        for pid in (first, *children_of(first)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
