@@ -425,7 +425,7 @@ def _check_folders(conf: SiteConfig) -> Iterator[CheckMessage]:
     if conf.client == "process":
         folders['STREAMSERVE["ENGINE_PROCESS"]["RUNTIME_DIR"]'] = conf.engine_process.runtime_dir
     for name, folder in folders.items():
-        why = _why_unwritable(Path(folder)) if folder else ""
+        why = _why_unwritable(Path(folder)) or _another_users(conf, Path(folder)) if folder else ""
         if why:
             yield Warning(
                 f"{name} is {folder}: {why}.",
@@ -445,6 +445,14 @@ def _why_unwritable(folder: Path) -> str:
         return "" if os.statvfs(found).f_bavail else f"the disk of {found} is full"
     except OSError as error:
         return f"{error.strerror} ({error.filename})"
+
+
+def _another_users(conf: SiteConfig, folder: Path) -> str:
+    """Return which of our files in STATE_DIR this user may not write to, as another user has made them; or ""."""
+    if str(folder) != conf.state_dir or not folder.is_dir():
+        return ""
+    found = (entry for entry in sorted(folder.iterdir()) if not entry.name.startswith("."))
+    return next((f"this user may not write to {entry}" for entry in found if not os.access(entry, os.W_OK)), "")
 
 
 def is_folder_like(path: str) -> bool:

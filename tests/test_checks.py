@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -221,6 +222,19 @@ def test_a_folder_that_cannot_be_written_is_named(config: dict[str, Any], tmp_pa
         (found,) = [one for one in run_checks() if one.id == "streamserve.W019"]
         assert found.msg.startswith("STREAMSERVE[")
         assert f"{tmp_path / 'a'} is a file" in found.msg
+
+
+def test_what_another_user_has_made_in_the_state_folder_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W019: a site that root has served before leaves files that its own user cannot write to."""
+    (tmp_path / "streams.sqlite3").touch()
+    (tmp_path / "workers").mkdir()
+    with override_settings(STREAMSERVE={"MODELS": {"m": {"PATH": "echo"}}, "STATE_DIR": str(tmp_path)}):
+        assert "streamserve.W019" not in ids()
+        monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "workers")
+        (found,) = [one for one in run_checks() if one.id == "streamserve.W019"]
+    assert found.msg.endswith(f"this user may not write to {tmp_path / 'workers'}.")
 
 
 def test_a_folder_that_exists_is_right(tmp_path: Path) -> None:

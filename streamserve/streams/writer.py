@@ -151,7 +151,7 @@ class LogWriter:
     def _note_outage(self, reason: LogUnavailable, group: Group) -> None:
         """Inform the streams that have something to commit; cut them when it lasts too long."""
         if self.outage is None:
-            logger.error("stream log: %s Streams wait for it.", reason)
+            logger.error("stream log %s: %s Streams wait for it.", self.log.place, reason)
             self._down_since = time.monotonic()
         self.outage = reason
         batches = dict(group)

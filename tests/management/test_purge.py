@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from channels.db import database_sync_to_async
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db.models.signals import post_delete
 from django.test.utils import override_settings
 from django.utils import timezone
@@ -181,3 +181,11 @@ def test_an_answer_is_in_its_message_before_its_log_goes(tmp_path: Path) -> None
         assert "Deleted 1 conversations." in printed()
     assert Message.objects.get().text == "Because."
     assert list(Conversation.objects.all()) == [conversation]
+
+
+def test_a_log_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    """By its file."""
+    (tmp_path / "streams.sqlite3").mkdir()
+    given = {"MODELS": {"echo": {"PATH": "echo"}}, "STATE_DIR": str(tmp_path)}
+    with override_settings(STREAMSERVE=given), pytest.raises(CommandError, match=f"{tmp_path}/streams.sqlite3"):
+        call_command("streamserve_purge")

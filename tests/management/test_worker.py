@@ -34,6 +34,15 @@ def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any], text
         call_command("streamserve_worker", **options)
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    """With the setting that names it, and without a traceback."""
+    (tmp_path / "file").touch()
+    given = conf(tmp_path / "file")
+    with override_settings(STREAMSERVE=given), pytest.raises(CommandError, match=r"file/workers.*STATE_DIR"):
+        call_command("streamserve_worker", drain=True)
+
+
 def test_a_log_in_memory_has_no_other_worker(tmp_path: Path) -> None:
     """Its events are in the web process, which runs the jobs."""
     with override_settings(STREAMSERVE=conf(tmp_path, LOG="memory")), pytest.raises(CommandError, match="memory"):

@@ -52,7 +52,7 @@ class Command(BaseCommand):
                 num_files, num_batches = async_to_sync(files.purge)()
                 num_attachments = async_to_sync(attachments.purge)()
         except LogUnavailable as error:
-            raise CommandError(error.message) from error
+            raise CommandError(f"{error.message} It is {log_for(settings).place}.") from error
         done = "Would delete" if dry_run else "Deleted"
         self.stdout.write(f"{done} {num_logs} logs that were last written before {until:%Y-%m-%d %H:%M} UTC.")
         self.stdout.write(f"{done} {rows[0]} rows of streams, {rows[1]} of watches and {rows[2]} of jobs.")

@@ -15,6 +15,7 @@ from argparse import ArgumentParser
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
 from streamserve.conf import get_settings
@@ -54,7 +55,10 @@ class Command(BaseCommand):
         asyncio.run(self._run(names, concurrency, settings.jobs.grace_seconds, drain))
 
     async def _run(self, names: list[str], concurrency: int | None, grace_seconds: float, drain: bool) -> None:
-        here = site.get_site()
+        try:
+            here = site.get_site()
+        except ImproperlyConfigured as problem:
+            raise CommandError(str(problem)) from problem
         site.start_loading()
         worker = here.work.new_worker(names, concurrency=concurrency, grace_seconds=grace_seconds)
         worker.ends_idle = drain

@@ -124,8 +124,10 @@ class Committed:
 class EventLog(Protocol):
     """An append-only list of events for each stream, numbered densely from 1; at most one terminal event, the last.
 
-    Every method but `wake` may raise `LogUnavailable`.
+    Every method but `wake` may raise `LogUnavailable`. `place`: where it is, for the operator who reads our log.
     """
+
+    place: str
 
     def commit(self, batches: Sequence[Batch]) -> Awaitable[list[Result]]:
         """Commit each batch, all or none of its events, and return each batch's result, in order: to be awaited.
@@ -233,6 +235,8 @@ class _Kept:
 
 class MemoryLog:
     """Events in this process's memory: for tests and single-process sites; gone with the process."""
+
+    place = "in memory"
 
     def __init__(self) -> None:
         self._logs: dict[str, _Kept] = {}

@@ -56,6 +56,7 @@ class FileLog:
     """
 
     def __init__(self, path: Path | str, *, is_full_sync: bool = False, busy_seconds: float = 5.0) -> None:
+        self.place = str(path)
         self._new_store = functools.partial(FileStore, Path(path), is_full_sync=is_full_sync, busy_seconds=busy_seconds)
         self._writer = _Writer(self._new_store())
         self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="log-reader")

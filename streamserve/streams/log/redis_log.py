@@ -25,6 +25,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextvars import Context
 from typing import Any
+from urllib.parse import urlsplit
 
 from streamserve.protocol.events import LoggedEvent
 from streamserve.protocol.frames import decode_event
@@ -113,6 +114,8 @@ class RedisLog:
         patience_seconds: float = 3.0,
         prefix: str = "streamserve",
     ) -> None:
+        address = urlsplit(url)
+        self.place = f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"  # without its password
         self._prefix = prefix
         self._client = connect(url, patience_seconds)
         self._calls = Calls(self._client, patience_seconds, _SCRIPTS)

@@ -301,6 +301,12 @@ async def test_checking_an_absent_redis_raises(make_server: MakeServer) -> None:
             await log.check()
 
 
+def test_the_place_for_operators_has_no_password() -> None:
+    """Host, port and database are named; what an address has to itself is not."""
+    assert RedisLog("rediss://me:secret@cache:6380/2").place == "rediss://cache:6380/2"
+    assert RedisLog("unix:///run/redis.sock?password=secret").place == "unix:///run/redis.sock"
+
+
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the library the error names `pip install "streamserve[redis]"`."""
     monkeypatch.setitem(sys.modules, "redis.asyncio", None)
