@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import MappingProxyType
 
 from streamserve.protocol.errors import QuotaExceeded
 
@@ -89,13 +90,18 @@ def anthropic_headers(rates: Rates, now: datetime) -> dict[str, str]:
 
 
 class RateLimited(QuotaExceeded):
-    """A window of the caller's has no room for the request. `rates`: what is left."""
+    """A window of the caller's has no room for the request. `rates`: what is left.
+
+    `full`: whose windows of requests have none left, and for how many seconds.
+    """
 
     code = "rate_limit_exceeded"
 
-    def __init__(self, message: str, *, retry_after: int, rates: Rates) -> None:
+    def __init__(
+        self, message: str, *, retry_after: int, rates: Rates, full: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
         super().__init__(message, retry_after=retry_after)
-        self.rates = rates
+        self.rates, self.full = rates, full
 
 
 _WHO: Mapping[str, str] = {

@@ -3,6 +3,8 @@
 `asgiref.sync_to_async` makes a thread for each request, and `channels.db` opens and closes a connection for each call.
 Here two lanes of the process do all short queries, each on one thread with connections of its own: reads do not stand
 behind writes. Writes that wait together are one transaction; if one write fails, each is done again by itself.
+`write_all` makes one call of what they ask of one function, which locks its rows in one order. Where rows are locked
+one by one (PostgreSQL), those have a transaction of their own.
 
     a job ──► its lane ──► done
                 │  ▲
@@ -33,7 +35,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import Context
@@ -53,6 +55,7 @@ from streamserve.rows.trouble import Trouble, is_passing, trouble_of
 logger = logging.getLogger("streamserve.web")
 
 T = TypeVar("T")
+A = TypeVar("A")
 
 # A job that was not done by then is refused, so that its caller has the 503 within five seconds.
 DEADLINE_SECONDS = 4.0
@@ -72,6 +75,20 @@ _CLOSE_SECONDS = 5.0  # a query that hangs does not hold up a server that stops
 _MAX_GROUP = 64  # jobs that are taken at once
 _PAUSE_SECONDS = 0.01  # between two attempts where the database does not wait for a lock by itself
 _FIRST_DELAY, _MAX_DELAY = 0.5, 4.0  # between two attempts of what was posted
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A call's part of a function that writes for several callers at once."""
+
+    function: Callable[[Sequence[Any]], Sequence[Any]]
+    argument: Any
+
+    def __call__(self) -> Any:
+        """Call it for this part alone."""
+        with transaction.atomic(using=router.db_for_write(Stream), savepoint=False):
+            (value,) = self.function([self.argument])
+            return value
 
 
 @dataclass(slots=True, eq=False)
@@ -283,9 +300,10 @@ class Lane:
     def _do(self, jobs: list[_Job]) -> None:
         """Do a group: first what can share a transaction, and then each other job."""
         _set_bounds()
-        shared = [job for job in jobs if job.can_share and self._begins(job)]
-        if shared:
-            self._settle(self._together(shared))
+        for group in _transactions_of([job for job in jobs if job.can_share]):
+            begun = [job for job in group if self._begins(job)]
+            if begun:
+                self._settle(self._together(begun))
         for job in jobs:
             if not job.can_share and self._begins(job):
                 self._settle([self._alone(job)])
@@ -307,8 +325,8 @@ class Lane:
         values: list[Any] | None = None
         self._began_at = time.monotonic()
         try:
-            with _transaction(alias, is_group=len(jobs) > 1):
-                values = [job.work() for job in jobs]
+            with _transaction(alias, is_group=len(jobs) > 1 or isinstance(jobs[0].work, _Part)):
+                values = _values_of(jobs)
             return [_Outcome(job, value) for job, value in zip(jobs, values, strict=True)]
         except Exception as error:
             trouble = trouble_of(error)
@@ -394,6 +412,32 @@ class Lane:
                 logger.warning("the site's database is back (%s)", self._name)
         elif before is None:
             logger.error("the site's database cannot be used (%s): %s", self._name, cause or trouble.message)
+
+
+def _transactions_of(jobs: list[_Job]) -> list[list[_Job]]:
+    """Return the jobs by transaction: where a lock is of some rows, jobs of one function apart from others."""
+    if not jobs or not _locks_rows(router.db_for_write(Stream)):
+        return [jobs]
+    groups: dict[Any, list[_Job]] = {}
+    for job in jobs:
+        groups.setdefault(job.work.function if isinstance(job.work, _Part) else None, []).append(job)
+    return list(groups.values())
+
+
+def _values_of(jobs: list[_Job]) -> list[Any]:
+    """Do the jobs, in the order in which they came; those of one function are one call, with the first of them."""
+    values: list[Any] = []
+    called: dict[Any, Iterator[Any]] = {}
+    for job in jobs:
+        if not isinstance(job.work, _Part):
+            values.append(job.work())
+            continue
+        function = job.work.function
+        if function not in called:
+            parts = [one.work for one in jobs if isinstance(one.work, _Part)]
+            called[function] = iter(function([part.argument for part in parts if part.function == function]))
+        values.append(next(called[function]))
+    return values
 
 
 def _refusal(trouble: Trouble, cause: BaseException | None = None) -> DatabaseUnavailable:
@@ -539,6 +583,19 @@ async def read(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 async def write(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """The same for one statement that may share its transaction with other waiting statements."""
     return await _run(_door.writes, partial(work, *args, **kwargs), can_share=True)
+
+
+async def write_all(function: Callable[[Sequence[A]], Sequence[T | Exception]], argument: A) -> T:
+    """Return what `function([argument])` returns for it, called in a transaction, for all arguments that wait at once.
+
+    An exception that it returns for an argument is raised for that caller, and undoes nothing: what it raises undoes
+    the transaction, and each argument has a call and a transaction of its own. It is a function of a module, and locks
+    rows that others lock too in one order, whatever the order of its arguments.
+    """
+    value = await _run(_door.writes, _Part(function, argument), can_share=True)
+    if isinstance(value, Exception):
+        raise value
+    return value  # type: ignore[no-any-return]
 
 
 async def call(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:

@@ -1,12 +1,13 @@
 """Limits over time, in the site's database: right over all its processes. protocol/rates.py has the scopes.
 
-    start of an answer ──► `reserve`: count it in every window, or RateLimited           (before the row's insert)
-    its row            ──► `held`: the tokens that it holds, and of which windows
-    end of an answer   ──► `settle`: what it has used stays counted, the rest is given back  (after the row's update)
+    starts of answers ──► `reserve_all`: count each in every window, or RateLimited        (before the rows' inserts)
+    their rows        ──► `held`: the tokens that an answer holds, and of which windows
+    ends of answers   ──► `settle_all`: what was used stays counted, the rest is given back  (after the rows' updates)
 
-Both are in the transaction of the stream's row: what has no row holds nothing, and an answer whose process was killed
-is settled by whoever writes its end. A start is one statement for all windows, as every answer makes it; PostgreSQL
-locks its rows in the order of its values. Without RATES nothing is asked. Blocks.
+Both are in the transaction of the streams' rows: what has no row holds nothing, and an answer whose process was killed
+is settled by whoever writes its end. Starts that share a transaction are one statement for all their windows, and ends
+are. Windows are locked in the order of their names by every transaction, once: none waits for another in a circle.
+Without RATES nothing is asked. Blocks.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
-from django.db import connections, router, transaction
+from django.db import connections, router
 
 from streamserve.api.answers import TEAM
 from streamserve.conf import get_settings
 from streamserve.dialects.batches import RowAnswer
 from streamserve.models import RateWindow
 from streamserve.protocol.embeddings import EmbedRequest
-from streamserve.protocol.errors import BadRequest
+from streamserve.protocol.errors import BadRequest, StreamserveError
 from streamserve.protocol.rates import (
     ADDRESS,
     DAY,
@@ -50,6 +53,7 @@ from streamserve.streams.store import ANONYMOUS, groups_of
 
 CHARS_A_TOKEN = 4  # of a text that no engine has counted yet
 _MAX_FULL = 10_000  # subjects that a process knows to be out of requests
+_WINDOWS_AT_ONCE = 100  # of a statement: SQLite may take no more than 999 values
 _UPSERT = ("sqlite", "postgresql")  # that have ON CONFLICT
 _Key = tuple[str, str, int]  # of a window: whose, what is counted, its seconds
 
@@ -71,21 +75,32 @@ class _Asked:
         """Return what names the window."""
         return self.subject, self.what, self.seconds
 
+    def is_full(self, window: _Window) -> bool:
+        """Return whether the window has no room for it."""
+        return window.used + self.amount > self.limit
+
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A window with a request counted in it."""
+    """How much of a window is used, and when it is over."""
 
     used: int
     ends_at_ms: int
 
+    def with_more(self, amount: int) -> _Window:
+        """Return it with more used."""
+        return _Window(self.used + amount, self.ends_at_ms)
+
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """What is left of the tightest windows, and what the stream's row keeps of its reservation: None for no tokens."""
+    """What is left of the tightest windows, and what the stream's row keeps of its reservation: None for no tokens.
 
-    left: Rates
-    held: str | None
+    Both None where the request counts in no window.
+    """
+
+    left: Rates | None = None
+    held: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +109,15 @@ class Needs:
 
     prompt: int = 0
     answer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request that is to be counted. `needs` is asked only if it counts somewhere."""
+
+    admission: Admission
+    needs: Callable[[], Needs]
+    is_work: bool = False
 
 
 _full: dict[str, float] = {}  # subjects without a request left, until when on the monotonic clock
@@ -106,28 +130,59 @@ def refuse_early(admission: Admission) -> None:
         until = _full.get(subject, 0.0)
         if until > now:
             left = Left(limit=rate.requests_per_minute, remaining=0, seconds=until - now)
-            raise _limited(scope, REQUESTS, MINUTE, rate.requests_per_minute, Rates(requests=left), until - now)
+            message = refusal(scope, REQUESTS, MINUTE, rate.requests_per_minute)
+            raise RateLimited(message, retry_after=max(1, math.ceil(until - now)), rates=Rates(requests=left))
 
 
-def reserve(admission: Admission, needs: Needs, *, is_work: bool = False) -> Reserved | None:
-    """Count a request and its tokens in every window of its caller's. In a transaction. None without limits.
+def reserve_all(asks: Sequence[Ask | None]) -> list[Reserved | StreamserveError]:
+    """Count requests and their tokens in every window of their callers', in order. In a transaction.
 
-    Raises RateLimited, BadRequest for a prompt that no window has room for: then the transaction must be undone.
+    Return for each what it holds, or why it is refused: RateLimited, BadRequest for a prompt that no window has room
+    for. What is refused counts nowhere. None counts nowhere, too.
     """
-    asked = _asked(admission, needs, is_work=is_work)
-    if not asked:
-        return None
+    asked = [_asked_by(one) for one in asks]
+    amounts: Counter[_Key] = Counter()
+    for wants in asked:
+        if isinstance(wants, list):
+            amounts.update({one.key: one.amount for one in wants})
+    if not amounts:
+        return [Reserved() if isinstance(wants, list) else wants for wants in asked]
     now_ms = _now_ms()
-    windows = _counted(asked, now_ms)
-    full = [one for one in asked if windows[one.key].used > one.limit]
-    if full:
-        _refuse(full, asked, windows, now_ms)
-    held = [
-        (one.subject, one.seconds, windows[one.key].ends_at_ms, one.weight, one.amount)
-        for one in asked
-        if one.what == TOKENS
-    ]
-    return Reserved(_rates(asked, windows, now_ms), json.dumps(held) if held else None)
+    windows = {key: window.with_more(-amounts[key]) for key, window in _counted(amounts, now_ms).items()}
+    out, too_many = list[Reserved | StreamserveError](), Counter[_Key]()
+    for wants in asked:
+        if not isinstance(wants, list):
+            out.append(wants)
+        elif any(one.is_full(windows[one.key]) for one in wants):
+            out.append(_limited(wants, windows, now_ms))
+            too_many.update({one.key: -one.amount for one in wants})
+        else:
+            windows.update((one.key, windows[one.key].with_more(one.amount)) for one in wants)
+            out.append(_reserved(wants, windows, now_ms))
+    if too_many:
+        _counted(too_many, now_ms)
+    return out
+
+
+def reserve(admission: Admission, needs: Needs, *, is_work: bool = False) -> Reserved:
+    """Count one request. In a transaction, which an error must undo. Raises RateLimited, BadRequest."""
+    (found,) = reserve_all([Ask(admission, lambda: needs, is_work)])
+    if isinstance(found, Reserved):
+        return found
+    remember(found)
+    raise found
+
+
+def remember(error: StreamserveError) -> None:
+    """Note whose windows of requests are full, by a refusal; where too many are noted, forget those that are over."""
+    now = time.monotonic()
+    for subject, seconds in error.full.items() if isinstance(error, RateLimited) else ():
+        if len(_full) >= _MAX_FULL:
+            for known, until in list(_full.items()):
+                if until <= now:
+                    _full.pop(known, None)
+        if len(_full) < _MAX_FULL:
+            _full[subject] = now + seconds
 
 
 async def enter(request: EmbedRequest, admission: Admission) -> None:
@@ -137,37 +192,48 @@ async def enter(request: EmbedRequest, admission: Admission) -> None:
     """
     if get_settings().rates:
         tokens = sum(-(-len(one) // CHARS_A_TOKEN) if isinstance(one, str) else len(one) for one in request.inputs)
-        await orm.call(_atomically, partial(reserve, admission, Needs(prompt=tokens), is_work=request.is_batch))
+        ask = Ask(admission, lambda: Needs(prompt=tokens), request.is_batch)
+        try:
+            await orm.write_all(reserve_all, ask)
+        except RateLimited as error:
+            remember(error)
+            raise
 
 
-def _atomically(write: Callable[[], object]) -> None:
-    with transaction.atomic(using=RateWindow.objects.db):
-        write()
+def settle_all(num_tokens: Mapping[str, int]) -> None:
+    """Count what answers have used instead of what they hold, by stream, in the transaction that writes their ends.
 
-
-def settle(stream_id: str, num_tokens: int) -> None:
-    """Count what an answer has used instead of what it holds, in the transaction that writes its end, which is once."""
+    An end is written once, and so is this done. Nothing without RATES.
+    """
+    if not num_tokens or not get_settings().rates:
+        return
     connection = connections[router.db_for_write(RateWindow)]
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
-            cursor.execute(_SETTLE_AT_ONCE, [num_tokens, stream_id])
+            cursor.execute(_SETTLE_AT_ONCE, [list(num_tokens), list(num_tokens.values())])
             return
-        cursor.execute("SELECT held FROM streamserve_stream WHERE id = %s", [stream_id])
-        row = cursor.fetchone()
-        held = json.loads(row[0]) if row is not None and row[0] else []
-        more = [(math.ceil(num_tokens * weight) - amount, *window) for *window, weight, amount in held]
+        places = ", ".join(["%s"] * len(num_tokens))
+        cursor.execute(f"SELECT id, held FROM streamserve_stream WHERE id IN ({places})", list(num_tokens))
+        more: Counter[tuple[Any, ...]] = Counter()
+        for stream_id, held in cursor.fetchall():
+            for *window, weight, amount in json.loads(held) if held else ():
+                more[tuple(window)] += math.ceil(num_tokens[stream_id] * weight) - amount
         if more:
-            cursor.executemany(_SETTLE, [(one[0], *one) for one in more])
+            cursor.executemany(_SETTLE, [(more[window], more[window], *window) for window in sorted(more)])
 
 
-# A window that has begun anew since is another. Locks are taken in the order in which `reserve` takes them: that of
-# `held`. PostgreSQL does all in one statement, as each is a round trip there; a window that was dropped comes back as
-# a window that is over.
+# A window that has begun anew since is another. PostgreSQL does all in one statement, as each is a round trip there,
+# and locks its rows in the order in which `_counted` does; of an answer's window that another answer's has followed
+# nothing is left to change, and a window that was dropped comes back as a window that is over.
 _SETTLE_AT_ONCE = (
     "INSERT INTO streamserve_ratewindow AS w (subject, what, seconds, used, ends_at_ms) "
-    f"SELECT e->>0, '{TOKENS}', (e->>1)::int, ceil(%s * (e->>3)::float8)::bigint - (e->>4)::bigint, (e->>2)::bigint "
-    "FROM streamserve_stream AS s, json_array_elements(NULLIF(s.held, '')::json) WITH ORDINALITY AS h (e, place) "
-    "WHERE s.id = %s ORDER BY place ON CONFLICT (subject, what, seconds) DO UPDATE "
+    f"SELECT DISTINCT ON (subject, seconds) subject, '{TOKENS}', seconds, sum(more), ends_at_ms FROM ("
+    'SELECT (h->>0) COLLATE "C" AS subject, (h->>1)::int AS seconds, (h->>2)::bigint AS ends_at_ms, '
+    "ceil(num_tokens * (h->>3)::float8)::bigint - (h->>4)::bigint AS more "
+    "FROM unnest(%s::text[], %s::bigint[]) AS e (id, num_tokens) JOIN streamserve_stream AS s USING (id), "
+    "json_array_elements(NULLIF(s.held, '')::json) AS h) AS held "
+    "GROUP BY subject, seconds, ends_at_ms ORDER BY subject, seconds, ends_at_ms DESC "
+    "ON CONFLICT (subject, what, seconds) DO UPDATE "
     "SET used = GREATEST(w.used + excluded.used, 0) WHERE w.ends_at_ms = excluded.ends_at_ms"
 )
 _SETTLE = (
@@ -176,16 +242,12 @@ _SETTLE = (
 )
 
 
-def settling(stream_id: str, num_tokens: int) -> Callable[[], None] | None:
-    """Return what settles an answer; None where the site has no limits over time."""
-    return partial(settle, stream_id, num_tokens) if get_settings().rates else None
-
-
 def count(admission: Admission, num_tokens: int, *, is_work: bool = False) -> None:
     """Count tokens that were used without a reservation, in a transaction: of a title, or of a batch's rows."""
-    asked = [one for one in _asked(admission, Needs(answer=num_tokens), is_work=is_work) if one.what == TOKENS]
-    if asked:
-        _counted(asked, _now_ms())
+    wants = _asked(admission, lambda: Needs(answer=num_tokens), is_work=is_work)
+    amounts = {one.key: one.amount for one in wants if one.what == TOKENS}
+    if amounts:
+        _counted(amounts, _now_ms())
 
 
 def counting_rows(answers: Iterable[RowAnswer], admission: Admission) -> Callable[[], None] | None:
@@ -199,7 +261,7 @@ def counting_rows(answers: Iterable[RowAnswer], admission: Admission) -> Callabl
 def seconds_until_room(admission: Admission) -> float:
     """Return how long the work of an owner has to wait until its windows have any room; 0: it has."""
     now_ms, longest = _now_ms(), 0.0
-    for one in _asked(admission, Needs(answer=1), is_work=True):
+    for one in _asked(admission, lambda: Needs(answer=1), is_work=True):
         window = RateWindow.objects.filter(subject=one.subject, what=one.what, seconds=one.seconds).first()
         if window is not None and window.used + one.amount > one.limit:
             longest = max(longest, (window.ends_at_ms - now_ms) / 1000)
@@ -235,10 +297,20 @@ def _subjects(admission: Admission, *, is_work: bool) -> Iterator[tuple[str, str
             yield scope, f"{scope}:{name}", rates[scope]
 
 
-def _asked(admission: Admission, needs: Needs, *, is_work: bool) -> list[_Asked]:
+def _asked_by(ask: Ask | None) -> list[_Asked] | BadRequest:
+    """Return what a request needs of each window, or why no window has room for it."""
+    try:
+        return [] if ask is None else _asked(ask.admission, ask.needs, is_work=ask.is_work)
+    except BadRequest as error:
+        return error
+
+
+def _asked(admission: Admission, needs_of: Callable[[], Needs], *, is_work: bool) -> list[_Asked]:
     """Return what a request needs of each window. Raises BadRequest for a prompt that is more than a whole window."""
     out = []
-    for scope, subject, rate in _subjects(admission, is_work=is_work):
+    subjects = list(_subjects(admission, is_work=is_work))
+    needs = needs_of() if subjects else Needs()
+    for scope, subject, rate in subjects:
         for what, seconds, limit in rate.windows():
             if what == REQUESTS:
                 out.append(_Asked(scope, subject, what, seconds, limit, 1))
@@ -247,23 +319,27 @@ def _asked(admission: Admission, needs: Needs, *, is_work: bool) -> list[_Asked]
             if prompt >= limit:
                 raise BadRequest(too_long(needs.prompt, seconds, limit), code="prompt_over_limit", param="messages")
             out.append(_Asked(scope, subject, what, seconds, limit, min(prompt + answer, limit), rate.weight))
-    return sorted(out, key=lambda one: one.key)  # locks are taken in one order
+    return sorted(out, key=lambda one: one.key)
 
 
-def _counted(asked: Sequence[_Asked], now_ms: int) -> dict[_Key, _Window]:
+def _counted(amounts: Mapping[_Key, int], now_ms: int) -> dict[_Key, _Window]:
     """Count in the windows, and return them; they are locked until the transaction ends. One that is over begins anew.
 
     A window may be past its limit then.
     """
     connection = connections[router.db_for_write(RateWindow)]
+    keys = sorted(amounts)  # Invariant: windows are locked in one order.
     if connection.vendor not in _UPSERT or not connection.features.can_return_columns_from_insert:
-        return _counted_by_orm(asked, now_ms)
-    values: list[str | int] = []
-    for one in asked:
-        values += (*one.key, one.amount, now_ms + one.seconds * 1000)
+        return {key: _counted_by_orm(key, amounts[key], now_ms) for key in keys}
+    out = {}
     with connection.cursor() as cursor:
-        cursor.execute(_statement(len(asked)), values)
-        return {(subject, what, seconds): _Window(*row) for subject, what, seconds, *row in cursor.fetchall()}
+        for start in range(0, len(keys), _WINDOWS_AT_ONCE):
+            part, values = keys[start : start + _WINDOWS_AT_ONCE], list[str | int]()
+            for subject, what, seconds in part:
+                values += (subject, what, seconds, amounts[subject, what, seconds], now_ms + seconds * 1000)
+            cursor.execute(_statement(len(part)), values)
+            out.update({(subject, what, seconds): _Window(*row) for subject, what, seconds, *row in cursor.fetchall()})
+    return out
 
 
 @cache
@@ -279,53 +355,45 @@ def _statement(num: int) -> str:
     )
 
 
-def _counted_by_orm(asked: Sequence[_Asked], now_ms: int) -> dict[_Key, _Window]:
-    """Do the same window by window, for other databases."""
-    out = {}
-    for one in asked:
-        ends_at_ms = now_ms + one.seconds * 1000
-        row, is_new = RateWindow.objects.select_for_update().get_or_create(
-            subject=one.subject,
-            what=one.what,
-            seconds=one.seconds,
-            defaults={"used": one.amount, "ends_at_ms": ends_at_ms},
-        )
-        if not is_new:
-            if row.ends_at_ms <= now_ms:
-                row.used, row.ends_at_ms = 0, ends_at_ms
-            row.used += one.amount
-            row.save(update_fields=["used", "ends_at_ms"])
-        out[one.key] = _Window(row.used, row.ends_at_ms)
-    return out
+def _counted_by_orm(key: _Key, amount: int, now_ms: int) -> _Window:
+    """Do the same for a window, on other databases."""
+    subject, what, seconds = key
+    ends_at_ms = now_ms + seconds * 1000
+    row, is_new = RateWindow.objects.select_for_update().get_or_create(
+        subject=subject, what=what, seconds=seconds, defaults={"used": amount, "ends_at_ms": ends_at_ms}
+    )
+    if not is_new:
+        if row.ends_at_ms <= now_ms:
+            row.used, row.ends_at_ms = 0, ends_at_ms
+        row.used += amount
+        row.save(update_fields=["used", "ends_at_ms"])
+    return _Window(row.used, row.ends_at_ms)
 
 
-def _refuse(full: Sequence[_Asked], asked: Sequence[_Asked], windows: dict[_Key, _Window], now_ms: int) -> None:
-    """Raise RateLimited for the first of the windows that have no room. Retry when the last of them is over."""
-    one = full[0]
-    left = (windows[one.key].ends_at_ms - now_ms) / 1000
-    if one.what == REQUESTS:
-        _remember(one.subject, left)
-    seconds = max((windows[each.key].ends_at_ms - now_ms) / 1000 for each in full)
-    before = {each.key: _Window(windows[each.key].used - each.amount, windows[each.key].ends_at_ms) for each in asked}
-    raise _limited(one.scope, one.what, one.seconds, one.limit, _rates(asked, before, now_ms), seconds)
+def _reserved(wants: Sequence[_Asked], windows: Mapping[_Key, _Window], now_ms: int) -> Reserved:
+    """Return what a request holds that is counted in the windows."""
+    held = [
+        (one.subject, one.seconds, windows[one.key].ends_at_ms, one.weight, one.amount)
+        for one in wants
+        if one.what == TOKENS
+    ]
+    return Reserved(_rates(wants, windows, now_ms), json.dumps(held) if held else None)
 
 
-def _remember(subject: str, seconds: float) -> None:
-    """Note that a subject has no request left for so long; where too many are noted, forget those that have again."""
-    now = time.monotonic()
-    if len(_full) >= _MAX_FULL:
-        for known, until in list(_full.items()):
-            if until <= now:
-                _full.pop(known, None)
-    if len(_full) < _MAX_FULL:
-        _full[subject] = now + seconds
+def _limited(wants: Sequence[_Asked], windows: Mapping[_Key, _Window], now_ms: int) -> RateLimited:
+    """Return the refusal, for the first of the windows that have no room. Retry when the last of them is over."""
+    seconds = {one: (windows[one.key].ends_at_ms - now_ms) / 1000 for one in wants if one.is_full(windows[one.key])}
+    first = next(iter(seconds))
+    out_of_requests = {one.subject: left for one, left in seconds.items() if one.what == REQUESTS}
+    return RateLimited(
+        refusal(first.scope, first.what, first.seconds, first.limit),
+        retry_after=max(1, math.ceil(max(seconds.values()))),
+        rates=_rates(wants, windows, now_ms),
+        full=out_of_requests,
+    )
 
 
-def _limited(scope: str, what: str, seconds: int, limit: int, rates: Rates, wait: float) -> RateLimited:
-    return RateLimited(refusal(scope, what, seconds, limit), retry_after=max(1, math.ceil(wait)), rates=rates)
-
-
-def _rates(asked: Sequence[_Asked], windows: dict[_Key, _Window], now_ms: int) -> Rates:
+def _rates(asked: Sequence[_Asked], windows: Mapping[_Key, _Window], now_ms: int) -> Rates:
     """Return the windows with the smallest share left."""
     best: dict[str, Left] = {}
     for one in asked:

@@ -26,7 +26,7 @@ from streamserve.rows import orm, rates, usage
 from streamserve.rows.answer_messages import LOST, AnswerMessages, keep_needed_logs, write_end
 from streamserve.rows.conversation_store import UNDO_SECONDS, drop_conversations
 from streamserve.rows.queries import delete_in_parts
-from streamserve.rows.receivers import finish_stream, together
+from streamserve.rows.receivers import finish_stream
 from streamserve.streams.config import JOB, StreamConfig
 from streamserve.streams.lease.liveness import Liveness, host_of
 from streamserve.streams.log.base import Refusal, append
@@ -226,8 +226,8 @@ class Reaper:
     async def _fail(self, row: StreamRow) -> int:
         """End a stream whose events are gone; 0 if its end is written already."""
         whose, kind = usage.whose_is(row.owner, row.tenant, row.counted_as), usage.kind_of(row.on_disconnect)
-        also = usage.adding(whose, row.model, kind, Used(requests=1, errors=1))
-        return await finish_stream(row.pk, also=together(rates.settling(row.pk, 0), also), error_code=LOST)
+        lost = usage.Entry(whose=whose, model=row.model, kind=kind, used=Used(requests=1, errors=1))
+        return await finish_stream(row.pk, used=lost, error_code=LOST)
 
     async def _purge(self) -> None:
         """Touch the logs that are written or read here, then drop old logs."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from asgiref.sync import async_to_sync
@@ -31,7 +31,8 @@ from streamserve.models import BatchRow, Job, Message
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import Usage
-from streamserve.rows import orm, usage
+from streamserve.protocol.rates import Rates
+from streamserve.rows import orm, rates, usage
 from streamserve.rows.trouble import is_passing
 from streamserve.signals import answer_finished, answer_refused, answer_started, job_finished, message_rated
 
@@ -48,22 +49,19 @@ async def written(
     write: Callable[[], T],
     tell: Callable[[], None],
     *,
-    first: Callable[[], object] | None = None,
     also: Callable[[], object] | None = None,
     alone: Callable[[Callable[[], T]], Awaitable[T]] = orm.write,
 ) -> T:
     """Return `write()`, a guarded change; where it has changed something, `also` and `tell` follow in its transaction.
 
-    `first` comes before it there. `tell` calls the receivers. With none of them the change is made `alone`.
+    `tell` calls the receivers. With none of them the change is made `alone`.
     """
     has_receivers = signal.has_listeners(sender)
-    if first is None and also is None and not has_receivers:
+    if also is None and not has_receivers:
         return await alone(write)
 
     def all_of_it() -> T:
         with transaction.atomic(using=router.db_for_write(StreamRow), savepoint=False):
-            if first is not None:
-                first()
             value = write()
             if value and also is not None:
                 also()
@@ -148,16 +146,49 @@ def _user_key(text: str) -> Any:
 # Answers
 
 
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A new stream's row, and what it counts against limits over time; None for no limits."""
+
+    row: StreamRow
+    ask: rates.Ask | None
+
+
+def _insert_all(starts: Sequence[_Start]) -> list[rates.Reserved | StreamserveError]:
+    """Insert the rows of new streams, but those for which a window has no room. In a transaction."""
+    found = rates.reserve_all([one.ask for one in starts])
+    for one, reserved in zip(starts, found, strict=True):
+        if isinstance(reserved, rates.Reserved):
+            one.row.held = reserved.held
+            one.row.save(force_insert=True)
+    return found
+
+
 async def insert_stream(
-    row: StreamRow, *, first: Callable[[], object] | None = None, also: Callable[[], object] | None = None
-) -> None:
-    """Insert the row of a new stream; do `first` and `also` before and after it, in its transaction."""
+    row: StreamRow, *, ask: rates.Ask | None = None, also: Callable[[], object] | None = None
+) -> Rates | None:
+    """Insert the row of a new stream, and do `also` in its transaction; return what is left of its windows.
 
-    def insert() -> bool:
-        row.save(force_insert=True)
-        return True
+    Starts that wait together share a transaction, where nothing else is written in it. Raises RateLimited, BadRequest.
+    """
+    start = _Start(row, ask)
+    reserved = await written(
+        answer_started,
+        StreamRow,
+        lambda: only(_insert_all([start])),
+        lambda: tell_started(row),
+        also=also,
+        alone=lambda write: orm.write_all(_insert_all, start),
+    )
+    return reserved.left
 
-    await written(answer_started, StreamRow, insert, lambda: tell_started(row), first=first, also=also)
+
+def only(found: Sequence[T | Exception]) -> T:
+    """Return the one result. Raises it if it is an exception."""
+    (value,) = found
+    if isinstance(value, Exception):
+        raise value
+    return value
 
 
 def tell_started(row: StreamRow) -> None:
@@ -165,13 +196,46 @@ def tell_started(row: StreamRow) -> None:
     send(answer_started, StreamRow, row=row, **_of_stream(row))
 
 
-async def finish_stream(stream_id: str, *, also: Callable[[], object] | None = None, **columns: Any) -> int:
-    """Write a stream's end, and do `also` in its transaction; 0 if the end is written already."""
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A stream's end: the columns of its row, how many of the tokens that it holds it has used, and its usage."""
 
-    def finish() -> int:
-        return StreamRow.objects.finish(stream_id, **columns)
+    stream_id: str
+    num_tokens: int
+    used: usage.Entry | None
+    columns: dict[str, Any]
 
-    return await written(answer_finished, StreamRow, finish, lambda: _tell_finished(stream_id), also=also)
+
+def _finish_all(ends: Sequence[_End]) -> list[int]:
+    """Write the ends that are not written yet, with what they give back and their usage; 0 for others. Transaction."""
+    found = [StreamRow.objects.finish(one.stream_id, **one.columns) for one in ends]
+    written = [one for one, num in zip(ends, found, strict=True) if num]
+    rates.settle_all({one.stream_id: one.num_tokens for one in written})
+    usage.add_all([one.used for one in written if one.used is not None])
+    return found
+
+
+async def finish_stream(
+    stream_id: str,
+    *,
+    num_tokens: int = 0,
+    used: usage.Entry | None = None,
+    also: Callable[[], object] | None = None,
+    **columns: Any,
+) -> int:
+    """Write a stream's end and what it has used, and do `also` in its transaction; 0 if the end is written already.
+
+    Ends that wait together share a transaction, where nothing else is written in it.
+    """
+    end = _End(stream_id, num_tokens, used, columns)
+    return await written(
+        answer_finished,
+        StreamRow,
+        lambda: only(_finish_all([end])),
+        lambda: _tell_finished(stream_id),
+        also=also,
+        alone=lambda write: orm.write_all(_finish_all, end),
+    )
 
 
 def _tell_finished(stream_id: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -20,12 +21,12 @@ from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import UnmetNeeds
 from streamserve.protocol.glass import ReaderTimes
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.rates import Rates
+from streamserve.protocol.rates import RateLimited, Rates
 from streamserve.protocol.requests import Admission, Once, decode_request, encode_request, size_of
 from streamserve.rows import orm, rates, usage
 from streamserve.rows.answer_messages import AnswerMessages, Write
 from streamserve.rows.completions import CompletionRows
-from streamserve.rows.receivers import finish_stream, insert_stream, together
+from streamserve.rows.receivers import finish_stream, insert_stream
 from streamserve.rows.responses import ResponseRows
 from streamserve.rows.threads import note_thread
 from streamserve.rows.titles import Titles
@@ -65,22 +66,16 @@ class RowStore:
         rates.refuse_early(admission)
 
     async def insert(self, record: Record) -> Rates | None:
-        row, left = row_of(record), list[Rates]()
-
-        def reserve() -> None:
-            reserved = rates.reserve(record.admission, needs_of(record))
-            if reserved is not None:
-                row.held = reserved.held
-                left.append(reserved.left)
-
-        first = reserve if get_settings().rates else None
+        ask = rates.Ask(record.admission, partial(needs_of, record)) if get_settings().rates else None
         try:
-            await insert_stream(row, first=first, also=_with_record(record, self._max_conversations))
+            return await insert_stream(row_of(record), ask=ask, also=_with_record(record, self._max_conversations))
+        except RateLimited as error:
+            rates.remember(error)
+            raise
         except IntegrityError as error:
             if record.once is not None and await self.find(request_key=record.once.key) is not None:
                 raise KeyTaken from error
             raise
-        return left[-1] if left else None
 
     async def find(self, *, stream_id: str = "", log_id: str = "", request_key: str = "") -> Record | None:
         if stream_id:
@@ -103,11 +98,11 @@ class RowStore:
 
     async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
         write_message = await self._message_of(summary, has_begun=last_seq > 0)
-        num_tokens = summary.usage.prompt_tokens + summary.usage.completion_tokens
-        writes = [rates.settling(summary.id, num_tokens), self._usage_of(summary), write_message]
         is_written = await finish_stream(
             summary.id,
-            also=together(*writes),
+            num_tokens=summary.usage.prompt_tokens + summary.usage.completion_tokens,
+            used=_usage_of(summary),
+            also=write_message,
             finish_reason=summary.finish_reason or "",
             error_code=summary.error_code or "",
             prompt_tokens=summary.prompt_tokens,
@@ -125,17 +120,6 @@ class RowStore:
         if self.keeps_text:
             for kept in self._stored:
                 await kept.fill(summary.id)
-
-    def _usage_of(self, summary: StreamSummary) -> Write | None:
-        """Return what adds what the answer has used; None where the site keeps no usage."""
-        used = usage.used_by(
-            summary.usage,
-            finish_reason=summary.finish_reason or "",
-            error_code=summary.error_code or "",
-            phases=summary.phases,
-        )
-        whose = usage.whose_is(summary.owner, summary.tenant, summary.counted_as)
-        return usage.adding(whose, summary.model, usage.kind_of(summary.on_disconnect), used)
 
     async def _message_of(self, summary: StreamSummary, *, has_begun: bool) -> Write | None:
         """Return what writes the answer's message. While its log cannot be read that is left to the reaper."""
@@ -156,6 +140,21 @@ class RowStore:
 
     def is_alive(self, producer: str) -> bool:
         return self._liveness is not None and self._liveness.is_alive(producer)
+
+
+def _usage_of(summary: StreamSummary) -> usage.Entry:
+    """Return what an answer has used."""
+    return usage.Entry(
+        whose=usage.whose_is(summary.owner, summary.tenant, summary.counted_as),
+        model=summary.model,
+        kind=usage.kind_of(summary.on_disconnect),
+        used=usage.used_by(
+            summary.usage,
+            finish_reason=summary.finish_reason or "",
+            error_code=summary.error_code or "",
+            phases=summary.phases,
+        ),
+    )
 
 
 def _forget_key(stream_id: str) -> None:

@@ -136,9 +136,8 @@ class Titles:
     async def _count(self, model: str, end: Done) -> None:
         """Count a title's tokens for the site: nobody has asked for it."""
         used = usage.used_by(end.usage, finish_reason=end.finish_reason, error_code="", phases=end.phases or {})
-        write = usage.adding(usage.Whose(owner=OWNER, tenant=OWNER), model, TITLE, used)
-        if write is not None:
-            await orm.call(write)
+        entry = usage.Entry(whose=usage.Whose(owner=OWNER, tenant=OWNER), model=model, kind=TITLE, used=used)
+        await orm.call(usage.add_all, [entry])
         if get_settings().rates:
             tokens = end.usage.prompt_tokens + end.usage.completion_tokens
             await orm.call(rates.count, Admission(owner=OWNER, tenant=OWNER), tokens, is_work=True)

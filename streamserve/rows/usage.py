@@ -1,17 +1,16 @@
 """Usage: what each owner used of a model on a day, added once per answer, in the transaction that writes its end.
 
-    end of a stream, rows of a batch, a title ──► `add` ──► day │ owner │ model │ kind:  + tokens, + errors, + cost
+    ends of streams, rows of a batch, a title ──► `add_all` ──► day │ owner │ model │ kind:  + tokens, + errors, + cost
 
 An end is written once, whatever dies, and so is its usage. Refused requests, and embeddings, which have no row, are
 counted in memory and written with the next round of the reaper: a flood of them must not become a flood of writes.
-`post_usage` and the methods that return
-what to write belong to any event loop; what they return blocks.
+`note_refused` and `note_embedded` are of any thread; what writes blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from datetime import date, timedelta
 from decimal import Decimal
 from functools import cache
@@ -76,20 +75,32 @@ _noted: dict[tuple[Whose, str, str], Used] = {}  # by whose, model and kind; und
 _lock = Lock()
 
 
-def adding(whose: Whose, model: str, kind: str, used: Used) -> Callable[[], None] | None:
-    """Return what adds to today's usage, to be called in a transaction; None where the site keeps none."""
-    if not get_settings().usage:
-        return None
-    return lambda: add(whose, model, kind, used)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What is added to today's usage."""
+
+    whose: Whose
+    model: str
+    kind: str
+    used: Used
 
 
-def add(whose: Whose, model: str, kind: str, used: Used) -> None:
-    """Add to today's usage, in a transaction."""
-    price = get_settings().prices.get(model)
-    cost = Decimal(0)
-    if price is not None:
-        cost = price.of(used.prompt_tokens, used.cached_tokens, used.completion_tokens, is_batch=kind == BATCH)
-    _add(timezone.localdate(), whose, model, kind, used, cost)
+def add_all(entries: Iterable[Entry]) -> None:
+    """Add to today's usage, in a transaction: a statement for some rows, locked in one order. Nothing without USAGE."""
+    settings, day = get_settings(), timezone.localdate()
+    rows: dict[tuple[str, ...], _Row] = {}
+    for one in entries if settings.usage else ():
+        key = (one.whose.owner, one.model, one.kind, one.whose.team)
+        row = rows.setdefault(key, _Row(one.whose.tenant))
+        row.used += one.used
+        if (price := settings.prices.get(one.model)) is not None:
+            used = one.used
+            row.cost += price.of(
+                used.prompt_tokens, used.cached_tokens, used.completion_tokens, is_batch=one.kind == BATCH
+            )
+    keys = sorted(rows)
+    for start in range(0, len(keys), _ROWS_AT_ONCE):
+        _add(day, {key: rows[key] for key in keys[start : start + _ROWS_AT_ONCE]})
 
 
 def add_rows(ended: Iterable[RowAnswer | None], owner: str, tenant: str) -> None:
@@ -100,8 +111,8 @@ def add_rows(ended: Iterable[RowAnswer | None], owner: str, tenant: str) -> None
             phases, reason, code = answer.phases, answer.finish_reason, answer.error_code
             used = used_by(answer.usage, finish_reason=reason, error_code=code, phases=phases)
             by_model[answer.model] = by_model.get(answer.model, Used()) + used
-    for model, used in by_model.items():
-        add(Whose(owner=owner, tenant=tenant), model, BATCH, used)
+    whose = Whose(owner=owner, tenant=tenant)
+    add_all(Entry(whose=whose, model=model, kind=BATCH, used=used) for model, used in by_model.items())
 
 
 def note_refused(whose: Whose, model: str) -> None:
@@ -128,36 +139,50 @@ def write_noted() -> None:
     with _lock:
         noted = dict(_noted)
         _noted.clear()
-    for (whose, model, kind), used in noted.items():
-        add(whose, model, kind, used)
+    with transaction.atomic(using=UsageDay.objects.db):
+        add_all(Entry(whose=whose, model=model, kind=kind, used=used) for (whose, model, kind), used in noted.items())
 
 
 _KEY = ("day", "owner", "model", "kind", "team")
 _COLUMNS = (*_KEY, "tenant", *_SUMMED, "cost")
 _UPSERT = ("sqlite", "postgresql")  # that have ON CONFLICT
+_ROWS_AT_ONCE = 50  # of a statement: SQLite may take no more than 999 values
 
 
-def _add(day: date, whose: Whose, model: str, kind: str, used: Used, cost: Decimal) -> None:
-    """Add to the row of a day, which this inserts if it is new: one statement, as every answer's end makes it."""
+@dataclass(slots=True)
+class _Row:
+    """What is added to a row of usage, whose tenant it is of if it is new."""
+
+    tenant: str
+    used: Used = field(default_factory=Used)
+    cost: Decimal = Decimal(0)
+
+
+def _add(day: date, rows: Mapping[tuple[str, ...], _Row]) -> None:
+    """Add to rows of a day, by owner, model, kind and team; insert what is new. One statement: every end makes it."""
     connection = connections[router.db_for_write(UsageDay)]
-    key = {"day": day, "owner": whose.owner, "model": model, "kind": kind, "team": whose.team}
     if connection.vendor not in _UPSERT:
-        _add_by_orm(key, whose.tenant, {**asdict(used), "cost": cost})
+        for key, row in rows.items():
+            _add_by_orm(dict(zip(_KEY, (day, *key), strict=True)), row.tenant, {**asdict(row.used), "cost": row.cost})
         return
     ops = connection.ops
-    values = [ops.adapt_datefield_value(day), whose.owner, model, kind, whose.team, whose.tenant]
-    values += [getattr(used, name) for name in _SUMMED]
+    values = list[Any]()
+    for key, row in rows.items():
+        values += [ops.adapt_datefield_value(day), *key, row.tenant]
+        values += [getattr(row.used, name) for name in _SUMMED]
+        values.append(ops.adapt_decimalfield_value(row.cost, 20, 9))
     with connection.cursor() as cursor:
-        cursor.execute(_upsert(UsageDay._meta.db_table), [*values, ops.adapt_decimalfield_value(cost, 20, 9)])
+        cursor.execute(_upsert(UsageDay._meta.db_table, len(rows)), values)
 
 
 @cache
-def _upsert(table: str) -> str:
-    """Return the statement. Names of columns are ours, and stand in no value."""
+def _upsert(table: str, num: int) -> str:
+    """Return the statement for so many rows. Names of columns are ours, and stand in no value."""
     more = ", ".join(f'"{name}" = "{table}"."{name}" + excluded."{name}"' for name in (*_SUMMED, "cost"))
     columns, key = (", ".join(f'"{name}"' for name in names) for names in (_COLUMNS, _KEY))
-    places = ", ".join(["%s"] * len(_COLUMNS))
-    return f'INSERT INTO "{table}" ({columns}) VALUES ({places}) ON CONFLICT ({key}) DO UPDATE SET {more}'
+    places = f"({', '.join(['%s'] * len(_COLUMNS))})"
+    values = ", ".join([places] * num)
+    return f'INSERT INTO "{table}" ({columns}) VALUES {values} ON CONFLICT ({key}) DO UPDATE SET {more}'
 
 
 def _add_by_orm(key: Mapping[str, Any], tenant: str, values: Mapping[str, Any]) -> None:

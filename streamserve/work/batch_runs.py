@@ -102,7 +102,7 @@ class RowWriter:
         answers = [answer for _, answer in ended if answer is not None]
         admission = Admission(owner=batch.owner, tenant=batch.tenant)
         used = together(
-            partial(usage.add_rows, answers, batch.owner, batch.tenant), rates.counting_rows(answers, admission)
+            rates.counting_rows(answers, admission), partial(usage.add_rows, answers, batch.owner, batch.tenant)
         )
         try:
             await self._claim.write(

@@ -180,8 +180,7 @@ class Jobs:
         with transaction.atomic(using=Job.objects.db):
             hold_limit(Job.objects.all(), ANONYMOUS.name if caller.owner in ANONYMOUS else caller.place_of)
             self._check_room(caller)
-            reserved = rates.reserve(caller, needs, is_work=True)
-            row.held = None if reserved is None else reserved.held
+            row.held = rates.reserve(caller, needs, is_work=True).held
             row.save(force_insert=True)
             job.save(force_insert=True)
         return True

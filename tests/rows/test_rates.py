@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import F
 from django.test import override_settings
 from django.utils import timezone
@@ -21,6 +22,7 @@ from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.rates import Left, RateLimited, Rates, anthropic_headers
 from streamserve.protocol.requests import Admission, GenerateRequest, Once
 from streamserve.rows import orm, rates
+from streamserve.rows.receivers import finish_stream, insert_stream
 from streamserve.streams.store import KeyTaken
 from tests.rows.conftest import NUM_TOKENS, asked
 from tests.support.sites.rows import in_row
@@ -58,6 +60,12 @@ def per_minute(requests: int = 0, tokens: int = 0) -> dict[str, float]:
 
 async def used(subject: str, what: str = "tokens") -> int:
     return (await RateWindow.objects.aget(subject=subject, what=what)).used
+
+
+async def all_used() -> dict[tuple[str, str, int], int]:
+    """Return how much is used of each window."""
+    windows = RateWindow.objects.values_list("subject", "what", "seconds", "used")
+    return {(subject, what, seconds): used async for subject, what, seconds, used in windows}
 
 
 async def ended(worker: Worker, stream_id: str) -> StreamRow:
@@ -125,7 +133,7 @@ async def test_starts_and_ends_at_the_same_moment_wait_for_each_other() -> None:
             row.save(force_insert=True)
         with transaction.atomic():
             StreamRow.objects.finish(row.pk)
-            rates.settle(row.pk, 7)
+            rates.settle_all({row.pk: 7})
 
     with limited(owner=everywhere, tenant=everywhere, site=everywhere):
         await asyncio.gather(*(orm.bulk(answer, number) for number in range(120)))
@@ -139,11 +147,106 @@ async def test_a_refused_request_counts_nowhere(one: Worker) -> None:
     with limited(owner=per_minute(requests=5, tokens=10_000), site=per_minute(requests=1)):
         stream = await one.start(asked())
         await ended(one, stream.id)
-        before = {row.subject: row.used async for row in RateWindow.objects.all()}
+        before = await all_used()
         with pytest.raises(RateLimited, match="This site has used the 1 requests a minute"):
             await one.start(asked())
-        assert {row.subject: row.used async for row in RateWindow.objects.all()} == before
+        assert await all_used() == before
         assert await StreamRow.objects.acount() == 1
+
+
+def a_row(number: int, **columns: Any) -> StreamRow:
+    whose = {"owner": "user:1", "tenant": "user:1", **columns}
+    return StreamRow(id=f"{number:032x}", log_id=f"{number:012d}", model="echo", **whose)
+
+
+def start_of(row: StreamRow, **needs: int) -> Coroutine[Any, Any, Rates | None]:
+    """Return the start of a stream that counts so many tokens."""
+    ask = rates.Ask(Admission(owner=row.owner, tenant=row.tenant), lambda: rates.Needs(**needs))
+    return insert_stream(row, ask=ask)
+
+
+async def while_writes_wait(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
+    """Have the calls write while another write is under way, so that they wait together; return what they return."""
+    go = threading.Event()
+    busy = asyncio.create_task(orm.call(go.wait))
+    await asyncio.sleep(0)
+    waiting = [asyncio.create_task(call) for call in calls]
+    await asyncio.sleep(0)  # each is queued in the first step of its task
+    go.set()
+    await busy
+    return await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_starts_that_wait_together_are_one_transaction() -> None:
+    """Twenty of three owners count in a statement each transaction, and then give back together what they held."""
+    everywhere = {"TOKENS_PER_MINUTE": 10**6, "TOKENS_PER_DAY": 10**6}
+    with limited(owner=everywhere, tenant=everywhere, site=everywhere):
+        rows = [a_row(number, owner=f"user:{number % 3}") for number in range(20)]
+        before = orm._door.writes.num_transactions
+        left = await while_writes_wait(*(start_of(row, prompt=5, answer=20) for row in rows))
+        assert orm._door.writes.num_transactions == before + 1
+        assert [one.tokens.remaining for one in left] == [10**6 - 25 * number for number in range(1, 21)]
+        assert await all_used() == windows_of(7 * 25, 7 * 25, 6 * 25)
+        ends = await while_writes_wait(*(finish_stream(row.pk, num_tokens=7) for row in rows + rows[:2]))
+        assert ends == [1] * 20 + [0] * 2, "an end is written once"
+        assert orm._door.writes.num_transactions == before + 2
+        assert await all_used() == windows_of(7 * 7, 7 * 7, 6 * 7)
+
+
+def windows_of(*of_users: int) -> dict[tuple[str, str, int], int]:
+    """Return what is used where each user of one tenant, and the site, have windows of a minute and a day."""
+    subjects = {f"owner:user:{number}": used for number, used in enumerate(of_users)}
+    subjects |= {"tenant:user:1": sum(of_users), "site:": sum(of_users)}
+    return {(subject, "tokens", seconds): used for subject, used in subjects.items() for seconds in (60, 86_400)}
+
+
+async def test_a_refusal_among_starts_is_its_own() -> None:
+    """Each is told what was left when its turn came; a smaller one after it has room, and it counts nowhere."""
+    with limited(owner=per_minute(requests=10, tokens=100), site=per_minute(tokens=1_000)):
+        answers = (60, 50, 30, 200, 11, 10)
+        before = orm._door.writes.num_transactions
+        found = await while_writes_wait(
+            *(start_of(a_row(number), answer=answer) for number, answer in enumerate(answers))
+        )
+        assert orm._door.writes.num_transactions == before + 1
+        assert [type(one) for one in found] == [Rates, RateLimited, Rates, RateLimited, RateLimited, Rates]
+        assert [one.rates.tokens.remaining for one in found if isinstance(one, RateLimited)] == [40, 10, 10]
+        assert {row.pk async for row in StreamRow.objects.all()} == {a_row(number).pk for number in (0, 2, 5)}
+        assert await used("owner:user:1") == await used("site:") == 100
+        assert await used("owner:user:1", "requests") == 3
+
+
+async def test_a_key_that_is_taken_undoes_one_start_of_many() -> None:
+    """The others are counted once, although all were done again one by one; no refusal of the first try is kept."""
+    with limited(owner=per_minute(requests=3)):
+        await a_row(0, request_key="k" * 64).asave(force_insert=True)
+        rows = [*(a_row(number, request_key="k" * 64) for number in (1, 2, 3)), a_row(4), a_row(5)]
+        found = await while_writes_wait(*(start_of(row) for row in rows))
+        assert [type(one) for one in found] == [IntegrityError] * 3 + [Rates] * 2
+        assert await used("owner:user:1", "requests") == 2
+        assert not rates._full
+        assert isinstance(await start_of(a_row(6)), Rates)
+
+
+async def test_a_prompt_for_no_window_is_refused_alone() -> None:
+    """It is a 400 among starts that begin."""
+    with limited(owner=per_minute(tokens=10)):
+        found = await while_writes_wait(
+            *(start_of(a_row(number), prompt=prompt) for number, prompt in enumerate((4, 10, 5)))
+        )
+        assert [type(one) for one in found] == [Rates, BadRequest, Rates]
+        assert await used("owner:user:1") == 9
+
+
+async def test_answers_of_an_old_and_a_new_window_end_together() -> None:
+    """What the old window's gives back does not touch the new."""
+    with limited(owner=per_minute(tokens=10_000)):
+        old, new = a_row(1), a_row(2)
+        await start_of(old, answer=100)
+        await RateWindow.objects.aupdate(ends_at_ms=F("ends_at_ms") - 61_000)
+        await start_of(new, answer=100)
+        assert await while_writes_wait(*(finish_stream(row.pk, num_tokens=7) for row in (new, old))) == [1, 1]
+        assert await used("owner:user:1") == 7
 
 
 async def test_a_process_remembers_who_has_no_request_left(one: Worker) -> None:

@@ -71,7 +71,7 @@ async def test_without_receivers_nothing_changes(one: Worker) -> None:
     stream = await one.start(asked())
     await one.read(stream.id)
     await in_row(stream.id, state="finished")
-    assert lane.num_transactions == (2 if connection.vendor == "sqlite" else 1)  # elsewhere the end's is its own
+    assert lane.num_transactions == 2
     assert not has_thread("streamserve receivers")
 
 

@@ -16,7 +16,6 @@ from django.db import connections
 from django.db.backends.signals import connection_created
 from django.utils import timezone
 
-from streamserve.api.usage import Used
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import UnmetNeeds
@@ -29,7 +28,7 @@ from streamserve.protocol.requests import (
     decode_request,
     encode_request,
 )
-from streamserve.rows import orm, usage
+from streamserve.rows import orm
 from streamserve.rows.store import RowStore
 from streamserve.streams.log.base import append, new_log_id
 from streamserve.streams.store import Group
@@ -175,7 +174,6 @@ async def test_each_call_is_one_query(one: Worker, gate: Gate) -> None:
     assert await counted(1, one.store.claim(copy.id, 1)) is False
     await counted(1, one.store.release(copy.id, 2))
     ended = replace(stream.summary(), id=copy.id, finish_reason="stop", completion_tokens=3, phases={"queue": 0.25})
-    await orm.call(usage.add, usage.Whose(owner="user:1", tenant="user:1"), "echo", "answer", Used(requests=1))
     # Of a site without conversations: the end, and what was used.
     await counted(2, RowStore(one.workers).finish(ended, last_seq=5, text="abc"))
     found = await one.store.find(stream_id=copy.id)

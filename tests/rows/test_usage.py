@@ -182,14 +182,19 @@ async def test_rows_of_a_batch_are_added_and_cost_half(one: Worker) -> None:
 async def test_many_ends_at_once_are_all_added(one: Worker, two: Worker) -> None:
     """Two processes that write the first row of a day at the same moment make one row, with both sums."""
     used = Used(requests=1, completion_tokens=7)
-    add = (usage.Whose(owner="user:1", tenant="user:1"), "echo", "answer", used)
-    await asyncio.gather(*(asyncio.to_thread(_in_transaction, *add) for _ in range(8)))
+    entry = an_entry(used)
+    await asyncio.gather(*(asyncio.to_thread(_in_transaction, entry) for _ in range(8)))
     day = await the_day()
     assert (day.requests, day.completion_tokens) == (8, 56)
 
 
-def _in_transaction(*values: Any) -> None:
-    orm._insistently(lambda: usage.add(*values))
+def an_entry(used: Used, **fields: Any) -> usage.Entry:
+    whose = usage.Whose(owner="user:1", tenant="user:1", team=fields.pop("team", ""))
+    return usage.Entry(**{"whose": whose, "model": "echo", "kind": "answer", "used": used, **fields})
+
+
+def _in_transaction(entry: usage.Entry) -> None:
+    orm._insistently(lambda: usage.add_all([entry]))
     connection.close()
 
 
@@ -198,7 +203,7 @@ async def test_other_databases_add_in_two_statements(monkeypatch: pytest.MonkeyP
     used = Used(requests=1, prompt_tokens=9, engine_seconds=0.5)
     for team in ("a", "b"):
         for _ in range(2):
-            await orm.call(usage.add, usage.Whose(owner="user:1", tenant="user:1", team=team), "echo", "answer", used)
+            await orm.call(usage.add_all, [an_entry(used, team=team)])
         monkeypatch.setattr(usage, "_UPSERT", ())
     rows = [row async for row in UsageDay.objects.order_by("team").values()]
     assert [{**row, "id": 0, "team": ""} for row in rows[:1]] == [{**row, "id": 0, "team": ""} for row in rows[1:]]
