@@ -8,12 +8,14 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
 
+import psycopg
 import pytest
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, transaction
 from django.db.models import F
 from django.test import override_settings
 from django.utils import timezone
 
+from streamserve.api.usage import Used
 from streamserve.conf import get_problems
 from streamserve.models import RateWindow
 from streamserve.models import Stream as StreamRow
@@ -21,7 +23,7 @@ from streamserve.protocol.embeddings import EmbedRequest
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.rates import Left, RateLimited, Rates, anthropic_headers
 from streamserve.protocol.requests import Admission, GenerateRequest, Once
-from streamserve.rows import orm, rates
+from streamserve.rows import orm, rates, usage
 from streamserve.rows.receivers import finish_stream, insert_stream
 from streamserve.streams.store import KeyTaken
 from tests.rows.conftest import NUM_TOKENS, asked
@@ -247,6 +249,44 @@ async def test_answers_of_an_old_and_a_new_window_end_together() -> None:
         await start_of(new, answer=100)
         assert await while_writes_wait(*(finish_stream(row.pk, num_tokens=7) for row in (new, old))) == [1, 1]
         assert await used("owner:user:1") == 7
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="locks of rows are PostgreSQL's")
+async def test_rows_are_locked_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for the last row has locked those before it, in whatever order its callers came: no circle."""
+    monkeypatch.setattr(orm, "LOCK_SECONDS", 60.0)
+    owners = [f"user:{number}" for number in (4, 2, 1)]
+    rows = [a_row(number, owner=owners[number % 3]) for number in range(9)]
+    windows = "SELECT split_part(subject, ':', 3) FROM streamserve_ratewindow"
+    days = "SELECT split_part(owner, ':', 2) FROM streamserve_usageday"
+
+    async def check_order(table: str, *calls: Coroutine[Any, Any, Any]) -> None:
+        with (
+            psycopg.connect(**connection.get_connection_params()) as holding,
+            psycopg.connect(**connection.get_connection_params(), autocommit=True) as looking,
+        ):
+            assert holding.execute(f"SELECT FROM ({table}) AS t (n) WHERE n = '4'").rowcount == 1
+            holding.execute(f"{table} WHERE {'subject' if table is windows else 'owner'} LIKE '%user:4' FOR UPDATE")
+            writing = asyncio.create_task(while_writes_wait(*calls))
+            await until(lambda: looking.execute("SELECT FROM pg_locks WHERE NOT granted").rowcount == 1, "it waits")
+            assert looking.execute(f"{table} FOR UPDATE SKIP LOCKED").fetchall() == [("3",)]
+            holding.rollback()
+            assert not [one for one in await writing if isinstance(one, BaseException)]
+
+    with limited(owner=per_minute(tokens=1_000)):
+        for number in range(1, 5):
+            await start_of(a_row(90 + number, owner=f"user:{number}"), answer=9)
+            await end_of(a_row(90 + number, owner=f"user:{number}"))
+        await check_order(windows, *(start_of(row, answer=9) for row in rows))
+        await check_order(windows, *(end_of(row) for row in rows[:3]))
+        await check_order(days, *(end_of(row) for row in rows[3:]))
+
+
+def end_of(row: StreamRow) -> Coroutine[Any, Any, int]:
+    """Return the end of a stream that has used a request and seven tokens."""
+    whose = usage.Whose(owner=row.owner, tenant=row.tenant)
+    entry = usage.Entry(whose=whose, model=row.model, kind="answer", used=Used(requests=1, completion_tokens=7))
+    return finish_stream(row.pk, num_tokens=7, used=entry)
 
 
 async def test_a_process_remembers_who_has_no_request_left(one: Worker) -> None:
