@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import date
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import AsyncClient
 from django.test.utils import override_settings
+from django.utils import timezone
 from hypothesis import HealthCheck, settings
 
 from streamserve import Run, pipeline
@@ -102,6 +104,14 @@ async def echo(gate: Gate) -> AsyncIterator[ThreadClient]:
     yield client
     gate.open()
     await client.aclose()
+
+
+@pytest.fixture
+def one_day(monkeypatch: pytest.MonkeyPatch) -> date:
+    """Today, until the test ends: of what is counted by the day, midnight would make two rows."""
+    today = timezone.localdate()
+    monkeypatch.setattr(timezone, "localdate", lambda: today)
+    return today
 
 
 @pytest.fixture

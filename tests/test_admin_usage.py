@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from datetime import timedelta
+from datetime import date, timedelta
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from streamserve.models import UsageDay
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("one_day")]
 PAGE = "/admin/streamserve/usageday/"
 
 
@@ -56,6 +56,17 @@ def test_sums_are_of_the_days_that_are_asked_for(admin: Client, rows: None) -> N
     assert [bar.height for bar in page.context["bars"]][-2:] == [32.0, 160.0]
     assert admin.get(f"{PAGE}?days=90").context["sums"]["completion_tokens"] == "1,234"
     assert admin.get(f"{PAGE}?days=7").context["sums"]["requests"] == "2"
+
+
+def test_sums_and_bars_are_of_the_same_days(
+    admin: Client, rows: None, one_day: date, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Midnight may come between them."""
+    looks = iter([one_day])
+    monkeypatch.setattr(timezone, "localdate", lambda: next(looks, one_day + timedelta(days=1)))
+    page = admin.get(PAGE)
+    assert page.context["sums"]["completion_tokens"] == "1,230"
+    assert [bar.height for bar in page.context["bars"]][-2:] == [32.0, 160.0]
 
 
 def test_rows_are_by_user_key_model_team_kind_or_day(admin: Client, rows: None) -> None:

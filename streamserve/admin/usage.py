@@ -69,7 +69,9 @@ class UsageAdmin(RecordAdmin):
         days = next((num for num in DAYS if request.GET.get("days") == str(num)), DAYS[1])
         group = request.GET.get("by", "user")
         group = group if group in GROUPS else "user"
-        rows = UsageDay.objects.filter(day__gt=timezone.localdate() - timedelta(days=days))
+        today = timezone.localdate()
+        shown = [today - timedelta(days=ago) for ago in reversed(range(days))]
+        rows = UsageDay.objects.filter(day__gte=shown[0])
         if request.GET.get("format") == "csv":
             return _as_file(list(_grouped(rows, group)), group)
         sums = rows.aggregate(**{name: Sum(name) for name in SUMS})
@@ -88,7 +90,7 @@ class UsageAdmin(RecordAdmin):
             "rows": [{"name": name, **_shown(row)} for name, row in _named(found[:MAX_GROUPS], group)],
             "is_cut": len(found) > MAX_GROUPS,
             "max_groups": MAX_GROUPS,
-            **_chart(_by_day(rows, days)),
+            **_chart(_by_day(rows, shown)),
             **(extra_context or {}),
         }
         return TemplateResponse(request, "streamserve/admin/usage.html", context)
@@ -124,13 +126,11 @@ def _shown(sums: Mapping[str, Any]) -> dict[str, str]:
     return {**out, "engine_seconds": in_words(sums["engine_seconds"] or 0.0), "cost": cost}
 
 
-def _by_day(rows: Any, days: int) -> Mapping[date, int]:
-    """Return the tokens of prompts and answers of each day, the oldest first."""
+def _by_day(rows: Any, days: Sequence[date]) -> Mapping[date, int]:
+    """Return the tokens of prompts and answers of each of these days."""
     found = rows.order_by().values("day").annotate(num=Sum(F("prompt_tokens") + F("completion_tokens")))
     known: dict[date, int] = {row["day"]: row["num"] for row in found}
-    today = timezone.localdate()
-    shown = [today - timedelta(days=ago) for ago in reversed(range(days))]
-    return {day: known.get(day, 0) for day in shown}
+    return {day: known.get(day, 0) for day in days}
 
 
 def _chart(by_day: Mapping[date, int]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from tests.support.sites.rows import in_row
 from tests.support.sites.two_workers import Worker
 from tests.support.streams.hand_made import Gate, until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("one_day")]
 
 PRICE = {"MODELS": {"echo": {"PATH": "echo"}}, "LOG": "memory", "CLIENT": "thread"}
 

@@ -15,7 +15,7 @@ from streamserve.web import site
 from tests.conftest import body_of
 from tests.web.conftest import make_caller
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("one_day")]
 
 
 def a_day(ago: int, owner: str, tenant: str, **values: Any) -> None:
