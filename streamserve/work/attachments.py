@@ -31,7 +31,7 @@ from streamserve.rows.conversation_views import attachment_view
 from streamserve.rows.conversations import Attachment
 from streamserve.rows.queries import hold_limit, last_of, part_of
 from streamserve.work.file_text import PDF, read_text, type_of
-from streamserve.work.files import parse_form, private_storage
+from streamserve.work.files import opened, parse_form, private_storage
 from streamserve.work.uploads import Uploads
 
 log = get_logger(__name__)
@@ -152,7 +152,7 @@ class Attachments:
         """Return the file as the body of a response."""
         row = await self._row(caller, attachment_id)
         try:  # before the answer begins: it may be deleted then
-            file = await asyncio.to_thread(self.storage.open, row.stored_as, "rb")
+            file = await opened(self.storage, row.stored_as)
         except FileNotFoundError:
             log.error("attachment_lost", attachment_id=row.pk)
             raise no_attachment(attachment_id) from None

@@ -43,10 +43,10 @@ _DIALECTS = {dialect.name: dialect for dialect in (OPENAI, ANTHROPIC)}  # by `Ba
 async def compose(files: Files, limits: Limits, batch: Batch, file: IO[bytes] | None, why: Unrun) -> Composed:
     """Store the files of a batch, not shown yet. `why` is the reason of the rows that have no answer.
 
-    Without the input `file`, which is gone, the files have only the rows that have ended.
+    Closes the input `file`; without it, as it is gone, the files have only the rows that have ended.
     """
     dialect = _DIALECTS[batch.api]
-    with ExitStack() as stack:
+    with file or nullcontext(), ExitStack() as stack:
         output = stack.enter_context(tempfile.TemporaryFile())
         errors = stack.enter_context(tempfile.TemporaryFile()) if dialect.has_error_file else output
         num_unrun = await orm.bulk(_write, batch, file, output, errors, dialect, why, limits)
@@ -72,15 +72,14 @@ def _write(
     def write_row(row: RowResult) -> None:
         (output if row.is_success else errors).write(dialect.result_line(row))
 
-    with file or nullcontext():
-        for number, raw in chain.from_iterable(read_lines(file, limits) if file is not None else ()):
-            if row is not None and row.line == number:
-                write_row(row)
-                row = next(ended, None)
-            elif isinstance(line := parse_line(number, raw, batch.endpoint, limits), Line):
-                # A batch that is cancelled while its file is checked may have wrong lines; they have no id.
-                errors.write(dialect.unrun_line(_request_id(batch.pk, number), line.custom_id, why))
-                num_unrun += 1
+    for number, raw in chain.from_iterable(read_lines(file, limits) if file is not None else ()):
+        if row is not None and row.line == number:
+            write_row(row)
+            row = next(ended, None)
+        elif isinstance(line := parse_line(number, raw, batch.endpoint, limits), Line):
+            # A batch that is cancelled while its file is checked may have wrong lines; they have no id.
+            errors.write(dialect.unrun_line(_request_id(batch.pk, number), line.custom_id, why))
+            num_unrun += 1
     while row is not None:
         write_row(row)
         row = next(ended, None)

@@ -173,13 +173,13 @@ class BatchRun:
         checker = LineChecker(self._row.endpoint, self._limits)
 
         def check() -> None:
-            with file:
-                for lines in read_lines(file, self._limits):
-                    checker.check(lines)
-                    if checker.is_hopeless:
-                        return
+            for lines in read_lines(file, self._limits):
+                checker.check(lines)
+                if checker.is_hopeless:
+                    return
 
-        await asyncio.to_thread(check)
+        with file:
+            await asyncio.to_thread(check)
         num_rows, errors = checker.result()
         if errors:
             await end_failed(self._claim, errors)

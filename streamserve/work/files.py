@@ -188,7 +188,7 @@ class Files:
         """Return the file as the body of a response."""
         row = await self._row(caller, file_id)
         try:  # before the answer begins: it may be deleted then
-            file = await asyncio.to_thread(self.storage.open, row.name, "rb")
+            file = await opened(self.storage, row.name)
         except FileNotFoundError:
             log.error("stored_file_lost", file_id=row.pk)
             raise no_file(file_id) from None
@@ -199,7 +199,7 @@ class Files:
         row = await orm.read(StoredFile.objects.filter(pk=file_id, tenant=tenant, is_ready=True).first)
         if row is None:
             raise no_file(file_id)
-        return await asyncio.to_thread(self.storage.open, row.name, "rb")
+        return await opened(self.storage, row.name)
 
     def old(self) -> tuple[models.QuerySet[StoredFile], models.QuerySet[Batch]]:
         """Return expired files, except those that a batch reads, and old batches."""
@@ -235,6 +235,21 @@ class Files:
         if row is None:
             raise no_file(file_id)
         return row
+
+
+async def opened(storage: Storage, name: str) -> IO[bytes]:
+    """Return a file of the storage, opened on a thread. If the caller is cancelled meanwhile, it is closed again."""
+    opening = asyncio.get_running_loop().run_in_executor(None, storage.open, name, "rb")
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(_close)
+        raise
+
+
+def _close(opening: asyncio.Future[Any]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def _sent_before(once: Once | None) -> FileRecord | None:

@@ -20,6 +20,7 @@ from django.utils import timezone
 from streamserve.models import StoredFile
 from streamserve.rows import orm
 from streamserve.web import site
+from tests.conftest import until
 from tests.support.sites.batch_runs import CHAT, Tenant, jsonl, line
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
@@ -176,6 +177,38 @@ async def test_no_batch_begins_with_a_file_that_is_being_deleted(
         await deleting
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "file_not_found")
         assert await StoredFile.objects.acount() == 0
+        await site.reset()
+
+
+class SlowStorage(FileSystemStorage):
+    """Opens a file when `go` is set."""
+
+    is_asked, go = threading.Event(), threading.Event()
+    opened: list[Any] = []  # noqa: RUF012  (the test empties it)
+
+    def open(self, name: str, mode: str = "rb") -> Any:
+        self.is_asked.set()
+        assert self.go.wait(30)
+        self.opened.append(super().open(name, mode))
+        return self.opened[-1]
+
+
+async def test_a_file_that_is_opened_too_late_is_closed(tenant: Tenant, tmp_path: Path) -> None:
+    """A worker that stops may give up a batch while its file is being opened: no descriptor waits to be collected."""
+    await site.reset()
+    SlowStorage.opened.clear()
+    slow = {"BACKEND": f"{__name__}.SlowStorage", "OPTIONS": {"location": str(tmp_path)}}
+    batches = {"TESTING": True, "BATCHES": {"STORAGE": "slow"}}
+    with override_settings(STORAGES={**settings.STORAGES, "slow": slow}, STREAMSERVE=batches):
+        file_id = await tenant.file(b"{}\n")
+        row = await StoredFile.objects.aget()
+        opening = asyncio.create_task(site.get_site().work.files.open(row.tenant, file_id))
+        await asyncio.to_thread(SlowStorage.is_asked.wait, 30)
+        opening.cancel()
+        await asyncio.wait([opening])
+        assert opening.cancelled()
+        SlowStorage.go.set()
+        await until(lambda: SlowStorage.opened and SlowStorage.opened[0].closed)
         await site.reset()
 
 
