@@ -28,7 +28,7 @@ pytestmark = pytest.mark.proof
 
 KEY = "a-key-for-these-tests"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
-SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.workers.two_workers_site", "DRAIN_SECONDS": "3"}
+SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.workers.two_workers_site", "DRAIN_SECONDS": "5"}
 _SECONDS = 60.0
 # What a probe sees between SIGTERM and the end: 503, or a listener that is closed or that no one serves.
 PROBE_SEES = {
@@ -137,10 +137,10 @@ class Reader:
         return self.data
 
 
-def probe(server: Server) -> str:
-    """Return what /readyz answers: a status, or how the server is away."""
+def probe(server: Server, seconds: float) -> str:
+    """Return what /readyz answers: a status, or how the server is away. It hangs after `seconds`."""
     try:
-        return str(httpx.get(f"{server.url}/readyz", timeout=1, trust_env=False).status_code)
+        return str(httpx.get(f"{server.url}/readyz", timeout=seconds, trust_env=False).status_code)
     except httpx.ConnectError:
         return "refused"
     except httpx.TransportError:
@@ -156,7 +156,8 @@ def test_sigterm_in_mid_stream_ends_in_a_farewell(name: str, folder: Path) -> No
         reader = Reader(server)
         until(lambda: b"event: token" in reader.data, "the answer has begun", server)
         server.process.send_signal(signal.SIGTERM)
-        seen = until(lambda: (answer := probe(server)) != "200" and answer, "the probe fails", server)
+        patience = 1.0 if "hangs" in PROBE_SEES[name] else _SECONDS
+        seen = until(lambda: (answer := probe(server, patience)) != "200" and answer, "the probe fails", server)
         assert seen in PROBE_SEES[name]
         assert going_away_of(reader.data) is None, "the probe was to fail before the end"
         farewell = going_away_of(reader.ended())

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.servers.ports import free_port
 
-_START_SECONDS = 20.0
+_START_SECONDS = 60.0
 
 
 def redis_path() -> str:
