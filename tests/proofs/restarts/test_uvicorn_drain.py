@@ -113,8 +113,8 @@ def test_an_unfinished_stream_is_cut_and_continues_at_another_worker(folder: Pat
     """A cut response ends in a farewell, or unterminated if it cannot be resumed; the next worker has the rest."""
     with site(folder, *AT_ONCE) as server:
         wait_until_ready(server.url)
-        let_go = Reader(server, "/streams", question(400)).begun()
-        cut = Reader(server, "/streams", {**question(400), "on_disconnect": "abort"}).begun()
+        cut = Reader(server, "/streams", {**question(8000), "on_disconnect": "abort"}).begun()
+        let_go = Reader(server, "/streams", question(400)).begun()  # last: its answer must not have ended
         server.process.send_signal(signal.SIGTERM)
         let_go.ended(), cut.ended()
         assert server.process.wait(_SECONDS) == BY_SIGTERM
