@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from statistics import median
 
 import pytest
 
-from tests.proofs.support.workers import OTHER_KEY, SECONDS, STALLING, Reader, Site, client, quiet, two_workers
+from tests.proofs.support.workers import (
+    OTHER_KEY,
+    SECONDS,
+    SETTINGS,
+    STALLING,
+    Reader,
+    Site,
+    client,
+    quiet,
+    two_workers,
+)
 from tests.support.checks.stream_checks import text_of
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.cut_streams("workers are killed with -9")]
@@ -102,13 +113,13 @@ async def test_another_tenant_finds_nothing_at_either_worker(site: Site) -> None
     assert reader.is_over
 
 
-async def test_a_stream_without_returning_readers_is_ended(site: Site) -> None:
+async def test_a_stream_without_returning_readers_is_ended(tmp_path: Path) -> None:
     """Its worker was killed: another ends it when the resume window is over."""
-    reader, reading = await begun(site, 6)
-    site.kill(0)
-    await reading
-    async with asyncio.timeout(SECONDS), client(site.servers[1].url) as http:
-        while (state := (await http.get(f"/streams/{reader.id}")).json())["state"] != "finished":  # noqa: ASYNC110
-            await asyncio.sleep(0.5)
-    assert state["finish_reason"] == "abandoned"
-    await asyncio.to_thread(site.start, 0)
+    with two_workers(tmp_path, app=STALLING, variables={**SETTINGS, "RESUME_WINDOW_SECONDS": "2"}) as site:
+        reader, reading = await begun(site, 6)
+        site.kill(0)
+        await reading
+        async with asyncio.timeout(SECONDS), client(site.servers[1].url) as http:
+            while (state := (await http.get(f"/streams/{reader.id}")).json())["state"] != "finished":  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert state["finish_reason"] == "abandoned"

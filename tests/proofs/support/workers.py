@@ -26,7 +26,7 @@ KEYS = (KEY, OTHER_KEY)
 # A worker on two busy cores needs a while; readers must not give up before the test's own limit.
 SECONDS = 120.0
 STALLING = "tests.support.sites.workers.stalling_app:application"
-_SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.workers.two_workers_site"}
+SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.workers.two_workers_site"}
 
 
 class Site:
@@ -38,7 +38,7 @@ class Site:
         *,
         log: str = "file",
         app: str = "project.asgi:application",
-        variables: Mapping[str, str] = _SETTINGS,
+        variables: Mapping[str, str] = SETTINGS,
     ) -> None:
         self.folder = folder
         self.variables = {**variables, "LOG": log}
