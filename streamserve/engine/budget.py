@@ -68,6 +68,15 @@ class StepBudget:
         """Whether it holds a part of a prompt."""
         return bool(self._prefills)
 
+    @property
+    def has_enough(self) -> bool:
+        """Whether it holds a part of a prompt and pays for its start: further prompts are left to the next steps.
+
+        Prompts of one step have their first tokens together, when the last of them is done. In steps of their own the
+        first of them are sooner, and the last no later but for the steps' starts.
+        """
+        return self.has_prefill and self._step_time.is_worth_its_start(tokens=self._num_spent, pairs=self._num_pairs)
+
     def num_prefill_tokens(self, start: int) -> int:
         """Return how much of a prompt from position `start` may still join: 0 once the step is full.
 

@@ -13,6 +13,7 @@ there is nothing else to do. Each rank is ordered, and then packed into what is 
    reader a sequence is always hungry.
 2. Prompts that have begun continue. The head of the queue is admitted while hungry sequences and prompts together are
    fewer than a step holds, and its blocks fit. So no admission takes a token from a reader that would wait for it.
+   A step that pays for its start takes no further prompts: the first prompts of a burst do not wait for the last.
 3. Sequences that are ahead fill the rest, oldest key first. Those left out are paused: they keep their blocks.
 
 Memory alone makes a sequence give blocks back (see `_make_room`); and a reader that is gone. A sequence `lead_tokens`
@@ -403,7 +404,7 @@ class Scheduler:
             may_start = num_starts > 0 and rank < step.closed_from
             head = self.queue.head(rank, now) if may_start else None
             prompts = begun if head is None else [*begun, head]
-            if not prompts or (cut is None and step.num_prefill_tokens(0) == 0):
+            if not prompts or (cut is None and (step.has_enough or step.num_prefill_tokens(0) == 0)):
                 break
             sequence = min(prompts, key=order_key if cut is None else _shortest_first)
             if sequence is head:

@@ -31,6 +31,8 @@ _STEPS_PER_FIT = 8
 _MAX_SURPRISE = 4.0
 # No guess goes beyond twice the largest step seen: it is tried before it is stretched.
 _MAX_STRETCH = 2
+# A step of so many times its base is worth its start: what joins it would hardly cost more in a step of its own.
+_WORTH_BASES = 4
 _SINGULAR = 1e-7
 _BASE, _PER_TOKEN, _PER_PAIR = range(3)
 
@@ -120,6 +122,11 @@ class StepTime:
         # Written so that it stays exact as per_pair goes to 0, where it is left / linear.
         num_tokens = 2 * left / (linear + sqrt(linear * linear + 2 * fit.per_pair * left))
         return int(min(num_tokens, self._most_tokens * _MAX_STRETCH))
+
+    def is_worth_its_start(self, *, tokens: int, pairs: int) -> bool:
+        """Whether a step of that size pays for its base: further prompts are as soon done in steps of their own."""
+        fit = self._latest_fit()
+        return fit is not None and fit.seconds(tokens, pairs) >= _WORTH_BASES * fit.base
 
     def share_of(self, num_tokens: int) -> float | None:
         """Return the share of a step's time that grows with its tokens, in a step of so many; contexts left out."""
