@@ -273,7 +273,7 @@ def _check_native(conf: SiteConfig) -> Iterator[CheckMessage]:
     if why is not None:
         yield Warning(
             f"The native kernels are off for the model {on_cpu[0]!r}: {why}.",
-            hint="On a CPU an answer takes up to twice as long without them. Install g++ and run python -m "
+            hint="On a CPU an answer takes several times as long without them. Install g++ and run python -m "
             'streamserve.native.build, or say "NATIVE": False in MODELS to do without.',
             id="streamserve.W015",
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -29,6 +30,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from streamserve.native.levels import LEVELS, Level, best_level, usable_levels
+
+logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "src"
 PREBUILT = Path(__file__).parent / "prebuilt"
@@ -96,10 +99,14 @@ def build(
     folder = cache or default_cache(environment)
     _make_private(folder)
     path = folder / cache_name(level, compiler)
-    with _locked(folder / "lock", lambda: on_progress(0.0)):
-        if not path.is_file():  # another process may have made it meanwhile
-            compile_library(level, compiler, path, on_progress)
-            _try(path)
+    try:
+        with _locked(folder / "lock", lambda: on_progress(0.0)):
+            if not path.is_file():  # another process may have made it meanwhile
+                logger.info("compiling the native kernels with %s into %s: once, for some seconds", compiler[0], folder)
+                compile_library(level, compiler, path, on_progress)
+                _try(path)
+    except OSError as error:
+        raise NativeUnavailable(f"the cache {folder} cannot be written to: {error.strerror or error}") from error
     return path
 
 

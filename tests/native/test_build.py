@@ -101,6 +101,16 @@ def test_a_broken_compiler_leaves_no_library(tmp_path: Path, script: str) -> Non
     assert find(GENERIC, tmp_path / "cache", environment) is None
 
 
+def test_a_cache_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    """A full disk, or a lock file of another user, is a reason to do without the kernels, not to fail a load."""
+    environment = {**os.environ, "CXX": command(tmp_path, "cxx", "exit 0")}
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    (cache / "lock").mkdir()
+    with pytest.raises(NativeUnavailable, match=f"the cache {cache} cannot be written to"):
+        build(GENERIC, cache, environment=environment)
+
+
 @needs_compiler
 def test_a_library_that_computes_wrongly_is_not_kept(tmp_path: Path) -> None:
     """The self-check runs in a process of its own, so that a crash there is a reason like others."""

@@ -31,6 +31,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from streamserve.clients.process.config import EnginePathError
 from streamserve.engine.plan import Flight
 from streamserve.protocol.engine import EngineStats
 
@@ -224,13 +225,21 @@ class FlightRecord:
 
 @contextmanager
 def flight_record(path: Path) -> Iterator[FlightRecord]:
-    """Make an empty record. The caller holds the engine's lock, and removes the file after an orderly end."""
+    """Make an empty record. The caller holds the engine's lock, and removes the file after an orderly end.
+
+    Raises EnginePathError where its disk is full. It takes all of its room now: a write into mapped memory without any
+    would end the process (SIGBUS).
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    try:
-        os.ftruncate(descriptor, _NUM_BYTES)
+    with os.fdopen(descriptor, "r+b", buffering=0) as file:
+        try:
+            for _ in range(_NUM_BYTES // mmap.PAGESIZE):
+                file.write(bytes(mmap.PAGESIZE))
+        except OSError as error:
+            raise EnginePathError(
+                f"{path} cannot be written to: {error.strerror}. Make room, or set RUNTIME_DIR."
+            ) from error
         memory = mmap.mmap(descriptor, _NUM_BYTES)
-    finally:
-        os.close(descriptor)
     yield FlightRecord(memory)
 
 

@@ -194,7 +194,7 @@ def open_kernels(on_progress: Callable[[float], None] = lambda _fraction: None) 
 def _warn(reason: str) -> None:
     """Say once that a slower path serves."""
     _logger.warning(
-        "Native kernels are off: %s. Without them a step takes up to twice as long.",
+        "Native kernels are off: %s. Without them a step takes several times as long.",
         reason,
     )
 

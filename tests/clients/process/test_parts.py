@@ -319,6 +319,24 @@ def test_a_peer_is_silent_by_the_looks_at_it() -> None:
     assert stall.look(501.5, busy_seconds=1.0) == pytest.approx(0.5 + 1 / BUSY_FACTOR)
 
 
+def test_the_record_has_its_room_before_the_first_step(folder: Path) -> None:
+    """A disk that is full later ends no engine; one that is full now is named, with the way out."""
+    path = folder / "x.flight"
+    with flight_record(path):
+        assert path.stat().st_blocks * 512 >= path.stat().st_size > 0
+    code = f"""
+import resource, signal
+from pathlib import Path
+from streamserve.clients.process.supervision import flight_record
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+with flight_record(Path({str(path)!r})):
+    pass
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "EnginePathError" in done.stderr
+    assert f"{path} cannot be written to" in done.stderr
+
+
 def test_the_record_names_what_was_in_flight(folder: Path) -> None:
     """Of that engine process only; a step whose ids do not fit is not recorded."""
     path = folder / "x.flight"
