@@ -60,7 +60,7 @@ CORE := tests/test_*.py tests/api tests/asgi tests/clients tests/dialects tests/
 
 newest: ## Run the core suite on the newest Django and the newest Python of this machine, without PyTorch
 	@$$($(PYTHON) tests/newest.py) project/install.py --venv .venv-newest -r tests/requirements-newest.txt
-	.venv-newest/bin/python -m pytest -p no:cacheprovider -W "ignore:unclosed database:ResourceWarning" \
+	.venv-newest/bin/python -m pytest -o cache_dir=.pytest_cache/newest -W "ignore:unclosed database:ResourceWarning" \
 	  -m "not proof and not browser" -n $(JOBS) --dist loadfile $(CORE)
 
 lint: ## Run ruff and mypy
