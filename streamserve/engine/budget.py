@@ -131,15 +131,13 @@ def chunk_of(sequence: Sequence, num_tokens: int, num_rows: int, block_size: int
     proposed = sequence.proposed_ids[: len(samples) - 1] if len(samples) > 1 else ()
     known = (PENDING,) if end > len(sequence.token_ids) else tuple(sequence.token_ids[start:end])
     end += len(proposed)
-    num_blocks = -(-end // block_size)
+    num_blocks, held = -(-end // block_size), sequence.held
     return Chunk(
         seq_id=sequence.seq_id,
         start=start,
         token_ids=known + proposed,
-        block_table=tuple(sequence.block_table[:num_blocks]),
-        other_tables=tuple([tuple(table[:num_blocks]) for table in sequence.other_tables])
-        if sequence.other_tables
-        else (),
+        block_table=tuple(held.block_table[:num_blocks]),
+        other_tables=tuple([tuple(table[:num_blocks]) for table in held.other_tables]) if held.other_tables else (),
         samples=samples,
         scores=sequence.score_spec(start, end),
         adapter=sequence.request.adapter,

@@ -1,7 +1,7 @@
 """`Drafter`: proposals of a draft model, a small model with the same tokens, by passes of its runner before a step.
 
 Its KV memory has blocks of the same numbers as the model's. So a sequence has the same block table in both, and what
-frees its blocks (its end, a park, a preemption) frees them in both; `Sequence.num_drafted_tokens` is how far they hold
+frees its blocks (its end, a park, a preemption) frees them in both; `Holding.num_drafted_tokens` is how far they hold
 what the draft model has computed. The first pass computes what it lacks of each sequence, and draws a token of each;
 each further pass draws another. Pure ints; engine thread only. (Idea: vLLM's draft models, which share block tables.)
 """

@@ -102,7 +102,7 @@ class InFlight:
                 handle = self._runner.launch(plan)
             except StepOutOfMemory:
                 for chunk in chunks:
-                    sequences[chunk.seq_id].is_counted = False
+                    sequences[chunk.seq_id].held.is_counted = False
                 raise
         parts = tuple(Part(sequence := sequences[c.seq_id], c, sequence.num_preemptions) for c in chunks)
         for part in parts:
@@ -226,7 +226,8 @@ def still_ready(chunks: tuple[Chunk, ...], sequences: Mapping[int, Sequence]) ->
             continue
         token_ids = tuple(sequence.token_ids[chunk.start : _end(chunk)])
         samples = chunk.samples and sequence.sample_specs(1)
-        table, *others = (tuple(own[: len(table)]) for own, table in zip(sequence.tables, chunk.tables, strict=True))
+        pairs = zip(sequence.held.tables, chunk.tables, strict=True)
+        table, *others = (tuple(own[: len(table)]) for own, table in pairs)
         ready.append(
             replace(chunk, token_ids=token_ids, samples=samples, block_table=table, other_tables=tuple(others))
         )
@@ -266,8 +267,8 @@ def _is_ready(chunk: Chunk, sequence: Sequence) -> bool:
     return (
         sequence.num_launched_tokens == chunk.start
         and len(sequence.token_ids) >= _end(chunk)
-        and len(sequence.tables) == len(chunk.tables)
-        and all(map(_holds, sequence.tables, chunk.tables))
+        and len(sequence.held.tables) == len(chunk.tables)
+        and all(map(_holds, sequence.held.tables, chunk.tables))
     )
 
 

@@ -226,7 +226,7 @@ class OutputProcessor:
             first_token_at=sequence.first_token_at,
             place=place,
             num_prefilled=num_prefilled,
-            is_complete=finish_reason == "stop" and sequence.is_complete,
+            is_complete=finish_reason == "stop" and sequence.constraints.is_complete,
             num_proposed=0 if sequence.proposer is None else sequence.proposer.num_proposed,
             num_accepted=0 if sequence.proposer is None else sequence.proposer.num_accepted,
             scored=scored,
@@ -296,13 +296,13 @@ class OutputProcessor:
         num_accepted = sum(
             1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(token_ids, proposed, strict=False))
         )
-        if sequence.proposer.kind == DRAFTED and sequence.num_drafted_tokens == chunk.start + 1:
+        if sequence.proposer.kind == DRAFTED and sequence.held.num_drafted_tokens == chunk.start + 1:
             # The draft model has computed its proposals but the last, in these blocks. Those accepted are known now.
-            sequence.num_drafted_tokens += min(num_accepted, len(proposed) - 1)
+            sequence.held.num_drafted_tokens += min(num_accepted, len(proposed) - 1)
         speculation.note(sequence.proposer, sequence.request.latency_class, len(proposed), num_accepted)
 
     def _remove(self, sequence: Sequence) -> None:
-        self.num_grammar_waits += sequence.num_grammar_waits
+        self.num_grammar_waits += sequence.constraints.num_grammar_waits
         del self.sequences[sequence.seq_id]
         if sequence.state is not State.FINISHED:
             self._scheduler.finish(sequence)
@@ -321,10 +321,11 @@ def _newly_prefilled(sequence: Sequence, num_tokens: int) -> int | None:
 def _moves(parts: list[Part], sampled: Mapping[int, Sampled]) -> Iterator[tuple[Matcher, tuple[int, ...]]]:
     """Yield the matchers of a step with their new tokens; an end is no part of the text."""
     for part in parts:
-        matcher, one = part.sequence.matcher, sampled.get(part.chunk.seq_id)
+        constraints, one = part.sequence.constraints, sampled.get(part.chunk.seq_id)
+        matcher = constraints.matcher
         if matcher is None or one is None or one.error is not None:
             continue
-        yield matcher, part.sequence.before_end(one.token_ids)
+        yield matcher, constraints.before_end(one.token_ids)
 
 
 def _take_scores(part: Part, scores: tuple[RawLogprobs, ...]) -> tuple[tuple[int, RawLogprobs], ...]:
@@ -332,13 +333,14 @@ def _take_scores(part: Part, scores: tuple[RawLogprobs, ...]) -> tuple[tuple[int
     spec = part.chunk.scores
     if spec is None:
         return ()
-    part.sequence.num_scored = spec.first + len(spec.token_ids)
+    assert part.sequence.scoring is not None
+    part.sequence.scoring.note(spec)
     return tuple(zip(spec.token_ids, scores, strict=True))
 
 
 def _error_of(part: Part, sampled: Sampled | None, scores: tuple[RawLogprobs, ...] | None) -> str | None:
     """Return the runner's error code, "runner_error" where a result is missing, or the matcher's."""
-    num_rows, matcher = len(part.chunk.samples), part.sequence.matcher
+    num_rows, matcher = len(part.chunk.samples), part.sequence.constraints.matcher
     if sampled is None:
         is_missing = num_rows > 0 or (part.chunk.scores is not None and scores is None)
         return "runner_error" if is_missing else None

@@ -57,7 +57,7 @@ from streamserve.engine.step_time import StepTime
 from streamserve.protocol.engine import Park
 
 # Order of the prompts that share what another prompt left of a step.
-_shortest_first = attrgetter("num_unplanned_tokens", "order_key")
+_shortest_first = attrgetter("num_unplanned_tokens", "ticket.order_key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Wanted:
 
 
 class Scheduler:
-    """Waiting and running sequences, both in order of `order_key`.
+    """Waiting and running sequences, both in order of their tickets.
 
     `waiting` is the `queue`'s own list. The core feeds each step's cost to `step_time` and to the queue's `shares`, and
     sets `drafting` where there is a draft model.
@@ -158,7 +158,7 @@ class Scheduler:
         self.waiting.clear()
         touched: list[Sequence] = []
         for sequence in sequences:
-            if sequence.state is State.WAITING and not sequence.block_table:
+            if sequence.state is State.WAITING and not sequence.held.block_table:
                 self.queue.put(sequence)
                 continue
             if sequence.state is not State.FINISHED:
@@ -256,7 +256,9 @@ class Scheduler:
 
         A runner counts tokens for penalties one by one.
         """
-        if sequence.num_pending or sequence.has_penalties or not (sequence.proposed_ids or self.speculation):
+        if not (sequence.proposed_ids or self.speculation):
+            return 0
+        if sequence.num_pending or sequence.constraints.has_penalties:
             return 0
         most = self._most_proposed(sequence, step.num_tokens - self._config.max_num_seqs)
         if most > 0 and self.speculation and not sequence.proposed_ids:
@@ -276,7 +278,7 @@ class Scheduler:
         """
         config = self._config
         most = min(
-            min(map(len, sequence.tables)) * self._pool.block_size - sequence.num_launched_tokens - 1,
+            min(map(len, sequence.held.tables)) * self._pool.block_size - sequence.num_launched_tokens - 1,
             num_tokens,
             sequence.num_remaining_tokens - 1,
             (config.max_model_len or sys.maxsize) - len(sequence.token_ids) - 1,
@@ -305,14 +307,16 @@ class Scheduler:
         num_tokens, num_missing, most_to_look = step.num_tokens, -1, 0.0
         for sequence in self.running:
             chunk = step.chunks.get(sequence.seq_id)
-            if chunk is None or not chunk.samples or sequence.num_pending or sequence.has_penalties:
+            if chunk is None or not chunk.samples:
+                continue
+            if sequence.num_pending or sequence.constraints.has_penalties:
                 continue
             if sequence.is_suspect:
                 return ()
             if num_missing < 0:
-                num_missing = self._most_missing(drafting, num_rows, sequence.num_drafted_tokens)
+                num_missing = self._most_missing(drafting, num_rows, sequence.held.num_drafted_tokens)
                 most_to_look = drafting.most_to_look(num_rows, self.step_time)
-            if len(sequence.token_ids) - sequence.num_drafted_tokens > most_to_look:
+            if len(sequence.token_ids) - sequence.held.num_drafted_tokens > most_to_look:
                 continue
             draft = self._draft_of(sequence, drafting, self.speculation, num_tokens, num_missing, num_rows)
             if draft is not None:
@@ -347,20 +351,20 @@ class Scheduler:
         depth = drafting.depth(
             proposer,
             most,
-            num_missing=num_known - sequence.num_drafted_tokens,
+            num_missing=num_known - sequence.held.num_drafted_tokens,
             num_left=num_left(sequence.num_output_tokens, sequence.num_remaining_tokens),
             num_rows=num_rows,
             step_time=self.step_time,
         )
         if not depth:
             return None
-        start = sequence.num_drafted_tokens
+        start = sequence.held.num_drafted_tokens
         end = min(num_known, start + num_missing)
         return Draft(
             seq_id=sequence.seq_id,
             start=start,
             token_ids=tuple(sequence.token_ids[start:end]),
-            block_table=tuple(sequence.block_table),
+            block_table=tuple(sequence.held.block_table),
             sampling=replace(sequence.request.sampling, logprobs=None),
             num_wanted=depth if end == num_known else 0,
         )
@@ -372,7 +376,7 @@ class Scheduler:
         for draft in schedule.drafts:
             sequence, proposed = running[draft.seq_id], drafted[draft.seq_id]
             assert sequence.proposer is not None
-            sequence.num_drafted_tokens = draft.start + len(draft.token_ids)
+            sequence.held.num_drafted_tokens = draft.start + len(draft.token_ids)
             if proposed:
                 sequence.proposed_ids, sequence.proposer.kind = proposed, DRAFTED
                 chunks[draft.seq_id] = chunk_of(sequence, 1, 1 + len(proposed), self._pool.block_size)
@@ -515,7 +519,7 @@ class Scheduler:
         that do not give way to it; and a place among the admitted.
         """
         gone = set(leaving)
-        num_free = self._pool.num_free + sum(one.num_blocks for one in gone)
+        num_free = self._pool.num_free + sum(one.held.num_blocks for one in gone)
         if sequence.state is State.RUNNING:
             return self._num_lacking(sequence) <= num_free
         staying = [one for one in self.running if one not in gone]
@@ -526,7 +530,7 @@ class Scheduler:
 
     def _num_lacking(self, sequence: Sequence) -> int:
         """Return how many blocks a running sequence lacks for its next token."""
-        if sequence.num_launched_tokens > len(sequence.block_table) * self._pool.block_size:
+        if sequence.num_launched_tokens > len(sequence.held.block_table) * self._pool.block_size:
             raise IntegrityError(f"sequence {sequence.seq_id} has fewer blocks than it has filled")
         return self._pool.num_lacking(sequence, sequence.num_launched_tokens + 1)
 

@@ -68,8 +68,8 @@ def test_parked_holds_nothing() -> None:
     desk.add(large(9, sampling=sampling(max_tokens=0)))
     desk.step()
     parked = desk.sequences[2]
-    assert (parked.state, parked.block_table, parked.num_computed_tokens) == (State.FINISHED, [], 0)
-    assert desk.pool.stats().used == len(desk.sequences[1].block_table)
+    assert (parked.state, parked.held.block_table, parked.num_computed_tokens) == (State.FINISHED, [], 0)
+    assert desk.pool.stats().used == len(desk.sequences[1].held.block_table)
     assert parked not in (*desk.scheduler.running, *desk.scheduler.waiting)
 
 
@@ -125,7 +125,7 @@ def test_no_sequence_parks_for_a_seat() -> None:
     desk.add(large(9))
     desk.step()
     assert (desk.parked(), list(desk.planned())) == ([], [9])
-    assert len(desk.sequences[1].block_table) >= 308 // 4
+    assert len(desk.sequences[1].held.block_table) >= 308 // 4
 
 
 def test_no_sequence_parks_before_it_has_a_token() -> None:

@@ -21,7 +21,7 @@ SMALLEST_TTFT = min(one.ttft_seconds for one in CLASSES.values())
 def key_of(desk: Desk, seq_id: int, **fields: object) -> float:
     """The place of a request that comes now."""
     (sequence,) = desk.add(request(seq_id, **{"arrived_at": desk.now, **fields}))
-    return sequence.order_key[1] - desk.now
+    return sequence.ticket.order_key[1] - desk.now
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -144,14 +144,14 @@ def test_place_is_fixed_at_arrival() -> None:
     """Later work of the tenant, and a preemption, change nothing."""
     desk = Desk()
     (sequence,) = desk.add(request(1, tenant="flood"))
-    before = sequence.order_key
+    before = sequence.ticket.order_key
     desk.step()
     desk.scheduler.queue.shares.charge("flood", 1000, desk.now)
     desk.scheduler.queue.shares.charge("light", 1, desk.now)
     desk.scheduler.forced_preempt = lambda running: running
     desk.step()
     assert sequence.num_preemptions == 1
-    assert sequence.order_key == before
+    assert sequence.ticket.order_key == before
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -296,7 +296,7 @@ def test_starting_over_keeps_the_queue() -> None:
     desk.pool = BlockPool(65, 4)
     touched = desk.scheduler.start_over(desk.pool, reversed(desk.sequences.values()))
     assert sorted(one.seq_id for one in touched) == [1, 2]
-    assert all(one.state is State.FINISHED and not one.block_table for one in touched)
+    assert all(one.state is State.FINISHED and not one.held.block_table for one in touched)
     assert [one.seq_id for one in desk.scheduler.waiting] == [3, 4, 5]
     assert desk.scheduler.queued_tokens == 60
     desk.run()
@@ -310,4 +310,4 @@ def test_waiting_and_running_stay_in_order() -> None:
     while desk.scheduler.waiting or desk.scheduler.running:
         desk.step()
         for group in (desk.scheduler.waiting, desk.scheduler.running):
-            assert all(left.order_key < right.order_key for left, right in pairwise(group))
+            assert all(left.ticket.order_key < right.ticket.order_key for left, right in pairwise(group))

@@ -151,7 +151,7 @@ def test_preempted_sequence_holds_nothing_and_goes_first() -> None:
     while not drive.core.stats.preemptions:
         drive.step()
     head = drive.core.scheduler.waiting[0]
-    assert (head.seq_id, head.block_table, head.num_computed_tokens) == (3, [], 0)
+    assert (head.seq_id, head.held.block_table, head.num_computed_tokens) == (3, [], 0)
 
 
 def test_no_sequence_is_admitted_in_a_step_that_preempted() -> None:

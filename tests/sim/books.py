@@ -116,7 +116,7 @@ class Books:
     def _check_blocks(self, pool: BlockPool) -> None:
         held = [0] * len(pool._blocks)
         for sequence in self.sim.core._sequences.values():
-            for block_id in (block_id for table in sequence.tables for block_id in table if block_id):
+            for block_id in (block_id for table in sequence.held.tables for block_id in table if block_id):
                 held[block_id] += 1
         counts = [block.ref_count for block in pool._blocks]
         assert counts == held, f"1: reference counts {counts}, table entries {held}"
@@ -160,7 +160,7 @@ class Books:
             assert computed <= len(sequence.token_ids), "6: more tokens computed than known"
             # One block may be allocated for the next token, and with a step in flight one for the token after it.
             most = -(-(len(sequence.token_ids) + 2) // size)
-            for group, table in enumerate(sequence.tables):
+            for group, table in enumerate(sequence.held.tables):
                 assert -(-computed // size) <= len(table) <= most, f"6: {len(table)} blocks for {computed} tokens"
                 for block_id in table[computed // size :]:
                     block = pool._blocks[block_id]

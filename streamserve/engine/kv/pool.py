@@ -215,8 +215,9 @@ class BlockPool:
 
     def start(self, sequence: Sequence, prefix: list[list[Block]]) -> None:
         """Give the sequence its cached `prefix`, fresh blocks for its other known tokens, and a row if it counts."""
-        if sequence.block_table:
-            raise IntegrityError(f"sequence {sequence.seq_id} starts and holds {len(sequence.block_table)} blocks")
+        held = sequence.held
+        if held.block_table:
+            raise IntegrityError(f"sequence {sequence.seq_id} starts and holds {len(held.block_table)} blocks")
         for block in (block for blocks in prefix for block in blocks if block.block_id):
             self._share(block)
         sequence.num_computed_tokens = len(prefix[0]) * self.block_size
@@ -228,26 +229,26 @@ class BlockPool:
             [block.block_id for block in blocks] + self.allocate(num)
             for blocks, num in zip(prefix, self._num_fresh(sequence, prefix), strict=True)
         ]
-        sequence.block_table, sequence.other_tables = tables[0], tables[1:]
-        sequence.num_null_blocks = sum(tables[group].count(0) for group, _ in self._windowed)
-        if sequence.has_penalties:
-            sequence.penalty_slot = self._allocate_penalty_slot()
+        held.block_table, held.other_tables = tables[0], tables[1:]
+        held.num_null_blocks = sum(tables[group].count(0) for group, _ in self._windowed)
+        if sequence.constraints.has_penalties:
+            held.penalty_slot = self._allocate_penalty_slot()
 
     def num_lacking(self, sequence: Sequence, num_tokens: int) -> int:
         """Return how many blocks a running sequence lacks for its first `num_tokens`, in all groups."""
-        num_blocks = -(-num_tokens // self.block_size)
-        num_lacking = num_blocks - len(sequence.block_table)
-        if not sequence.other_tables:
+        num_blocks, held = -(-num_tokens // self.block_size), sequence.held
+        num_lacking = num_blocks - len(held.block_table)
+        if not held.other_tables:
             return num_lacking if num_lacking > 0 else 0
         num_lacking = max(0, num_lacking)
-        for table in sequence.other_tables:
+        for table in held.other_tables:
             num_lacking += max(0, num_blocks - len(table))
         return num_lacking
 
     def extend(self, sequence: Sequence, num_tokens: int) -> None:
         """Allocate the blocks that it lacks for its first `num_tokens`. The caller has compared with `num_free`."""
         num_blocks = -(-num_tokens // self.block_size)
-        for table in sequence.tables:
+        for table in sequence.held.tables:
             if len(table) < num_blocks:
                 table += self.allocate(num_blocks - len(table))
 
@@ -264,14 +265,14 @@ class BlockPool:
         Steps in flight compute tokens after the computed ones, so they read none of these either.
         """
         for group, window in self._windowed:
-            table = sequence.tables[group]
+            table = sequence.held.tables[group]
             end = first = first_read(sequence.num_computed_tokens, window, self.block_size)
             while first > 0 and table[first - 1]:
                 first -= 1
             if first < end:
                 self.free(table[first:end])
                 table[first:end] = [0] * (end - first)
-                sequence.num_null_blocks += end - first
+                sequence.held.num_null_blocks += end - first
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks a sequence holds that has computed so many tokens."""
@@ -286,8 +287,8 @@ class BlockPool:
         """
         if sequence.state is State.RUNNING:
             raise IntegrityError(f"sequence {sequence.seq_id} frees its blocks while running")
-        if sequence.penalty_slot is not None:
-            self.free_penalty_slot(sequence.penalty_slot)
+        if sequence.held.penalty_slot is not None:
+            self.free_penalty_slot(sequence.held.penalty_slot)
         self.free(sequence.lose_blocks())
 
     def adopt(self, sequence: Sequence) -> None:
@@ -300,7 +301,7 @@ class BlockPool:
         is_fresh = sequence.num_computed_tokens == sequence.num_cached_tokens and sequence.num_preemptions == 0
         while (hash_ := self.next_hash(sequence)) is not None and self.is_cached(hash_):
             index = sequence.num_computed_tokens // self.block_size
-            for table, name in zip(sequence.tables, self._names, strict=True):
+            for table, name in zip(sequence.held.tables, self._names, strict=True):
                 block = self._by_hash[hash_ + name]
                 self._share(block)
                 self.free(table[index : index + 1])
@@ -346,7 +347,7 @@ class BlockPool:
             return
         if len(sequence.block_hashes) < last:
             extend_hashes(sequence, last, self.block_size, self._root)
-        for table, name in zip(sequence.tables, self._names, strict=True):
+        for table, name in zip(sequence.held.tables, self._names, strict=True):
             for index in range(first, last):
                 self._cache(self._blocks[table[index]], sequence.block_hashes[index] + name)
 
@@ -421,7 +422,7 @@ class BlockPool:
             self._check_sequence(sequence)
 
     def _check_references(self, sequences: list[Sequence]) -> None:
-        tables = [table for sequence in sequences for table in sequence.tables]
+        tables = [table for sequence in sequences for table in sequence.held.tables]
         held = Counter(block_id for table in tables for block_id in table)
         del held[0]  # null blocks are checked with each sequence
         for block in self._blocks:
@@ -450,23 +451,25 @@ class BlockPool:
             raise IntegrityError(f"{len(cached)} blocks have hashes, {len(self._by_hash)} hashes have blocks")
 
     def _check_rows(self, sequences: list[Sequence]) -> None:
-        held = [sequence.penalty_slot for sequence in sequences if sequence.penalty_slot is not None]
+        slots = [sequence.held.penalty_slot for sequence in sequences]
+        held = [slot for slot in slots if slot is not None]
         if sorted([*held, *self._free_penalty_slots]) != list(range(self._num_penalty_slots)):
             free, total = self._free_penalty_slots, self._num_penalty_slots
             raise IntegrityError(f"penalty slots: {held} held + {free} free != total {total}")
 
     def _check_sequence(self, sequence: Sequence) -> None:
         computed, num_known = sequence.num_computed_tokens, len(sequence.token_ids)
-        drafted, num_held = sequence.num_drafted_tokens, sequence.num_blocks
+        held = sequence.held
+        drafted, num_held, tables = held.num_drafted_tokens, held.num_blocks, held.tables
         if sequence.state is not State.RUNNING:
             if num_held or computed or drafted:
                 raise IntegrityError(
                     f"sequence {sequence.seq_id} is {sequence.state.value} and holds {num_held} blocks"
                 )
             return
-        if len(sequence.tables) != len(self.windows):
-            raise IntegrityError(f"sequence {sequence.seq_id} has {len(sequence.tables)} tables")
-        num_slots = min(map(len, sequence.tables)) * self.block_size
+        if len(tables) != len(self.windows):
+            raise IntegrityError(f"sequence {sequence.seq_id} has {len(tables)} tables")
+        num_slots = min(map(len, tables)) * self.block_size
         if num_slots < computed or computed > num_known:
             raise IntegrityError(
                 f"sequence {sequence.seq_id}: {computed} of {num_known} tokens computed, {num_held} blocks"
@@ -475,9 +478,9 @@ class BlockPool:
             raise IntegrityError(
                 f"sequence {sequence.seq_id}: {drafted} of {num_known} tokens drafted, {num_held} blocks"
             )
-        if sequence.num_null_blocks != sum(table.count(0) for table in sequence.tables):
-            raise IntegrityError(f"sequence {sequence.seq_id} counts {sequence.num_null_blocks} null blocks")
-        for table, window, name in zip(sequence.tables, self.windows, self._names, strict=True):
+        if held.num_null_blocks != sum(table.count(0) for table in tables):
+            raise IntegrityError(f"sequence {sequence.seq_id} counts {held.num_null_blocks} null blocks")
+        for table, window, name in zip(tables, self.windows, self._names, strict=True):
             first = first_read(computed, window, self.block_size)
             if any(table[:first]) or 0 in table[first:]:
                 raise IntegrityError(f"sequence {sequence.seq_id} reads from block {first} on, and holds {table}")

@@ -31,13 +31,15 @@ class Ticket:
     """A sequence's place in the queue, which never changes.
 
     `order_key`: smaller goes first; its rank, its key and its id. After `late_at` a first step is too late for the
-    class. `num_tokens` are known. `is_new` False: a part of the answer was shown before.
+    class; after `expires_at` it is too late for this request, which the queue decides when it is added. `num_tokens`
+    are known. `is_new` False: a part of the answer was shown before.
     """
 
     order_key: tuple[int, float, int] = (Rank.ANSWERS, 0.0, 0)
     latency_class: str = ""
     tenant: str = ""
     late_at: float = math.inf
+    expires_at: float = math.inf
     num_tokens: int = 0
     is_new: bool = True
 

@@ -92,14 +92,14 @@ class MemoryReserve:
         present = pool.num_blocks_for(len(sequence.token_ids))
         growth = share * (pool.num_blocks_for(len(sequence.token_ids) + num_left) - present)
         if pool.has_windows and sequence.state is State.RUNNING:  # its prompt gets blocks as it is computed
-            growth += max(0, present - sequence.num_blocks)
+            growth += max(0, present - sequence.held.num_blocks)
         return growth
 
 
 def _num_own_blocks(pool: BlockPool, sequence: Sequence) -> int:
     """Return how many blocks it gives back when it ends; other sequences may hold what it found in the cache."""
     num_cached = sequence.num_cached_tokens // pool.block_size * pool.windows.count(None)
-    return max(0, sequence.num_blocks - num_cached)
+    return max(0, sequence.held.num_blocks - num_cached)
 
 
 def _peak(parts: list[tuple[float, int]]) -> float:

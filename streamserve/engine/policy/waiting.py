@@ -12,6 +12,7 @@ import math
 from bisect import insort
 from collections import deque
 from collections.abc import Set
+from dataclasses import replace
 from operator import attrgetter
 
 from streamserve.engine.config import EngineConfig
@@ -82,12 +83,12 @@ class TenantShares:
 
 _RANKS = {BATCH: Rank.ROWS, PREFILL_ONLY: Rank.PREFILL_ONLY}
 # Order of the queue and of the batch: smaller goes first. It begins with the rank. Set by `WaitingQueue.add`.
-order_key = attrgetter("order_key")
+order_key = attrgetter("ticket.order_key")
 
 
 def rank_of(sequence: Sequence) -> int:
     """Return the rank of a sequence that was added to the queue."""
-    return sequence.order_key[0]
+    return sequence.ticket.order_key[0]
 
 
 class WaitingQueue:
@@ -125,14 +126,14 @@ class WaitingQueue:
         request = sequence.request
         latency_class = self._config.classes[request.latency_class]
         sequence.ticket = self.ticket(request, now)
-        sequence.order_key = sequence.ticket.order_key
         sequence.reader = ReaderPace(request.reader_tokens, latency_class.pace)
         if sequence.num_output_tokens:
             sequence.reader.begin(sequence.num_output_tokens, now)
         else:
             self.note(now)
             wanted = self.patience.seconds(request.latency_class, now)
-            sequence.expires_at = now + (wanted if request.queue_seconds is None else request.queue_seconds)
+            expires_at = now + (wanted if request.queue_seconds is None else request.queue_seconds)
+            sequence.ticket = replace(sequence.ticket, expires_at=expires_at)
         self.put(sequence)
 
     def put(self, sequence: Sequence) -> None:
@@ -159,21 +160,20 @@ class WaitingQueue:
                 return sequence
             kind = sequence.ticket.late_at < now, _is_limited(sequence)
             if best is None or kind[0] < best[0]:
-                best, firsts = kind, {sequence.request.admission.share_of: sequence}
+                best, firsts = kind, {sequence.ticket.tenant: sequence}
             elif kind == best:
-                firsts.setdefault(sequence.request.admission.share_of, sequence)
+                firsts.setdefault(sequence.ticket.tenant, sequence)
         ranks = self.shares.ranks(firsts.keys(), now)
-        return min(
-            firsts.values(), key=lambda one: (ranks[one.request.admission.share_of], one.order_key), default=None
-        )
+        return min(firsts.values(), key=lambda one: (ranks[one.ticket.tenant], one.ticket.order_key), default=None)
 
     def expired(self, now: float) -> list[Sequence]:
         """Return the sequences that waited too long for their first step; resumed sequences may wait."""
         refused = []
         for sequence in self.sequences:
-            if sequence.is_new and (sequence.expires_at < now or sequence.ticket.late_at < now):
-                name = sequence.request.latency_class
-                if sequence.expires_at < now or self.patience.is_standing(name, now):
+            ticket = sequence.ticket
+            if sequence.is_new and (ticket.expires_at < now or ticket.late_at < now):
+                name = ticket.latency_class
+                if ticket.expires_at < now or self.patience.is_standing(name, now):
                     refused.append(sequence)
         if refused:
             self.patience = self.patience.refused(now)

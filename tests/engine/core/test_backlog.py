@@ -56,7 +56,7 @@ def test_a_place_is_the_scheduler_s() -> None:
     waiting = {one.seq_id: one for one in drive.core.scheduler.waiting}
     seen = {one.seq_id: one for one in drive.core.backlog.waiting}
     for seq_id, sequence in waiting.items():
-        assert (seen[seq_id].order_key, seen[seq_id].late_at) == (sequence.order_key, sequence.ticket.late_at)
+        assert (seen[seq_id].order_key, seen[seq_id].late_at) == (sequence.ticket.order_key, sequence.ticket.late_at)
         assert seen[seq_id].order_key == added[seq_id].order_key
     assert 4 in seen
 

@@ -14,17 +14,17 @@ BOTH_WAYS = pytest.mark.parametrize("overlap", [False, True])
 
 
 def free_twice(drive: Drive) -> None:
-    drive.core.pool.free(drive.core.scheduler.running[0].block_table[:1])
+    drive.core.pool.free(drive.core.scheduler.running[0].held.block_table[:1])
 
 
 def give_out_held_block(drive: Drive) -> None:
     pool = drive.core.pool
-    held = pool._blocks[drive.core.scheduler.running[0].block_table[0]]
+    held = pool._blocks[drive.core.scheduler.running[0].held.block_table[0]]
     pool._free.push(held, at_front=True)
 
 
 def give_out_null_block(drive: Drive) -> None:
-    drive.core.scheduler.running[0].block_table[-1] = 0
+    drive.core.scheduler.running[0].held.block_table[-1] = 0
 
 
 def miscount_free(drive: Drive) -> None:
@@ -36,7 +36,7 @@ def miscount_cached(drive: Drive) -> None:
 
 
 def lose_a_block(drive: Drive) -> None:
-    drive.core.scheduler.running[0].block_table.pop()
+    drive.core.scheduler.running[0].held.block_table.pop()
 
 
 def compute_too_much(drive: Drive) -> None:
@@ -129,7 +129,7 @@ def test_aborted_sequence_gets_no_update_from_a_quarantine() -> None:
     drive = Drive()
     drive.add(request(1), request(2))
     drive.step()
-    drive.core.scheduler.running[0].block_table.append(60)  # a block without a holder
+    drive.core.scheduler.running[0].held.block_table.append(60)  # a block without a holder
     drive.core.abort(1)
     drive.run()
     assert (drive.answers[1].error, drive.answers[2].error) == (None, "internal_error")

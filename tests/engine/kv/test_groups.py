@@ -110,11 +110,11 @@ def test_blocks_before_a_window_are_freed() -> None:
     held = []
     for _ in range(5):
         compute(pool, sequence, 8)
-        held.append([sum(map(bool, table)) for table in sequence.tables])
-        assert sequence.num_blocks == sum(held[-1]) == pool.stats().used
+        held.append([sum(map(bool, table)) for table in sequence.held.tables])
+        assert sequence.held.num_blocks == sum(held[-1]) == pool.stats().used
     assert [full for full, _ in held] == [10] * 5
     assert held[-1][1] <= most_in_window(6, BLOCK, 8)
-    assert sequence.tables[1][:8] == [0] * 8  # 35 is the first position that the next token reads
+    assert sequence.held.tables[1][:8] == [0] * 8  # 35 is the first position that the next token reads
     end(pool, sequence)
     assert pool.stats().used == 0
 
@@ -129,7 +129,7 @@ def test_a_prefix_needs_the_last_window_only() -> None:
     pool.allocate(pool.stats().free + 5)  # what was freed first is given out first
     again = start(pool, 2, 41)
     assert again.num_computed_tokens == 40
-    assert [bool(block_id) for block_id in again.block_table] == [False] * 8 + [True] * 3
+    assert [bool(block_id) for block_id in again.held.block_table] == [False] * 8 + [True] * 3
     pool.check_counts()
 
 
@@ -153,10 +153,10 @@ def test_groups_do_not_share_blocks() -> None:
     pool = new_pool((None, 100, 100))
     first = start(pool, 1, 13)
     compute(pool, first, 12)
-    tables = [table[:3] for table in first.tables]
+    tables = [table[:3] for table in first.held.tables]
     assert len({block_id for table in tables for block_id in table}) == 9
     second = start(pool, 2, 13)
-    assert [table[:3] for table in second.tables] == tables
+    assert [table[:3] for table in second.held.tables] == tables
 
 
 def test_forgotten_in_all_groups() -> None:
@@ -177,14 +177,14 @@ def test_damage_is_noticed(damage: str) -> None:
     for _ in range(4):
         compute(pool, sequence, 8)
     if damage == "held":
-        [sequence.block_table[0]] = pool.allocate(1)
-        sequence.num_null_blocks -= 1
+        [sequence.held.block_table[0]] = pool.allocate(1)
+        sequence.held.num_null_blocks -= 1
     elif damage == "gap":
-        pool.free(sequence.block_table[-1:])
-        sequence.block_table[-1] = 0
-        sequence.num_null_blocks += 1
+        pool.free(sequence.held.block_table[-1:])
+        sequence.held.block_table[-1] = 0
+        sequence.held.num_null_blocks += 1
     else:
-        sequence.num_null_blocks += 1
+        sequence.held.num_null_blocks += 1
     with pytest.raises(IntegrityError):
         pool.check_integrity([sequence])
 

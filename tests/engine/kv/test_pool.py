@@ -34,7 +34,7 @@ def compute(pool: BlockPool, sequence: Sequence) -> None:
 
 
 def end(pool: BlockPool, sequence: Sequence) -> list[int]:
-    table = sequence.block_table
+    table = sequence.held.block_table
     sequence.transition(State.FINISHED)
     pool.release(sequence)
     return table
@@ -64,7 +64,7 @@ def test_second_sequence_shares_full_blocks() -> None:
     first = start(pool, 1, 10)
     compute(pool, first)
     second = start(pool, 2, 10)
-    assert second.block_table[:2] == first.block_table[:2]
+    assert second.held.block_table[:2] == first.held.block_table[:2]
     assert second.num_computed_tokens == 8
     pool.check_integrity([first, second])
 
@@ -157,7 +157,7 @@ def test_duplicate_block_stays_unnamed() -> None:
     compute(pool, first)
     compute(pool, second)
     pool.check_integrity([first, second])
-    assert start(pool, 3, 5).block_table[0] == first.block_table[0]
+    assert start(pool, 3, 5).held.block_table[0] == first.held.block_table[0]
 
 
 @pytest.mark.parametrize(("salt", "num_hit"), [("a", 8), ("b", 0), ("", 0)])
@@ -292,11 +292,11 @@ def test_renewed_pool_is_empty_and_continues_counting() -> None:
 
 
 def leak(pool: BlockPool, sequence: Sequence) -> None:
-    sequence.block_table.pop()
+    sequence.held.block_table.pop()
 
 
 def lose_reference(pool: BlockPool, sequence: Sequence) -> None:
-    pool._blocks[sequence.block_table[0]].ref_count = 2
+    pool._blocks[sequence.held.block_table[0]].ref_count = 2
 
 
 def miscount(pool: BlockPool, sequence: Sequence) -> None:

@@ -70,7 +70,7 @@ class CountLaws:
     def after_step(self) -> None:
         """Each running sequence with penalties has a row of its own, and no other sequence has one; rows are reused."""
         sequences = self.sim.core._sequences.values()
-        rows = [s.penalty_slot for s in sequences if s.penalty_slot is not None]
-        wanted = [s for s in self.sim.core.scheduler.running if s.has_penalties]
+        rows = [s.held.penalty_slot for s in sequences if s.held.penalty_slot is not None]
+        wanted = [s for s in self.sim.core.scheduler.running if s.constraints.has_penalties]
         assert len(set(rows)) == len(rows) == len(wanted), f"33: rows {rows} for {len(wanted)} sequences"
         assert max(rows, default=-1) < self._most_running, f"33: row {max(rows)} is used"

@@ -72,7 +72,7 @@ class Debts:
             seconds += min(0.0005 * len(request.prompt_token_ids), 0.35 * latency_class.max_late_seconds)
         right = request.arrived_at + seconds
         place = int(is_row(sequence)), right, sequence.seq_id
-        assert sequence.order_key == place, f"25: place {sequence.order_key}, not {place}"
+        assert sequence.ticket.order_key == place, f"25: place {sequence.ticket.order_key}, not {place}"
 
     def after_step(self) -> None:
         """Whatever was next was so by right."""
@@ -86,15 +86,15 @@ class Debts:
         waiting = [s for s in waiting if not is_row(s)] or waiting
         begun = [s for s in waiting if not _is_new(s)]
         if begun or not waiting:
-            return min(begun, key=lambda s: s.order_key, default=None)
+            return min(begun, key=lambda s: s.ticket.order_key, default=None)
         in_time = [s for s in waiting if not self.sim.laws.waits.is_late(s, now)]
-        group = sorted(in_time or waiting, key=lambda s: s.order_key)
+        group = sorted(in_time or waiting, key=lambda s: s.ticket.order_key)
         classes = self.sim.core._config.classes
         is_endless = {name: one.max_queue_seconds is None for name, one in classes.items()}
         kind = is_endless[group[0].request.latency_class]
         alike = [s for s in group if is_endless[s.request.latency_class] == kind]
         ranks = self._ranks({s.request.admission.share_of for s in alike}, now)
-        return min(alike, key=lambda s: (ranks[s.request.admission.share_of], s.order_key))
+        return min(alike, key=lambda s: (ranks[s.request.admission.share_of], s.ticket.order_key))
 
     def _ranks(self, tenants: set[str], now: float) -> Counter[str]:
         """Seconds of work above (or below) an equal share of the last ten seconds, in whole largest debts."""

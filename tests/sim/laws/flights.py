@@ -76,7 +76,7 @@ class Flights:
         num_left, size = self.num_unplanned(sequence), self.sim.shape.block_size
         landed = len(sequence.token_ids) - num_left + (num_left == 1 and self.chunk_of(sequence) is not None)
         end = landed + 1 if num_left == 1 else min(len(sequence.token_ids), landed + self.sim.shape.budget)
-        return sum(max(0, -(-end // size) - len(table)) for table in sequence.tables) if num_left > 0 else 0
+        return sum(max(0, -(-end // size) - len(table)) for table in sequence.held.tables) if num_left > 0 else 0
 
     def waits_for_token(self, sequence: Sequence) -> bool:
         """Whether its next chunk must wait: the pending token may be the last."""

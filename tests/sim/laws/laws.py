@@ -115,7 +115,7 @@ class Laws:
             asked = self.sim.by_seq_id.get(sequence.seq_id)
             if asked is None or (sequence.seq_id, sequence.num_preemptions) in self._started:
                 continue
-            self.books.check_hit(asked, sequence.tables, sequence.num_computed_tokens)
+            self.books.check_hit(asked, sequence.held.tables, sequence.num_computed_tokens)
             if sequence.seq_id not in self._cached and sequence.num_preemptions == 0:
                 self._found[sequence.seq_id] = sequence.num_computed_tokens
 
@@ -261,7 +261,7 @@ class Laws:
             assert chunk.token_ids == known[start:end], "13: a plan with other tokens than were shown"
         is_wanted = end >= len(known) and asked.request.sampling.max_tokens != 0
         assert (bool(chunk.samples)) == is_wanted, "9: samples too early, or not at all"
-        for table, own in zip(chunk.tables, sequence.tables, strict=True):
+        for table, own in zip(chunk.tables, sequence.held.tables, strict=True):
             assert len(table) == -(-end // size), f"6: {len(table)} blocks for {end} tokens"
             assert list(table) == own[: len(table)], "6: another table"
         self.books.check_writes(asked, chunk)
@@ -325,7 +325,9 @@ class Laws:
         lent, before = self.sharing.lent_rows(self.plans[-1]), {s.seq_id for s in self.running}
         kept = [s for s in scheduler.running if s.seq_id not in lent]
         for victim in victims:
-            assert all(s.order_key < victim.order_key for s in kept), f"12: {victim.seq_id} is not the last"
+            assert all(s.ticket.order_key < victim.ticket.order_key for s in kept), (
+                f"12: {victim.seq_id} is not the last"
+            )
         came = [s for s in kept if s.seq_id not in before]
         others = [s for s in (*came, *scheduler.waiting) if not is_row(s)]
         has_given_way = bool(others) and all(map(is_row, victims))
@@ -356,15 +358,15 @@ class Laws:
         assert all(s.state is State.RUNNING for s in running), "8: runs and does not"
         for sequence in waiting:
             assert sequence.state is State.WAITING, "8: waits and does not"
-            assert (sequence.block_table, sequence.num_computed_tokens) == ([], 0), "7: waits and holds blocks"
+            assert (sequence.held.block_table, sequence.num_computed_tokens) == ([], 0), "7: waits and holds blocks"
         for group in (waiting, running):
-            keys = [s.order_key for s in group]
+            keys = [s.ticket.order_key for s in group]
             assert keys == sorted(keys), "8: out of order"
             for sequence in group:
                 if sequence.seq_id not in self._order:
-                    self._order[sequence.seq_id] = sequence.order_key
+                    self._order[sequence.seq_id] = sequence.ticket.order_key
                     self.debts.check_place(sequence)
-                assert self._order[sequence.seq_id] == sequence.order_key, "25: another place in the queue"
+                assert self._order[sequence.seq_id] == sequence.ticket.order_key, "25: another place in the queue"
 
     def _check_progress(self) -> None:
         is_idle = not self.running and not self.waiting

@@ -21,7 +21,7 @@ _NUM_STEPS_TO_TELL = 64
 def surely_fits(sim: Simulation, head: Sequence, staying: list[Sequence], leaving: list[Sequence]) -> bool:
     """Whether the next in the queue certainly has room beside the sequences that stay (a conservative estimate)."""
     pool, size = sim.core.pool, sim.shape.block_size
-    own = sum(pool._blocks[block_id].ref_count == 1 for s in leaving for table in s.tables for block_id in table)
+    own = sum(pool._blocks[block_id].ref_count == 1 for s in leaving for table in s.held.tables for block_id in table)
     growth = 2 * sum(-(-(len(s.token_ids) + s.num_remaining_tokens) // size) for s in (*staying, head))
     return len(pool.windows) * (-(-len(head.token_ids) // size) + growth) <= pool.num_free + own
 
@@ -126,8 +126,8 @@ class PromptLaws:
             lacks[head.seq_id] = len(head.token_ids)
         if not prompts:
             return
-        first = min(prompts, key=lambda s: s.order_key)
-        if any(seq_id in planned and key < first.order_key for seq_id, key in lending.items()):
+        first = min(prompts, key=lambda s: s.ticket.order_key)
+        if any(seq_id in planned and key < first.ticket.order_key for seq_id, key in lending.items()):
             return  # the step belongs to an earlier sequence, through the writer that it waits for
         if any(s.state is State.FINISHED for s in (*laws.running, *laws.waiting)) or laws.flights.has_left_any():
             return  # it waited for a writer that has just left, and has its turn in the next step
@@ -135,10 +135,10 @@ class PromptLaws:
         heads = laws.debts.heads
         sooner = heads[: heads.index(first.seq_id)] if first.seq_id in heads else []  # of lighter tenants
         # It comes after these in the queue, so what has begun before them goes before it, too.
-        key = max([first.order_key, *(s.order_key for s in scheduler.running if s.seq_id in sooner)])
-        later = [s.seq_id for s in chosen if s.order_key > key and s.seq_id not in {*lending, *sooner}]
+        key = max([first.ticket.order_key, *(s.ticket.order_key for s in scheduler.running if s.seq_id in sooner)])
+        later = [s.seq_id for s in chosen if s.ticket.order_key > key and s.seq_id not in {*lending, *sooner}]
         if first.seq_id not in planned:  # the sequences before it took the whole budget, or left some to the shortest
-            if any(s.order_key < first.order_key for s in chosen):
+            if any(s.ticket.order_key < first.ticket.order_key for s in chosen):
                 later = [seq_id for seq_id in later if lacks.get(seq_id, 0) >= lacks[first.seq_id]]
             assert not later, f"34: {first.seq_id} is passed by by {later}"
             return

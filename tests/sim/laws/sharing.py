@@ -56,7 +56,7 @@ class SharingLaws:
             if self.waits(sequence):
                 means = self._next(self.sim.by_seq_id[sequence.seq_id], sequence, self._launched(sequence))
                 if means in self._begun:
-                    found.setdefault(self._begun[means], sequence.order_key)
+                    found.setdefault(self._begun[means], sequence.ticket.order_key)
         return found
 
     def lent_rows(self, plan: StepPlan) -> set[int]:

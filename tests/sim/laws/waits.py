@@ -74,7 +74,7 @@ class WaitLaws:
             is_standing = self._is_standing(sequence.request.latency_class, now)
             self.late_at[sequence.seq_id] = now + min(most, in_time) if most < float("inf") else most
             self.until[sequence.seq_id] = self.late_at[sequence.seq_id] if is_standing else now + most
-        seen = sequence.ticket.late_at, sequence.expires_at
+        seen = sequence.ticket.late_at, sequence.ticket.expires_at
         right = self.late_at[sequence.seq_id], self.until[sequence.seq_id]
         if any(abs(one - other) > 1e-9 for one, other in zip(seen, right, strict=True) if one != other):
             self._wrong.append(f"20: {sequence.seq_id} is late and over at {seen}, not {right}")

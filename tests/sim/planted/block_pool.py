@@ -12,7 +12,7 @@ MUTANTS = (
     _pool(
         name="a penalty slot is never given back",
         law=33,
-        old="            self.free_penalty_slot(sequence.penalty_slot)\n",
+        old="            self.free_penalty_slot(sequence.held.penalty_slot)\n",
         new="            pass\n",
     ),
     _pool(

@@ -171,7 +171,7 @@ MUTANTS = (
         old="        late = [one for one in self.sequences.values() if one.request.deadline is not None]",
         new=(
             "        late = [one for one in self.sequences.values() if one.request.deadline is not None"
-            " and not one.block_table]"
+            " and not one.held.block_table]"
         ),
     ),
     _output(

@@ -34,37 +34,40 @@ MUTANTS = (
     _output(
         name="a draft model's refused tokens are not rolled back",
         law=40,
-        old="sequence.num_drafted_tokens += min(num_accepted, len(proposed) - 1)",
-        new="sequence.num_drafted_tokens += len(proposed) - 1",
+        old="sequence.held.num_drafted_tokens += min(num_accepted, len(proposed) - 1)",
+        new="sequence.held.num_drafted_tokens += len(proposed) - 1",
     ),
     _output(
         name="a draft model's last proposal counts as computed",
         law=40,
-        old="sequence.num_drafted_tokens += min(num_accepted, len(proposed) - 1)",
-        new="sequence.num_drafted_tokens += num_accepted",
+        old="sequence.held.num_drafted_tokens += min(num_accepted, len(proposed) - 1)",
+        new="sequence.held.num_drafted_tokens += num_accepted",
     ),
     _sequence(
         name="a draft model knows a sequence whose blocks were freed",
         law=40,
-        old="        self.num_drafted_tokens = 0\n",
-        new="",
+        old="held, self.held = self.held, Holding()",
+        new="held, self.held = self.held, Holding(num_drafted_tokens=self.held.num_drafted_tokens)",
     ),
     _scheduler(
         name="a part of a prompt counts as all of it",
         law=40,
-        old="            sequence.num_drafted_tokens = draft.start + len(draft.token_ids)\n",
-        new="            sequence.num_drafted_tokens = len(sequence.token_ids)\n",
+        old="            sequence.held.num_drafted_tokens = draft.start + len(draft.token_ids)\n",
+        new="            sequence.held.num_drafted_tokens = len(sequence.token_ids)\n",
     ),
     _scheduler(
         name="a draft model begins one token late",
         law=40,
-        old="        start = sequence.num_drafted_tokens\n        end = min(",
-        new="        start = min(sequence.num_drafted_tokens + 1, num_known - 1)\n        end = min(",
+        old="        start = sequence.held.num_drafted_tokens\n        end = min(",
+        new="        start = min(sequence.held.num_drafted_tokens + 1, num_known - 1)\n        end = min(",
     ),
     _scheduler(
         name="a draft model proposes where a block ends",
         law=6,
-        old="            min(map(len, sequence.tables)) * self._pool.block_size - sequence.num_launched_tokens - 1,\n",
+        old=(
+            "            min(map(len, sequence.held.tables)) * self._pool.block_size"
+            " - sequence.num_launched_tokens - 1,\n"
+        ),
         new="",
     ),
     _drafter(

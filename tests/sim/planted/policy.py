@@ -177,14 +177,14 @@ MUTANTS = (
     _waiting(
         name="the heaviest tenant goes first",
         law=25,
-        old="(ranks[one.request.admission.share_of], one.order_key)",
-        new="(-ranks[one.request.admission.share_of], one.order_key)",
+        old="(ranks[one.ticket.tenant], one.ticket.order_key)",
+        new="(-ranks[one.ticket.tenant], one.ticket.order_key)",
     ),
     _waiting(
         name="no tenant's share counts",
         law=25,
-        old="(ranks[one.request.admission.share_of], one.order_key)",
-        new="one.order_key",
+        old="(ranks[one.ticket.tenant], one.ticket.order_key)",
+        new="one.ticket.order_key",
     ),
     _waiting(
         name="a tenant's share counts for rows of a batch that have begun",
@@ -277,20 +277,20 @@ MUTANTS = (
     _waiting(
         name="the queue time ends half way",
         law=20,
-        old="sequence.expires_at = now + (wanted",
-        new="sequence.expires_at = now + 0.5 * (wanted",
+        old="expires_at = now + (wanted",
+        new="expires_at = now + 0.5 * (wanted",
     ),
     _waiting(
         name="a late sequence is refused in a burst",
         law=20,
-        old="if sequence.expires_at < now or self.patience.is_standing(name, now):",
-        new="if sequence.expires_at < now or sequence.ticket.late_at < now:",
+        old="if ticket.expires_at < now or self.patience.is_standing(name, now):",
+        new="if ticket.expires_at < now or ticket.late_at < now:",
     ),
     _waiting(
         name="a scheduled sequence is refused",
         law=20,
-        old="            if sequence.is_new and (sequence.expires_at < now or sequence.ticket.late_at < now):\n",
-        new="            if sequence.expires_at < now or sequence.ticket.late_at < now:\n",
+        old="            if sequence.is_new and (ticket.expires_at < now or ticket.late_at < now):\n",
+        new="            if ticket.expires_at < now or ticket.late_at < now:\n",
     ),
     _waiting(
         name="rows of a batch make an overload",

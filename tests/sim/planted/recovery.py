@@ -47,7 +47,7 @@ MUTANTS = (
     _in_flight(
         name="memory runs out: counts keep what was launched",
         law=33,
-        old="                    sequences[chunk.seq_id].is_counted = False\n",
+        old="                    sequences[chunk.seq_id].held.is_counted = False\n",
         new="                    pass\n",
     ),
     _halves(
@@ -173,7 +173,7 @@ MUTANTS = (
     _scheduler(
         name="a quarantine leaves running sequences",
         law=27,
-        old="            if sequence.state is State.WAITING and not sequence.block_table:",
-        new="            if sequence.state is State.WAITING or len(sequence.block_table) < 3:",
+        old="            if sequence.state is State.WAITING and not sequence.held.block_table:",
+        new="            if sequence.state is State.WAITING or len(sequence.held.block_table) < 3:",
     ),
 )

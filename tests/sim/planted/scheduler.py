@@ -141,8 +141,8 @@ MUTANTS = (
     _budget(
         name="a chunk's table is one block short",
         law=6,
-        old="block_table=tuple(sequence.block_table[:num_blocks]),",
-        new="block_table=tuple(sequence.block_table[: end // block_size]),",
+        old="block_table=tuple(held.block_table[:num_blocks]),",
+        new="block_table=tuple(held.block_table[: end // block_size]),",
     ),
     _budget(
         name="a chunk starts where nothing is in flight",

@@ -7,50 +7,39 @@ from functools import partial
 from tests.sim.planted import Mutant
 
 _sequence = partial(Mutant, file="sequence.py")
+_constraints = partial(Mutant, file="constraints.py")
+_holding = partial(Mutant, file="kv/holding.py")
 
 MUTANTS = (
     _sequence(
         name="what was shown is lost on a park",
         law=13,
-        old="self.token_ids = [*self.request.prompt_token_ids, *self.request.output_token_ids]",
-        new="self.token_ids = [*self.request.prompt_token_ids, *self.request.output_token_ids[:-1]]",
+        old="self.token_ids = [*prompt, *request.output_token_ids]",
+        new="self.token_ids = [*prompt, *request.output_token_ids[:-1]]",
     ),
     _sequence(
         name="the first token's time is lost on a park",
         law=21,
-        old="        self.first_token_at = self.request.resume.first_token_at\n",
+        old="        self.first_token_at = request.resume.first_token_at\n",
         new="",
     ),
     _sequence(
         name="a sequence keeps its table when it gives its blocks back",
         law=7,
-        old="self.block_table, self.other_tables, self.num_null_blocks = [], [], 0",
-        new="self.block_table, self.other_tables, self.num_null_blocks = list(self.block_table), [], 0",
+        old="held, self.held = self.held, Holding()",
+        new="held, self.held = self.held, Holding(block_table=list(self.held.block_table))",
     ),
     _sequence(
         name="a preempted sequence counts as computed",
         law=7,
-        old=(
-            "        self.num_computed_tokens = self.num_launched_tokens = 0\n"
-            "        self.num_pending, self.is_counted = 0, False\n"
-        ),
-        new=(
-            "        self.num_launched_tokens = self.num_computed_tokens\n"
-            "        self.num_pending, self.is_counted = 0, False\n"
-        ),
+        old=("        self.num_computed_tokens = self.num_launched_tokens = 0\n        self.num_pending = 0\n"),
+        new=("        self.num_launched_tokens = self.num_computed_tokens\n        self.num_pending = 0\n"),
     ),
     _sequence(
         name="a preempted sequence stays in flight",
         law=28,
-        old=(
-            "        self.num_computed_tokens = self.num_launched_tokens = 0\n"
-            "        self.num_pending, self.is_counted = 0, False\n"
-        ),
-        new=(
-            "        self.num_launched_tokens -= self.num_computed_tokens\n"
-            "        self.num_computed_tokens = 0\n"
-            "        self.is_counted = False\n"
-        ),
+        old=("        self.num_computed_tokens = self.num_launched_tokens = 0\n        self.num_pending = 0\n"),
+        new=("        self.num_launched_tokens -= self.num_computed_tokens\n        self.num_computed_tokens = 0\n"),
     ),
     _sequence(
         name="one token more than asked for",
@@ -64,71 +53,71 @@ MUTANTS = (
         old="return self.num_output_tokens >= self.max_tokens or len(self.token_ids) >= max_model_len",
         new="return self.num_output_tokens >= self.max_tokens",
     ),
-    _sequence(
+    _constraints(
         name="a stop token of the prompt ends the answer",
         law=14,
-        old="or self.num_output_tokens > self.request.sampling.min_tokens",
-        new="or self.num_output_tokens >= self.request.sampling.min_tokens",
+        old="or num_output_tokens > self.sampling.min_tokens",
+        new="or num_output_tokens >= self.sampling.min_tokens",
     ),
-    _sequence(
+    _constraints(
         name="eos ends nothing",
         law=14,
-        old="            else self.request.eos_token_ids.union(sampling.stop_token_ids)",
-        new="            else sampling.stop_token_ids",
+        old="frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else eos_token_ids)",
+        new="frozenset(sampling.stop_token_ids)",
     ),
-    _sequence(
+    _constraints(
         name="min_tokens bans one time too few",
         law=13,
-        old="if self.num_output_tokens + num_new < sampling.min_tokens:",
-        new="if self.num_output_tokens + num_new + 1 < sampling.min_tokens:",
+        old="if num_known - len(prompt) + num_new < sampling.min_tokens:",
+        new="if num_known - len(prompt) + num_new + 1 < sampling.min_tokens:",
     ),
-    _sequence(
+    _constraints(
         name="the pending token is not counted for min_tokens",
         law=28,
-        old="if self.num_output_tokens + num_new < sampling.min_tokens:",
-        new="if self.num_output_tokens < sampling.min_tokens:",
+        old="if num_known - len(prompt) + num_new < sampling.min_tokens:",
+        new="if num_known - len(prompt) < sampling.min_tokens:",
     ),
-    _sequence(
+    _constraints(
         name="the draw forgets the pending token's position",
         law=28,
-        old="position=len(self.token_ids) + num_new,",
-        new="position=len(self.token_ids),",
+        old="position=num_known + num_new,",
+        new="position=num_known,",
     ),
-    _sequence(
+    _constraints(
         name="the draw is made at the output's position",
         law=13,
-        old="position=len(self.token_ids) + num_new,",
-        new="position=self.num_output_tokens,",
+        old="position=num_known + num_new,",
+        new="position=num_known - len(prompt),",
     ),
-    _sequence(
+    _constraints(
         name="penalties forget what was shown",
         law=13,
-        old="output_token_ids=tuple(self.token_ids[len(prompt) :]) if",
-        new="output_token_ids=tuple(self.token_ids[len(prompt) + len(self.request.output_token_ids) :]) if",
+        old="output_token_ids=tuple(token_ids[len(prompt) :]) if",
+        new="output_token_ids=tuple(token_ids[len(prompt) + 1 :]) if",
     ),
     _sequence(
         name="penalties wait for the pending token",
         law=10,
-        old="        return is_last or len(self.token_ids) + 1 >= (max_model_len or sys.maxsize)",
-        new="        return is_last or len(self.token_ids) + 1 >= (max_model_len or sys.maxsize) or self.has_penalties",
+        old="        return is_last or len(self.token_ids) + 1 >=",
+        new="        return is_last or self.constraints.has_penalties or len(self.token_ids) + 1 >=",
     ),
     _sequence(
         name="counts continue though blocks were lost",
         law=33,
-        old="        self.num_pending, self.is_counted = 0, False\n        self.penalty_slot = None\n",
-        new="        self.num_pending = 0\n        self.penalty_slot = None\n",
+        old="held, self.held = self.held, Holding()",
+        new="held, self.held = self.held, Holding(is_counted=self.held.is_counted)",
     ),
     _sequence(
         name="counts keep the token of a step that failed",
         law=33,
-        old="        self.num_pending, self.is_counted = 0, False\n\n",
+        old="        self.num_pending, self.held.is_counted = 0, False\n\n",
         new="        self.num_pending = 0\n\n",
     ),
-    _sequence(
+    _holding(
         name="counts are begun anew in each step",
         law=33,
-        old="begins_counts = self.penalty_slot is not None and not self.is_counted",
-        new="begins_counts = self.penalty_slot is not None",
+        old="return self.penalty_slot is not None and not self.is_counted",
+        new="return self.penalty_slot is not None",
     ),
     _sequence(
         name="nothing waits for the pending token",

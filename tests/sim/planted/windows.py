@@ -55,8 +55,8 @@ MUTANTS = (
     _pool(
         name="only the first group gets blocks",
         law=6,
-        old="        for table in sequence.tables:\n            if len(table) < num_blocks:",
-        new="        for table in sequence.tables[:1]:\n            if len(table) < num_blocks:",
+        old="        for table in sequence.held.tables:\n            if len(table) < num_blocks:",
+        new="        for table in sequence.held.tables[:1]:\n            if len(table) < num_blocks:",
     ),
     Mutant(
         name="a part of a step has the first group's table in all",
