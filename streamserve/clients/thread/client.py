@@ -184,11 +184,11 @@ class ThreadClient:
     @property
     def has_failed(self) -> bool:
         """Whether the engine could not be loaded, or has ended in a fault."""
-        return self._thread.description.state == "failed"
+        return self._thread.loading.description.state == "failed"
 
     def describe(self) -> ModelDescription:
         """Return what the model is and how far loading has come. Never blocks."""
-        description = self._thread.describe()
+        description = self._thread.loading.describe()
         return replace(description, state=self._operator_state) if description.state == "ready" else description
 
     def stats(self) -> EngineStats:
@@ -217,9 +217,9 @@ class ThreadClient:
         """Return the engine; refuse while it has failed, is not loaded (loading starts), or an operator closed it."""
         self.start()
         engine, core = self._thread.engine, self._thread.core
-        if engine is None or core is None or self._thread.description.state != "ready":
+        if engine is None or core is None or self._thread.loading.description.state != "ready":
             self._refuse_failed()
-            raise not_loaded(self._thread.describe())
+            raise not_loaded(self._thread.loading.describe())
         state = self._operator_state
         if resume is None or state == "ready" or (state == "draining" and resume.has_tokens):
             return engine, core

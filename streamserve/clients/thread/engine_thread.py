@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
 
 from streamserve.clients.thread.acceptance import LoadedEngine
+from streamserve.clients.thread.loading import Loading
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import OnStep, Progress, StepPlan
-from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.errors import StreamserveError
 
 logger = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ class _Closed(Exception):
 
 
 class EngineThread:
-    """Owns the thread, the core and the description. All but `_run` and below may be called from any thread.
+    """Owns the thread, the core and how far its `loading` is. All but `_run` and below may be called from any thread.
 
     `listener` is set before `start`. `on_plan` and `on_step` are the core's. An engine that `loads_at_once` is loaded
     when `start` returns.
@@ -67,39 +66,30 @@ class EngineThread:
         self.engine: LoadedEngine | None = None
         self.core: EngineCore | None = None
         self.end_code: str | None = None  # set before `on_end` is called
+        self.loading = Loading(alias, clock)
         self._load = load
         self._config = config
         self._clock = clock
         self._on_plan = on_plan
         self._on_step = on_step
-        self.description = ModelDescription(alias=alias, state="idle", created=int(time.time()))
-        self._started_at = 0.0
+        self._loads_at_once = loads_at_once
         self._thread = threading.Thread(target=self._run, name=f"engine-{alias}", daemon=True)
         # Guards _is_closing, _settling and the first start; waited on when there is nothing to do.
         self._news = threading.Condition()
         self._settling: list[Future[None]] = []
         self._is_closing = False
-        self._loaded = threading.Event() if loads_at_once else None
 
     def start(self) -> None:
         """Begin loading, once."""
-        if self.description.state != "idle":
+        if not self.loading.is_idle:
             return
         with self._news:
-            if self.description.state != "idle" or self._is_closing:
+            if not self.loading.is_idle or self._is_closing:
                 return
-            self._started_at = self._clock()
-            self._describe(state="loading", stage="starting")
+            self.loading.begin()
         self._thread.start()
-        if self._loaded is not None:
-            self._loaded.wait()
-
-    def describe(self) -> ModelDescription:
-        """Return the description; while loading, with the seconds it has taken so far."""
-        description = self.description
-        if description.state != "loading":
-            return description
-        return replace(description, elapsed_seconds=self._clock() - self._started_at)
+        if self._loads_at_once:
+            self.loading.wait()
 
     def wake(self) -> None:
         """Wake the thread: the core has work."""
@@ -122,8 +112,8 @@ class EngineThread:
         with self._news:
             self._is_closing = True
             self._news.notify()
-            if self.description.state == "idle":
-                self._describe(state="failed", message=_SHUT_DOWN)
+            if self.loading.is_idle:
+                self.loading.fail(_SHUT_DOWN)
 
     def join(self) -> None:
         """Wait until the thread has ended. Blocks."""
@@ -138,23 +128,21 @@ class EngineThread:
         except _Closed:
             self._end("engine_closed", _SHUT_DOWN)
         except StreamserveError as error:  # its message is written for operators: no traceback needed
-            logger.error("model %s could not be loaded: %s", self.description.alias, error.message)
+            logger.error("model %s could not be loaded: %s", self.loading.description.alias, error.message)
             self._end("engine_died", error.message)
         except Exception as error:  # the edge of the thread: the engine is dead
-            logger.exception("engine %s died", self.description.alias)
+            logger.exception("engine %s died", self.loading.description.alias)
             self._end("engine_died", _describe_failure(error))
         finally:
             if self.engine is not None:
                 self.engine.runner.close()
 
     def _end(self, code: str, message: str) -> None:
-        self._describe(state="failed", message=message)
+        self.loading.fail(message)
         with self._news:
             self.end_code = code
             settling, self._settling = self._settling, []
         _settle(settling)
-        if self._loaded is not None:
-            self._loaded.set()
         if self.listener is not None:
             self.listener.on_end(code)
 
@@ -171,20 +159,7 @@ class EngineThread:
             draft=engine.draft,
         )
         self.engine = engine
-        self._describe(
-            state="ready",
-            stage="ready",
-            fraction=1.0,
-            elapsed_seconds=self._clock() - self._started_at,
-            max_model_len=engine.max_tokens,
-            has_chat_template=engine.tokenizer.has_chat_template,
-            dtype=engine.facts.dtype,
-            device=engine.facts.device,
-            linears=engine.facts.linears,
-            num_parameters=engine.facts.num_parameters,
-        )
-        if self._loaded is not None:
-            self._loaded.set()
+        self.loading.succeed(engine)
 
     def _serve(self) -> None:
         assert self.core is not None
@@ -207,10 +182,7 @@ class EngineThread:
     def _report(self, stage: str, fraction: float, loaded_bytes: int = 0, total_bytes: int = 0) -> None:
         if self._is_closing:
             raise _Closed
-        self._describe(stage=stage, fraction=fraction, loaded_bytes=loaded_bytes, total_bytes=total_bytes)
-
-    def _describe(self, **changes: object) -> None:
-        self.description = replace(self.description, **changes)  # type: ignore[arg-type]
+        self.loading.report(stage, fraction, loaded_bytes, total_bytes)
 
 
 def _describe_failure(error: Exception) -> str:
