@@ -411,7 +411,8 @@ class Answers:
             raise no_stream()
         if stream is not None:
             tenant, ttft = stream.tenant, stream.transcript.timings.ttft
-            found = Looked(stream.id, stream.model, stream.request.latency_class, ttft, stream.reader_times is not None)
+            has_times = stream.readers.reported is not None
+            found = Looked(stream.id, stream.model, stream.request.latency_class, ttft, has_times)
         else:
             assert record is not None
             tenant, has_times = record.admission.tenant, record.reader is not None
@@ -425,9 +426,9 @@ class Answers:
         """Keep what a stream's reader measured; return False, and keep nothing, if a report came before."""
         stream, store = self.streams.find(stream_id), self.streams.store
         if stream is not None:
-            if stream.reader_times is not None:
+            if stream.readers.reported is not None:
                 return False
-            stream.reader_times = times  # at once: two reports may come together
+            stream.readers.reported = times  # at once: two reports may come together
         return await store.keep_reader(stream_id, times) if store.has_records else stream is not None
 
     async def _find_here(self, caller: Caller, stream_id: str, log_id: str) -> Found:

@@ -229,7 +229,7 @@ def _live_json(stream: Stream) -> dict[str, Any]:
 def _reader_json(found: Found) -> dict[str, dict[str, Any]]:
     """Return what the reader measured, with the hops between it and the server; {} without a report."""
     stream, record = found.stream, found.record
-    times = (stream and stream.reader_times) or (record and record.reader)
+    times = (stream and stream.readers.reported) or (record and record.reader)
     if not times:
         return {}
     ttft, phases = (record.ttft, record.phases) if record is not None else (None, None)

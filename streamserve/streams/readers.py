@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from streamserve.clients.engine_run import ReaderTokens
 from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
 from streamserve.protocol.events import Status
+from streamserve.protocol.glass import ReaderTimes
 from streamserve.protocol.measures import ReaderCounts
 from streamserve.streams.transcript import Transcript
 from streamserve.tracing.spans import Span
@@ -59,7 +60,8 @@ class Readers:
 
     `seen_seq`: the last event that the system of an owner's reader is known to have, where that had all of them.
     `counts`, of the model, learns of the owner's readers that leave early, of any transport, and of those that come
-    back: after an event that they have, or to a stream that was left early here.
+    back: after an event that they have, or to a stream that was left early here. `reported`: the times that a reader
+    has measured at its own side.
     """
 
     attached: tuple[Attachment, ...] = ()
@@ -69,6 +71,7 @@ class Readers:
     last_transport: str = ""
     seen_seq: int = 0
     counts: ReaderCounts = field(default_factory=ReaderCounts)
+    reported: ReaderTimes | None = None
     _was_left: bool = False
 
     def add(self, reader: Attachment) -> None:

@@ -334,7 +334,7 @@ class Streams:
         self._streams[stream.id] = self._by_log[stream.log_id] = stream
         stream.readers.counts = self.measures.of(stream.model).readers
         if self.traces:
-            stream.new_span = partial(begin_answer, stream.request, self._operation_of(stream.request))
+            stream.spans.new = partial(begin_answer, stream.request, self._operation_of(stream.request))
         for group in groups_of(stream.admission.place_of):
             self.unfinished.setdefault(group, {})[stream.id] = stream
         live = self._live(stream, beginning, is_recorded)
@@ -365,7 +365,7 @@ class Streams:
             raise
         if failure is None:
             if span is not None and not span.is_over:
-                stream.span, span.is_taken = span, True
+                stream.spans.take(span)
             has_begun.set()
             if not begun.done():
                 begun.set_result(None)

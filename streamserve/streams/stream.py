@@ -5,6 +5,7 @@
     Follower     the lease, and a log that another process writes                (follower.py)
     Transcript   what the log holds; `Recent`, its newest events                 (transcript.py, recent.py)
     Readers      who reads it here; `ReaderLag`, how far it is ahead of them     (readers.py)
+    StreamSpans  the spans of what this process makes of it                      (spans.py)
 
 The stream has one state (`Life`, with the table of all changes, in life.py). Its task (`Stream.run`, owned by
 `Streams`) readmits, claims and ends. Everything else only records what should happen (`stop`, `detach`, a timer) and
@@ -21,7 +22,7 @@ import asyncio
 import copy
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -30,11 +31,9 @@ from streamserve.clients.engine_run import LOADING, NO_READER, EngineRun, Parkin
 from streamserve.protocol.engine import Accepted, Park
 from streamserve.protocol.errors import EngineUnavailable, Refused, StreamserveError
 from streamserve.protocol.events import Approval, Citation, Done, Error, Event, LoggedEvent, Meta, Status, Usage
-from streamserve.protocol.glass import ReaderTimes
 from streamserve.protocol.measures import FIRST_TOKEN, PARKED
 from streamserve.protocol.rates import Rates
 from streamserve.protocol.requests import START, Admission, GenerateRequest, Resume
-from streamserve.protocol.trace import Trace
 from streamserve.streams.config import JOB, StreamConfig
 from streamserve.streams.follower import Follower
 from streamserve.streams.lease.lease import Lease, LeaseResult
@@ -43,11 +42,10 @@ from streamserve.streams.log.base import Batch, Ended, Fenced, LogLost, LogUnava
 from streamserve.streams.outbox import Outbox
 from streamserve.streams.readers import Attachment, ReaderLag, Readers
 from streamserve.streams.recent import Recent
+from streamserve.streams.spans import StreamSpans, begin_delivery, end_delivery
 from streamserve.streams.timers import Timers
 from streamserve.streams.transcript import StreamSummary, Transcript
 from streamserve.streams.writer import LogWriter
-from streamserve.tracing.answers import add_phases, used
-from streamserve.tracing.spans import Span, child, incoming
 
 __all__ = ["ON_DISCONNECT", "Stream", "StreamConfig", "StreamSummary"]
 
@@ -110,11 +108,8 @@ class Stream:
             client, request, admission, self.lag, generation, resume=resume, was_admitted=was_admitted
         )
         self.follower = Follower(writer.log, self.log_id, lease, self.transcript, self.readers, self._on_committed)
-        self.reader_times: ReaderTimes | None = None  # what its reader reported
         self.rates: Rates | None = None  # what its start has left of its caller's limits over time
-        self.span: Span | None = None  # of what this process makes of it, where spans are recorded
-        self.new_span: Callable[[Trace | None, float], Span | None] | None = None
-        self._parent = admission.trace
+        self.spans = StreamSpans(admission.trace)
         self.ended = asyncio.Event()  # set once nothing more will be committed here
         self._config, self._writer, self._timers = config, writer, Timers()
         self._attempt: asyncio.Future[Error | None] | None = None  # of the job of this stream, while it runs here
@@ -320,7 +315,7 @@ class Stream:
         is_return = bool(self.readers.last_transport) or reader.received_seq > 0
         self.readers.add(reader)
         if not reader.is_watcher:
-            reader.span = self._span_of(reader, is_return=is_return)
+            begin_delivery(reader, self.admission.trace, is_return=is_return)
             if reader.is_paced and self.transcript.timings.first_byte_at is None:
                 self.transcript.timings.first_byte_at = time.monotonic()
             self._timers.disarm("first_reader", "resume_window")
@@ -342,8 +337,7 @@ class Stream:
         See `Readers.discard`.
         """
         if self.readers.discard(reader, is_dismissed=is_dismissed):
-            if reader.span is not None:
-                reader.span.end(time.monotonic(), {"streamserve.deliver.to_seq": reader.received_seq})
+            end_delivery(reader)
             if not reader.is_watcher:
                 self.release()
                 self._note_position()
@@ -673,7 +667,8 @@ class Stream:
     async def _readmit(self) -> None:
         """Ask the engine to continue after the tokens in the log. A refusal keeps the stream: it asks again."""
         self.follower.note_all()
-        self._begin_span()
+        if (trace := self.spans.begin()) is not None:
+            self.engine.admission = replace(self.engine.admission, trace=trace)
         now, since = time.monotonic(), self.engine.parking.unloaded_at
         if since is not None:
             self.transcript.timings.loading_seconds = now - since
@@ -764,57 +759,15 @@ class Stream:
             if self.readers.last_transport:  # else the first reader, which is on its way, takes them
                 self.recent.clear()
 
-    # Its spans
-
-    def _begin_span(self) -> None:
-        """Begin the span of an answer that this process continues, or of a job's attempt."""
-        if self.span is not None or self.new_span is None:
-            return
-        self.span = self.new_span(self._parent, time.monotonic())
-        if self.span is not None:
-            self.engine.admission = replace(self.engine.admission, trace=self.span.trace)
-
-    def _end_span(self, failure: Error | None = None) -> None:
-        """End the span of what this process has made of the answer, with a child for each phase of it.
-
-        `failure`: why the attempt of a job is over.
-        """
-        span, self.span = self.span, None
-        if span is None:
-            return
-        summary, timings = self.summary(), self.transcript.timings
-        ended_at = timings.started_at + summary.latency
-        add_phases(span, timings, ended_at, summary.phases)
-        end = self.terminal
-        values = {
-            **used(summary.usage, summary.finish_reason),
-            "gen_ai.response.id": self.id,
-            "streamserve.stream_id": self.id,
-            "gen_ai.response.time_to_first_chunk": end.breakdown.get("ttft") if isinstance(end, Done) else None,
-            "streamserve.num_parks": summary.num_parks,
-            "streamserve.network_in_seconds": summary.phases.get("network_in"),
-            "streamserve.has_ended": end is not None,
-        }
-        span.end(ended_at, values, error=summary.error_code or (failure.code if failure is not None else ""))
-
-    def _span_of(self, reader: Attachment, *, is_return: bool) -> Span | None:
-        """Begin the span of a reader, linked to the request that it comes with."""
-        trace = self.admission.trace
-        if trace is None or not trace.is_recorded:
-            return None
-        came_with = incoming({})
-        values = {
-            "streamserve.transport": reader.transport,
-            "streamserve.deliver.from_seq": reader.received_seq,
-            "streamserve.deliver.is_return": is_return,
-        }
-        links = () if came_with is None else (came_with,)
-        return child(trace, "deliver", at=time.monotonic(), attributes=values, links=links)
-
     # What the parts have in common
 
     def _change(self, cause: Cause) -> None:
         self.life = after(self.life, cause)
+
+    def _end_span(self, failure: Error | None = None) -> None:
+        """End the span of what this process has made of the answer. `failure`: why the attempt of a job is over."""
+        if self.spans.is_open:
+            self.spans.end(self.summary(), self.transcript.timings, self.terminal, failure)
 
     def _leave(self) -> None:
         """Give the stream up here, if it has no end: another process may continue it, unless none shares it."""
