@@ -122,7 +122,7 @@ class LiveAdmin(RecordAdmin):
         if not await self._may(request, "streamserve.control_engine"):
             return JsonResponse({"error": {"code": "forbidden"}}, status=403)
         try:
-            state = await get_site().ops.control(alias, action)
+            state = await get_site().services.ops.control(alias, action)
         except StreamserveError as error:
             return JsonResponse({"error": {"code": error.code, "message": error.message}}, status=error.http_status)
         await sync_to_async(record_action)(request, Live, "", f"{action.capitalize()} of model {alias}: it is {state}")

@@ -34,7 +34,7 @@ async def shared_page(request: HttpRequest, token: str) -> HttpResponse:
     """Show a shared branch as a page, or with `?format=json` as JSON."""
     if request.method not in ("GET", "HEAD"):
         return HttpResponseNotAllowed(["GET", "HEAD"])
-    shares, is_json = get_site().shares, request.GET.get("format") == "json"
+    shares, is_json = get_site().services.shares, request.GET.get("format") == "json"
     response: HttpResponse
     try:
         if shares is None:

@@ -27,10 +27,7 @@ from streamserve.api.logs import get_logger
 from streamserve.api.mcp import McpEndpoint
 from streamserve.api.openai.responses import LocalResponses
 from streamserve.api.ops import Ops
-from streamserve.api.routes import SERVICES
-from streamserve.clients.adapter import AdapterClient
 from streamserve.clients.base import EngineClient
-from streamserve.clients.mcp.servers import McpServers
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.clients.pipeline.journal import Memo
 from streamserve.conf import ECHO_PATH, LOG_SCHEMES, SiteConfig, get_settings
@@ -58,8 +55,9 @@ from streamserve.web.caller_rules import SiteRules
 from streamserve.web.live.metrics import LiveMetrics
 from streamserve.web.moderation import SiteModerator
 from streamserve.web.permissions import PermissionChecks
-from streamserve.web.pipelines import filtered, pipeline_clients
 from streamserve.web.sealed import unseal
+from streamserve.web.served_models import open_models
+from streamserve.web.services import Services, served_by
 from streamserve.work.attachments import Attachments
 from streamserve.work.kinds import work_counts
 from streamserve.work.site_work import SiteWork
@@ -72,13 +70,13 @@ FIGURES_FOLDER = "figures"  # in STATE_DIR
 class DjangoSite:
     """Engine clients, log and streams of one event loop of this process, and the services that routes are given.
 
-    `services` has them by name (see SERVICES in api/routes.py). What it opens it closes in `aclose`, the last first.
-    Nothing but `reset` replaces it; it decides nothing about a request.
+    What it opens it closes in `aclose`, the last first. Nothing but `reset` replaces it; it decides nothing about a
+    request.
     """
 
     def __init__(self, settings: SiteConfig, loop: asyncio.AbstractEventLoop) -> None:
         self.settings: SiteConfig = settings
-        self._served = served_by(settings)
+        served = served_by(settings)
         self.loop, self.pid = loop, os.getpid()
         self.on_drain: set[Callable[[], None]] = set()  # open WebSockets
         self.wrong_keys = WrongKeys(settings.limits.max_wrong_keys)
@@ -91,42 +89,28 @@ class DjangoSite:
         if liveness is not None:
             self._closing.push_async_callback(asyncio.to_thread, liveness.close)
         folder = Path(settings.state_dir) / FIGURES_FOLDER if liveness is not None else None
-        self.host = HostFigures(lambda: self.ops.counted(), liveness, folder)
-        self._closing.push_async_callback(self.host.aclose)
+        host = HostFigures(lambda: self.services.ops.counted(), liveness, folder)
+        self._closing.push_async_callback(host.aclose)
         self.log = resources.log_for(settings)
         self._closing.push_async_callback(self.log.aclose)
         if settings.log.startswith(LOG_SCHEMES):
             checking = loop.create_task(resources.check_log(self.log), name="check of the log", context=Context())
             self._closing.push_async_callback(_cancelled, checking)
-        engines = {alias: resources.client_for(settings, alias) for alias in settings.engines}
-        models = {
-            alias: filtered(
-                entry, AdapterClient(alias, engines[entry.adapter_of]) if entry.adapter_of else engines[alias]
-            )
-            for alias, entry in settings.models.items()
-        }
         memos: dict[str, Memo] = {}
 
         def memo_of(stream_id: str) -> Memo | None:
             """Return what is kept of a run: of a job that runs here, or of a stream."""
             return memos.get(stream_id) or self.streams.memo_of(stream_id)
 
-        mcp = McpServers(settings.mcp_servers)
-        self._closing.push_async_callback(mcp.aclose)
         interrupts = InterruptLog(self.log, settings.streams, forgets=liveness is None)
-        self.clients = {**models, **pipeline_clients(settings, models, memo_of, mcp, interrupts)}
-        for client in self.clients.values():
-            self._closing.push_async_callback(client.aclose)
-
-        embedding = {alias: resources.embedder_for(settings, alias) for alias in settings.embedding_models}
-        for embedder in embedding.values():
-            self._closing.push_async_callback(embedder.aclose)
+        models = open_models(settings, self._closing, memo_of, interrupts)
+        self.clients = models.clients
         wait_seconds = settings.streams.engine_wait_seconds
-        self.embedders = Embedders(
-            embedding, settings.limits, wait_seconds=wait_seconds, on_begin=rates.enter, on_end=note_embedded
+        embedders = Embedders(
+            models.embedding, settings.limits, wait_seconds=wait_seconds, on_begin=rates.enter, on_end=note_embedded
         )
 
-        self.chats = CompletionRows(self.log, keeps=settings.store, reasoning_field=settings.reasoning_field)
+        chats = CompletionRows(self.log, keeps=settings.store, reasoning_field=settings.reasoning_field)
         rows = None  # of responses: without them they go with the streams of this process
         if liveness is not None or settings.store:
             before = partial(purge_before, settings.streams)
@@ -135,6 +119,7 @@ class DjangoSite:
         titles = titles_of(settings, self.clients)
         if titles is not None:
             self._closing.push_async_callback(titles.aclose)
+        traces = settings.tracing is not False
         self.streams = Streams(
             self.clients,
             self.log,
@@ -142,7 +127,7 @@ class DjangoSite:
             store=RowStore(
                 liveness,
                 keeps_text=settings.store,
-                chats=self.chats,
+                chats=chats,
                 messages=messages,
                 titles=titles,
                 max_conversations=settings.limits.max_conversations,
@@ -151,32 +136,28 @@ class DjangoSite:
             limits=settings.limits,
             patience={name: one.queue_seconds for name, one in settings.classes.items()},
             interrupts=interrupts,
-            traces=settings.tracing is not False,
+            traces=traces,
         )
         self._closing.push_async_callback(self.streams.aclose)
         # Of answers within runs (web/calls/transport.py): in the run's place, without rows.
-        traces = settings.tracing is not False
         self.inner_streams = Streams(self.clients, MemoryLog(), settings.streams, traces=traces)
         self._closing.push_async_callback(self.inner_streams.aclose)
-        self.responses = rows or LocalResponses(self.streams)
-        self.conversations = ConversationRows(settings.limits) if settings.conversations else None
-        self.threads = ThreadRows(settings.limits, keeps_conversations=settings.conversations)
-        self.shares = ShareRows() if settings.conversations and settings.share_links else None
-        self.watches = WatchAudit(self.streams)
-        self.permissions = PermissionChecks(self.streams, self.watches)
+        conversations = ConversationRows(settings.limits) if "conversations" in served else None
+        watches = WatchAudit(self.streams)
+        self.permissions = PermissionChecks(self.streams, watches)
         config = answer_config(settings, self.clients)
-        self.answers = Answers(
+        answers = Answers(
             self.streams,
             config,
             salt_of=salt_of,
             rules=SiteRules(settings),
             on_start=self.permissions.note_start,
-            embedders=self.embedders,
+            embedders=embedders,
         )
-        self.work = SiteWork(settings, self.answers, liveness, memos=memos, watch=self.permissions.ensure_running)
-        self.attachments = Attachments(settings)
+        self.work = SiteWork(settings, answers, liveness, memos=memos, watch=self.permissions.ensure_running)
+        attachments = Attachments(settings)
         if liveness is not None:
-            purges = [self.work.files.purge, self.attachments.purge]
+            purges = [self.work.files.purge, attachments.purge]
             if rows is not None:
                 purges.append(rows.purge)
             reaper = Reaper(self.streams, liveness, row_ages(settings), purges)
@@ -186,78 +167,55 @@ class DjangoSite:
             sweeper = Sweeper(self.streams, row_ages(settings))
             sweeper.start()
             self._closing.push_async_callback(sweeper.aclose)
-        self._closing.push_async_callback(self.watches.aclose)
+        self._closing.push_async_callback(watches.aclose)
         database = DatabaseHealth()
         self._closing.push_async_callback(database.aclose)
         self._closing.push_async_callback(self.permissions.aclose)
-        # Engines in processes of their own report the same to each process of this host.
-        apart = {*engines, *embedding} if settings.client == "process" else set()
-        shared = {*self.clients, *embedding} - ({*engines, *embedding} - apart)
-        shared -= {alias for alias, entry in settings.models.items() if entry.remote is not None}
         self.live = LiveMetrics(
-            {alias: models[alias] for alias in engines},
+            models.engines,
             self.streams,
             are_shared=settings.log != "memory",
-            embedders=embedding,
-            host=self.host,
-            shared=shared,
+            embedders=models.embedding,
+            host=host,
+            shared=models.shared,
             alerts=settings.alerts,
         )
         self.live.start()
         self._closing.push_async_callback(self.live.aclose)
-        self.ops = Ops(
+        ops = Ops(
             self.clients,
             self.streams,
-            embedders=embedding,
-            host=self.host,
-            shared=shared,
+            embedders=models.embedding,
+            host=host,
+            shared=models.shared,
             is_debug=lambda: bool(django_settings.DEBUG),
             health=lambda: _health(self.streams, database),
             work=work_counts,
         )
-        self.ops.is_draining = _is_draining
-        self.host.start()
+        ops.is_draining = _is_draining
+        self.services = Services(
+            answers=answers,
+            ops=ops,
+            jobs=self.work.jobs,
+            files=self.work.files,
+            batches=self.work.batches,
+            threads=ThreadRows(settings.limits, keeps_conversations=settings.conversations),
+            responses=rows or LocalResponses(self.streams),
+            watches=watches,
+            chats=chats,
+            conversations=conversations,
+            shares=ShareRows() if "shares" in served else None,
+            attachments=attachments if "attachments" in served else None,
+            moderator=SiteModerator(settings.moderation) if "moderator" in served else None,
+            mcp_endpoint=_mcp_endpoint(settings) if "mcp_endpoint" in served else None,
+            usage=UsageRows() if "usage" in served else None,
+        )
+        host.start()
         self._closing.push_async_callback(self.work.aclose)
-
-    @property
-    def services(self) -> Mapping[str, object]:
-        """What routes are given, by the names of their endpoints' parameters."""
-        mcp = McpEndpoint(version=__version__, secret_of=salt_of, origins=self.settings.cors_origins)
-        found = {
-            "answers": self.answers,
-            "chats": self.chats,
-            "threads": self.threads,
-            "responses": self.responses,
-            "watches": self.watches,
-            "ops": self.ops,
-            "jobs": self.work.jobs,
-            "files": self.work.files,
-            "batches": self.work.batches,
-            "mcp_endpoint": mcp,
-            "moderator": SiteModerator(self.settings.moderation),
-            "conversations": self.conversations,
-            "shares": self.shares,
-            "attachments": self.attachments,
-            "usage": UsageRows(),
-        }
-        return {name: service for name, service in found.items() if name in self._served}
 
     async def aclose(self) -> None:
         """Close streams, engine clients and log. For tests, and for servers with a shutdown event."""
         await self._closing.aclose()
-
-
-def served_by(settings: SiteConfig) -> frozenset[str]:
-    """Return the names of the services that a site of these settings has."""
-    asked = {
-        "mcp_endpoint": settings.mcp_endpoint,
-        "moderator": bool(settings.moderation),
-        "conversations": settings.conversations,
-        "shares": settings.conversations and settings.share_links,
-        "attachments": settings.conversations,
-        "usage": settings.usage,
-    }
-    return frozenset(name for name in SERVICES if asked.get(name, True))
 
 
 def titles_of(settings: SiteConfig, clients: Mapping[str, EngineClient]) -> Titles | None:
@@ -289,6 +247,10 @@ def answer_config(settings: SiteConfig, clients: Mapping[str, EngineClient]) -> 
         reasoning_field=settings.reasoning_field,
         unseal=unseal,
     )
+
+
+def _mcp_endpoint(settings: SiteConfig) -> McpEndpoint:
+    return McpEndpoint(version=__version__, secret_of=salt_of, origins=settings.cors_origins)
 
 
 async def _health(streams: Streams, database: DatabaseHealth) -> dict[str, str]:
@@ -356,7 +318,7 @@ def get_streams() -> Streams:
 
 def start_loading() -> None:
     """Start to load every model; return at once."""
-    for client in get_site().ops.all.values():
+    for client in get_site().services.ops.all.values():
         client.start()
 
 
@@ -382,7 +344,7 @@ def begin_to_drain() -> None:
     global _is_draining
     _is_draining = True
     if _site is not None:
-        _site.ops.is_draining = True
+        _site.services.ops.is_draining = True
         _site.streams.begin_to_drain()
         for begin_to_leave in list(_site.on_drain):
             begin_to_leave()

@@ -106,7 +106,7 @@ async def _reply(route: Route, call: Call) -> Reply:
     """Return the endpoint's reply. A stream in it is broken off when the caller loses the permission to read it."""
     if route.services & _DURABLE:
         ensure_embedded()
-    reply = await route.reply(call, get_site().services if route.services else {})
+    reply = await route.reply(call, get_site().services.by_name if route.services else {})
     if isinstance(reply.body, Delivery | JoinedDelivery):
         permissions = get_site().permissions
         permissions.hold(reply.body, call.caller, _break_off)

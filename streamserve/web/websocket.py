@@ -65,8 +65,9 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             await self.send({"type": "websocket.close"})  # before accept: HTTP 403
             return
         await self.send({"type": "websocket.accept", "headers": cookie_headers(caller)})
-        self._site = site
-        self._session = SocketSession(Socket(self.send), caller, site.answers, site.settings, site.conversations)
+        self._site, services = site, site.services
+        socket = Socket(self.send)
+        self._session = SocketSession(socket, caller, services.answers, site.settings, services.conversations)
         site.permissions.hold(self._session, caller, SocketSession.lose_permission)
         self._join_drain(self._session)
 

@@ -82,7 +82,7 @@ async def asked(alice: Any, attachment_id: str) -> Conversation:
 
 
 async def purge() -> int:
-    return await site.get_site().attachments.purge()
+    return await site.get_site().services.attachments.purge()
 
 
 async def age(**by: float) -> None:
@@ -274,7 +274,7 @@ async def test_a_killed_process_leaves_no_file(
     alices: Attacher, kept: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Wherever it is killed, a row is left that the purge finds; the file is never seen half."""
-    storage = site.get_site().attachments.storage
+    storage = site.get_site().services.attachments.storage
 
     def killed(*args: Any) -> None:
         if when != "before its content":

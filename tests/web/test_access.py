@@ -94,7 +94,7 @@ def test_a_route_of_a_service_that_nobody_makes_fails_the_import() -> None:
 
 async def test_the_site_has_every_service(engine: None) -> None:
     """What an endpoint may take, the site gives it."""
-    assert set(site.get_site().services) == set(SERVICES) - KEPT_BY_SETTING
+    assert set(site.get_site().services.by_name) == set(SERVICES) - KEPT_BY_SETTING
     assert {name for route in ROUTES for name in route.services} == set(SERVICES)
 
 

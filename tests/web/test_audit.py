@@ -188,7 +188,7 @@ async def test_no_audit_no_watch(slow: None, alice: Any, bob: Any) -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
     assert [line["event"] for line in lines] == ["request_failed"]
     assert site.get_site().streams.find(stream_id).readers.num_watchers == 0
-    assert site.get_site().watches.watchers == set()
+    assert site.get_site().services.watches.watchers == set()
     assert await Watch.objects.acount() == 0
     await owner.aclose()
 

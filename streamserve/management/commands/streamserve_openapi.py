@@ -13,7 +13,7 @@ from streamserve.api.openapi.document import document, text_of
 from streamserve.api.routes import CONVERTERS, ROUTES
 from streamserve.clients.pipeline.client import PIPELINES
 from streamserve.conf import get_settings
-from streamserve.web.site import served_by
+from streamserve.web.services import served_by
 
 _MOST_SPACES = 8
 

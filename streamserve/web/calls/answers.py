@@ -221,9 +221,9 @@ class LazyAnswer:
         """Begin the answer. A model without a chat template continues the question instead."""
         if self._stream is not None:
             return self._stream
-        answers = get_site().answers
+        answers = get_site().services.answers
         if self._continues:
-            conversations = get_site().conversations
+            conversations = get_site().services.conversations
             turn = None if conversations is None else await conversations.continuation(self._continues)
             request = await self.continued(caller)
             self._stream = await answers.start(caller, request, on_disconnect, turn=turn, trace=self.trace)
@@ -232,7 +232,7 @@ class LazyAnswer:
         for body in self.bodies:
             asked = native.parse(body, answers.limits, default_model=model, in_conversations=True)
             self._pace = asked.pace
-            asked, turn = await with_history(asked, caller, answers, get_site().conversations)
+            asked, turn = await with_history(asked, caller, answers, get_site().services.conversations)
             try:
                 self._stream = await answers.start(caller, asked.generate, on_disconnect, turn=turn, trace=self.trace)
                 return self._stream
@@ -244,7 +244,7 @@ class LazyAnswer:
     async def continued(self, caller: Caller, once: Once | None = None) -> GenerateRequest:
         """Return the request that continues the interrupted run. Raises as `with_approvals`."""
         given = read_approvals(list(self._approvals), "approvals")
-        return await with_approvals(caller, self._continues, given, get_site().answers, once)
+        return await with_approvals(caller, self._continues, given, get_site().services.answers, once)
 
     async def _whole(self, caller: Caller) -> Completion:
         started = await self._start(caller, "abort")
@@ -427,6 +427,6 @@ class _Job:
     async def _enqueue(self, caller: Any) -> JobView:
         site = get_site()
         once = once_for(caller, self._key, "jobs", self._body) if self._key else None
-        request = await job_request(self._body, caller, site.answers, once)
+        request = await job_request(self._body, caller, site.services.answers, once)
         jobs, trace = site.work.jobs, self.answer.trace
         return await jobs.enqueue(caller, request, webhook=self._webhook, once=once, trace=trace)

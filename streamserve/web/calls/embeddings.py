@@ -38,7 +38,7 @@ async def aembed(
 
 
 async def _embed(caller: Caller, texts: str | Sequence[str], model: str, dimensions: int | None) -> list[list[float]]:
-    answers = get_site().answers
+    answers = get_site().services.answers
     default = await answers.default_embedder(caller)
     vectors: list[list[float]] = []
     for part in _parts([texts] if isinstance(texts, str) else list(texts), answers.limits):

@@ -75,7 +75,7 @@ class SiteTransport(httpx.AsyncBaseTransport):
         run = current_run()
         if run is not None:
             return await _answer_in_run(asked, run)
-        reply, _ = await asked.reply(self._caller(), get_site().services)
+        reply, _ = await asked.reply(self._caller(), get_site().services.by_name)
         return _response(reply)
 
     def _caller(self) -> Caller:
@@ -152,9 +152,9 @@ async def _answer_in_run(asked: _Asked, run: Run) -> httpx.Response:
         run.count_inner(place.found["usage"])
         return httpx.Response(200, headers=place.found["headers"], text=place.found["text"])
     site = get_site()
-    services = {name: one for name, one in site.services.items() if name not in ("chats", "conversations")}
-    services["answers"] = _RunAnswers(site.inner_streams, site.answers, run)
-    reply, started = await asked.reply(_caller_of(run), services)
+    answers = _RunAnswers(site.inner_streams, site.services.answers, run)
+    services = replace(site.services, answers=answers, chats=None, conversations=None)
+    reply, started = await asked.reply(_caller_of(run), services.by_name)
     ends = _Ends(run, place, started)
     if isinstance(reply.body, bytes):
         if reply.status == 200:

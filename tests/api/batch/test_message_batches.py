@@ -176,7 +176,7 @@ async def test_a_wrong_body_makes_no_batch(tenant: Tenant) -> None:
 
 async def test_too_many_batches_leave_no_file(tenant: Tenant) -> None:
     """The refusal of one more drops what was stored for it."""
-    for _ in range(site.get_site().answers.limits.max_batches):
+    for _ in range(site.get_site().services.answers.limits.max_batches):
         await created(tenant, request("a"))
     num_files = await StoredFile.objects.acount()
     refused = await tenant.post(PATH, {"requests": [request("a")]})

@@ -92,12 +92,12 @@ async def test_a_pipeline_runs_each_row(alice_key: str, transactional_db: Any) -
 @pytest.mark.usefixtures("engine")
 async def test_a_row_waits_for_an_engine_that_is_paused(alice_key: str) -> None:
     """It is refused for now, which is no end of a row."""
-    await site.get_site().ops.control("echo", "pause")
+    await site.get_site().services.ops.control("echo", "pause")
     asked = {"messages": HI, "max_tokens": 4}
     refused = await Tenant(alice_key).post(CHAT, asked)
     assert refused.json()["error"]["code"] == "engine_paused"
     with pytest.raises(TryLater):
         await run_row(site.get_site().work.rows, Caller("user:1"), CHAT, asked, "req_1")
-    await site.get_site().ops.control("echo", "resume")
+    await site.get_site().services.ops.control("echo", "resume")
     reply = await run_row(site.get_site().work.rows, Caller("user:1"), CHAT, asked, "req_1")
     assert reply.status_code == 200

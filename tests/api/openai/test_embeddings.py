@@ -138,7 +138,7 @@ async def test_a_wrong_body_is_a_400_that_names_the_field(
 @pytest.mark.usefixtures("served")
 async def test_a_caller_has_so_many_requests_at_once(alices: Caller) -> None:
     """As many as streams: the next is a 429, and a place that is given back is there again."""
-    embedders = site.get_site().embedders
+    embedders = site.get_site().services.answers.embedders
     (client,) = (one for alias, one in embedders.clients.items() if alias == "search")
     client.start()
     held, release = asyncio.Event(), asyncio.Event()

@@ -381,7 +381,7 @@ async def test_what_was_asked_goes_with_the_events(shares: None, caller: Caller,
     """Where the site does not store: no text of a caller stays in the database."""
     whole = await made(caller)
     await until_ended()
-    rows = site.get_site().responses
+    rows = site.get_site().services.responses
     monkeypatch.setattr(rows, "_purge_before", lambda now: now - 1000)
     await rows.purge()  # type: ignore[union-attr]
     assert (await caller.get(f"{PATH}/{whole['id']}")).status_code == 200

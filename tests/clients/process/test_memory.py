@@ -268,7 +268,7 @@ async def test_workers_that_wake_a_model_together_get_one_engine(folder: Path) -
 async def test_a_site_whose_model_sleeps_is_ready(folder: Path) -> None:
     """/readyz names the state, and wakes nothing; the site is ready while the model wakes, too."""
     async with clients(folder, "a") as [a]:
-        ops = site.get_site().ops
+        ops = site.get_site().services.ops
         ops.clients = {"a": a}
         try:
             await until(lambda: state(a) == "asleep")

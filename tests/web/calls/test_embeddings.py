@@ -37,7 +37,7 @@ async def test_texts_have_vectors_in_order() -> None:
     assert len(vectors) == 8
     assert await aembed(texts[5]) == [vectors[5]]
     assert [len(one) for one in await aembed(texts[:2], dimensions=8)] == [8, 8]
-    assert site.get_site().embedders.clients["search"].stats().embedded_requests == 5
+    assert site.get_site().services.answers.embedders.clients["search"].stats().embedded_requests == 5
     assert await aembed([]) == []
 
 
