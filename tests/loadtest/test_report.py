@@ -11,11 +11,12 @@ import pytest
 from streamserve.engine.config import LatencyClass
 from streamserve.loadtest.chart import chart
 from streamserve.loadtest.reading import Reading
-from streamserve.loadtest.report import Percentiles, Report, gaps, report_of
+from streamserve.loadtest.report import Percentiles, Report, gap_p95, gaps, report_of
 from streamserve.loadtest.run import UNFINISHED, WHOLE, Outcome
 from streamserve.loadtest.visits import Visit
 
-BUDGETS = {"chat": LatencyClass(ttft_seconds=1.0, total_seconds=5.0), "document": LatencyClass(ttft_seconds=9.0)}
+CHAT = LatencyClass(ttft_seconds=1.0, total_seconds=5.0, gap_p95_seconds=0.4)
+BUDGETS = {"chat": CHAT, "document": LatencyClass(ttft_seconds=9.0)}
 VISIT = Visit(number=0, arrives_at=10.0, pace=10.0, latency_class="chat", prompt_len=5, answer_len=20, ttft_seconds=1.0)
 
 
@@ -29,8 +30,8 @@ def read(*came_after: float, pace: float = 10.0, code: str = WHOLE, kind: str = 
     return Outcome(reading, code=code, message=message, ended_at=ended_at)
 
 
-def report(*outcomes: Outcome, goal: float = 1.0) -> Report:
-    return report_of(outcomes, BUDGETS, site="http://s", model="m", per_second=1.0, seconds=2.0, goal=goal)
+def report(*outcomes: Outcome, goal: float = 1.0, **more: bool) -> Report:
+    return report_of(outcomes, BUDGETS, site="http://s", model="m", per_second=1.0, seconds=2.0, goal=goal, **more)
 
 
 GOOD = read(0.5, 0.6, 0.7)
@@ -86,6 +87,45 @@ def test_a_class_without_a_budget_for_the_whole_keeps_it() -> None:
     judged = report(read(8.0, kind="document"))
     assert judged.holds
     assert "no budget for the whole answer" in "\n".join(judged.lines())
+
+
+def test_the_tail_of_the_gaps_is_of_deltas() -> None:
+    """Nineteen of twenty gaps are no longer; deltas that one read brought are one; one delta has no gap."""
+    came_at = [0.0, *(0.1 * number for number in range(1, 20)), 2.9]
+    assert gap_p95(came_at) == pytest.approx(0.1)
+    assert gap_p95([*came_at, 3.9]) == pytest.approx(1.0)
+    assert gap_p95([0.0, 1e-5, 2e-5, 1.0, 1.0 + 1e-5]) == 1.0
+    assert gap_p95([0.5, 0.5]) is None
+    assert gap_p95([]) is None
+
+
+# Read in 7 s: its reader has text all the time, and some gaps of half a second.
+LUMPY = read(*(0.5 + 0.5 * number for number in range(6) for _ in range(10)), pace=10.0)
+
+
+def test_the_tail_of_the_gaps_is_judged_where_asked() -> None:
+    """It is always shown; with `judges_gaps` it is a promise, and its share is in the verdict."""
+    shown, judged = report(GOOD, LUMPY, goal=0.75), report(GOOD, LUMPY, goal=0.75, judges_gaps=True)
+    for one, num_good in ((shown, 2), (judged, 1)):
+        [chat] = one.classes
+        assert (chat.gaps_in_time, chat.gap_p95_budget, chat.num_good) == (0.5, 0.4, num_good)
+        assert chat.gap_p95.p99 == 0.5
+        assert chat.at_pace == 1.0
+        assert "50 % had 95 % of their gaps within 0.4 s" in "\n".join(one.lines())
+    assert shown.holds
+    assert "(not judged without --gaps)" in "\n".join(shown.lines())
+    assert not judged.holds
+    assert judged.goodput == 0.5
+    assert "Furthest off is the tail of the gaps of chat (50 %)" in judged.verdict()
+    assert report(GOOD, read(0.5), goal=1.0, judges_gaps=True).holds
+    assert not report(read(0.5, 0.6, code=UNFINISHED), judges_gaps=True).classes[0].gaps_in_time
+
+
+def test_a_class_without_a_budget_for_the_gaps_keeps_it() -> None:
+    """As for the whole answer."""
+    judged = report(read(1.0, 9.0, pace=0.1, kind="document"), judges_gaps=True)
+    assert judged.holds
+    assert "no budget for the gaps" in "\n".join(judged.lines())
 
 
 def test_requests_that_were_not_served_are_named() -> None:

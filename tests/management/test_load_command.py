@@ -54,6 +54,23 @@ def test_it_measures_this_site(server: DaphneServer, tmp_path: Path) -> None:
     assert not ApiKey.objects.exists()
 
 
+def test_the_gaps_have_a_budget(server: DaphneServer) -> None:
+    """--gaps judges by the class, --gaps SECONDS by so many; without it they are shown. --fail fails by them."""
+    budgets = {name: {**each, "GAP_P95_SECONDS": 1000.0} for name, each in CLASSES.items()}
+    with override_settings(STREAMSERVE={"TESTING": True, "CLASSES": budgets}):
+        kept = json.loads(load(server.url, json=True, gaps=True, fail=True))
+        shown = load(server.url, fail=True)
+        told = io.StringIO()
+        with pytest.raises(CommandError, match="budgets do not hold"):
+            call_command(
+                "streamserve_load", server.url, "--gaps", "1e-9", "--fail", stdout=told, stderr=io.StringIO(), **ASKED
+            )
+    [completion] = kept["classes"]
+    assert (kept["judges_gaps"], completion["gap_p95_budget"], completion["gaps_in_time"]) == (True, 1000.0, 1.0)
+    assert "100 % had 95 % of their gaps within 1000 s (not judged without --gaps)" in shown
+    assert "Furthest off is the tail of the gaps of completion" in told.getvalue()
+
+
 def test_what_the_site_refuses_is_counted(server: DaphneServer) -> None:
     """Prompts longer than its model takes: nobody is served, the code and the message are shown, --fail fails."""
     small = {"TESTING": True, "ENGINE": {"MAX_MODEL_LEN": 16}}

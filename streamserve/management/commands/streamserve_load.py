@@ -13,6 +13,7 @@ import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -78,6 +79,14 @@ class Command(BaseCommand):
             help="readers of this class only; default: 60 %% chat, 20 %% document, 20 %% completion",
         )
         parser.add_argument("--goal", type=share, default=0.95, help="share of readers for whom a budget holds (95%%)")
+        parser.add_argument(
+            "--gaps",
+            type=positive,
+            nargs="?",
+            const=True,
+            metavar="SECONDS",
+            help="judge the tail of the gaps, too: 95%% of a reader's within GAP_P95_SECONDS of its class, or SECONDS",
+        )
         parser.add_argument("--seed", type=int, default=1, help="the same seed draws the same readers (1)")
         parser.add_argument(
             "--grace", type=positive, default=60.0, help="seconds for answers after the last reader (60)"
@@ -159,14 +168,18 @@ class Command(BaseCommand):
             progress.cancel()
             await asyncio.gather(progress, return_exceptions=True)
             self._say("")
+        classes, gaps = settings.classes, options["gaps"]
+        if gaps is not None and gaps is not True:
+            classes = {name: replace(one, gap_p95_seconds=gaps) for name, one in classes.items()}
         return report_of(
             run.outcomes,
-            settings.classes,
+            classes,
             site=str(run.site.address),
             model=model,
             per_second=options["rate"],
             seconds=options["seconds"],
             goal=options["goal"],
+            judges_gaps=gaps is not None,
         )
 
     async def _show_progress(self, run: Run, num_readers: int) -> None:
