@@ -17,6 +17,7 @@ from streamserve.protocol.errors import BadRequest, UnsupportedMedia
 from streamserve.protocol.json_body import check_encoding, check_size, decode_json
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.measures import Arrival, network_seconds
+from streamserve.protocol.rates import Rates
 from streamserve.protocol.trace import Trace
 from streamserve.streams.reader.channel import nothing
 from streamserve.streams.stream import Stream
@@ -163,11 +164,15 @@ class Body(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The response of an endpoint. The headers of a `Body` override `headers`."""
+    """The response of an endpoint. The headers of a `Body` override `headers`.
+
+    `rates`: what is left of the caller's limits over time, where no answer has begun that says it.
+    """
 
     status: int = 200
     body: bytes | Body = b""
     headers: Mapping[str, str] = field(default_factory=dict)
+    rates: Rates | None = None
 
 
 Endpoint = Callable[..., Awaitable[Reply]]  # takes a `Call`, and the services that it names

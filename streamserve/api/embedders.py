@@ -11,11 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from streamserve.clients.base import EmbeddingClient, until_loaded
 from streamserve.protocol.embeddings import Embedded, EmbedRequest
 from streamserve.protocol.errors import EngineUnavailable, Overloaded, QuotaExceeded
 from streamserve.protocol.limits import Limits
+from streamserve.protocol.rates import Rates
 from streamserve.protocol.requests import Admission
 from streamserve.streams.store import ANONYMOUS, Group, groups_of
 
@@ -28,16 +30,17 @@ def _ignore(request: EmbedRequest, admission: Admission, num_tokens: int) -> Non
     """Note nothing."""
 
 
-async def _allow(request: EmbedRequest, admission: Admission) -> None:
+async def _allow(request: EmbedRequest, admission: Admission) -> Rates | None:
     """Refuse nothing."""
+    return None
 
 
 class Embedders:
     """Embeds for callers. One event loop.
 
     A caller may have as many requests at once, in this process, as streams; `wait_seconds`: how long a request waits
-    for its model. `on_begin` is awaited with a request before it is computed, and may refuse it; `on_end` is called
-    with a request that has its vectors, and the number of its tokens.
+    for its model. `on_begin` is awaited with a request before it is computed, and may refuse it, or returns what is
+    left of the caller's limits; `on_end` is called with a request that has its vectors, and the number of its tokens.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class Embedders:
         limits: Limits,
         *,
         wait_seconds: float,
-        on_begin: Callable[[EmbedRequest, Admission], Awaitable[None]] = _allow,
+        on_begin: Callable[[EmbedRequest, Admission], Awaitable[Rates | None]] = _allow,
         on_end: Callable[[EmbedRequest, Admission, int], None] = _ignore,
     ) -> None:
         self.clients = clients
@@ -57,10 +60,10 @@ class Embedders:
     async def embed(self, request: EmbedRequest, admission: Admission) -> Embedded:
         """Return the vectors. Raises BadRequest, and Refused: the caller's limits, a full queue, no engine."""
         with self._place(request, admission):
-            await self._on_begin(request, admission)
+            rates = await self._on_begin(request, admission)
             embedded = await self._embed(request, admission)
         self._on_end(request, admission, embedded.num_tokens)
-        return embedded
+        return replace(embedded, rates=rates)
 
     async def _embed(self, request: EmbedRequest, admission: Admission) -> Embedded:
         client, until, num_losses = self.clients[request.model], time.monotonic() + self._wait_seconds, 0

@@ -204,7 +204,7 @@ class Route:
         endpoint = self.endpoints[call.method]
         reply = await endpoint(call, **{name: services[name] for name in _services_of(endpoint) if name in services})
         self._count(reply.status)
-        rates = call.started[-1].rates if call.started else None
+        rates = call.started[-1].rates if call.started else reply.rates
         if rates is not None:
             reply = replace(reply, headers={**reply.headers, **self._rate_headers(rates, call.headers)})
         return reply

@@ -10,6 +10,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from streamserve.protocol.rates import Rates
+
 NUMBER_BYTES = 4  # of a vector's number
 
 
@@ -41,10 +43,14 @@ class EmbedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedded:
-    """A vector for each input, in their order, and the number of tokens of all inputs."""
+    """A vector for each input, in their order, and the number of tokens of all inputs.
+
+    `rates`: what the request has left of its caller's limits over time.
+    """
 
     vectors: tuple[bytes, ...]
     num_tokens: int
+    rates: Rates | None = None
 
 
 def numbers_of(vector: bytes) -> list[float]:

@@ -185,19 +185,22 @@ def remember(error: StreamserveError) -> None:
             _full[subject] = now + seconds
 
 
-async def enter(request: EmbedRequest, admission: Admission) -> None:
+async def enter(request: EmbedRequest, admission: Admission) -> Rates | None:
     """Count a request for embeddings, which holds nothing: its tokens are counted as its characters tell. Any loop.
 
-    Raises RateLimited, BadRequest. Rows of batches are counted with their batch's work.
+    Return what is left. Raises RateLimited, BadRequest. Rows of batches are counted with their batch's work.
     """
-    if get_settings().rates:
-        tokens = sum(-(-len(one) // CHARS_A_TOKEN) if isinstance(one, str) else len(one) for one in request.inputs)
-        ask = Ask(admission, lambda: Needs(prompt=tokens), request.is_batch)
-        try:
-            await orm.write_all(reserve_all, ask)
-        except RateLimited as error:
-            remember(error)
-            raise
+    if not get_settings().rates:
+        return None
+    tokens = sum(-(-len(one) // CHARS_A_TOKEN) if isinstance(one, str) else len(one) for one in request.inputs)
+    ask = Ask(admission, lambda: Needs(prompt=tokens), request.is_batch)
+    if not request.is_batch:
+        refuse_early(admission)
+    try:
+        return (await orm.write_all(reserve_all, ask)).left
+    except RateLimited as error:
+        remember(error)
+        raise
 
 
 def settle_all(num_tokens: Mapping[str, int]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -109,6 +109,57 @@ async def test_a_write_that_fails_fails_alone(thread: Lane, caplog: pytest.LogCa
     (line,) = caplog.records
     assert "4 writes are done again one by one: " in line.getMessage()
     assert line.exc_info is None
+
+
+async def all_at_once(function: Any, *arguments: Any) -> list[Any]:
+    """Ask a function for each argument, while the thread does something else; return its results and errors."""
+    go = threading.Event()
+    busy = asyncio.create_task(orm.call(go.wait))
+    await asyncio.sleep(0)
+    asked = [asyncio.create_task(orm.write_all(function, argument)) for argument in arguments]
+    await asyncio.sleep(0)  # each is queued in the first step of its task
+    go.set()
+    await busy
+    return await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_what_is_asked_of_one_function_is_one_call() -> None:
+    """What it returns as an error is raised for that caller, and undoes nothing."""
+    calls: list[list[str]] = []
+
+    def make_all(names: Sequence[str]) -> list[str | Exception]:
+        calls.append(list(names))
+        return [ValueError("no") if name == "bad" else make(name)() for name in names]
+
+    results = await all_at_once(make_all, "a", "bad", "b")
+    assert [one if isinstance(one, str) else type(one) for one in results] == ["a", ValueError, "b"]
+    assert calls == [["a", "bad", "b"]]
+    with pytest.raises(ValueError, match="no"):
+        await orm.write_all(make_all, "bad")
+    assert await Group.objects.acount() == 2
+
+
+async def test_a_call_for_many_that_raises_is_made_for_each() -> None:
+    """In transactions of their own: all that one of them wrote is undone with it."""
+
+    def make_twice(names: Sequence[str]) -> list[str]:
+        return [make(f"{name} {part}")() for name in names for part in ("first", "second")][1::2]
+
+    await Group.objects.acreate(name="b second")
+    results = await all_at_once(make_twice, "a", "b", "c")
+    assert [one if isinstance(one, str) else type(one) for one in results] == ["a second", IntegrityError, "c second"]
+    names = [one.name async for one in Group.objects.order_by("name")]
+    assert names == ["a first", "a second", "b second", "c first", "c second"]
+
+
+def test_a_call_for_many_in_a_transaction_of_synchronous_code() -> None:
+    """It is in that transaction."""
+    with transaction.atomic():
+        ask = async_to_sync(orm.write_all)
+        assert ask(lambda names: [make(name)() for name in names], "a") == "a"
+        assert Group.objects.count() == 1
+        transaction.set_rollback(True)
+    assert not Group.objects.exists()
 
 
 async def test_writes_on_a_connection_that_was_lost_are_done_on_a_new_one(

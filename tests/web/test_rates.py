@@ -52,6 +52,23 @@ async def test_each_dialect_says_when_to_come_back(alice_key: str) -> None:
         await site.reset()
 
 
+async def test_embeddings_say_what_is_left(alice_key: str) -> None:
+    """With the vectors, and with the refusal of the next request, which the database is not asked for."""
+    embedding = {"search": {"PATH": "echo"}}
+    with override_settings(STREAMSERVE={"TESTING": True, "RATES": ONE, "EMBEDDING_MODELS": embedding}):
+        alice = Caller(key=alice_key)
+        ask = {"model": "search", "input": "x" * 40}
+        first = await alice.post("/v1/embeddings", ask)
+        assert first.status_code == 200
+        assert (first["x-ratelimit-remaining-requests"], first["x-ratelimit-remaining-tokens"]) == ("0", "4990")
+        for _ in range(2):
+            refused = await alice.post("/v1/embeddings", ask)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert 1 <= int(refused["Retry-After"]) <= 60
+            assert refused["x-ratelimit-remaining-requests"] == "0"
+        await site.reset()
+
+
 async def test_what_is_sent_again_or_resumed_is_not_counted(alice_key: str) -> None:
     """An Idempotency-Key's repeat gets the same answer, and a reader that comes back the rest, without a request."""
     with override_settings(STREAMSERVE={"TESTING": True, "RATES": ONE}):

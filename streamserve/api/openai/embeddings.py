@@ -22,4 +22,5 @@ async def embeddings(call: Call, answers: Answers) -> Reply:
     )
     show = partial(dialect.embeddings_json, model=asked.request.model, encoding_format=asked.encoding_format)
     shown = await asyncio.to_thread(show, embedded)
-    return Reply(body=shown, headers={"Content-Type": "application/json", "Cache-Control": "no-store"})
+    headers = {"Content-Type": "application/json", "Cache-Control": "no-store"}
+    return Reply(body=shown, headers=headers, rates=embedded.rates)
