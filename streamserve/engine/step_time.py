@@ -31,8 +31,10 @@ _STEPS_PER_FIT = 8
 _MAX_SURPRISE = 4.0
 # No guess goes beyond twice the largest step seen: it is tried before it is stretched.
 _MAX_STRETCH = 2
-# A step of so many times its base is worth its start: what joins it would hardly cost more in a step of its own.
+# A step of so many times its base is worth its start: what joins it would hardly cost more in a step of its own. Of one
+# that is shorter than a reader notices nothing is left to the next.
 _WORTH_BASES = 4
+_WORTH_SECONDS = 0.02
 _SINGULAR = 1e-7
 _BASE, _PER_TOKEN, _PER_PAIR = range(3)
 
@@ -126,7 +128,7 @@ class StepTime:
     def is_worth_its_start(self, *, tokens: int, pairs: int) -> bool:
         """Whether a step of that size pays for its base: further prompts are as soon done in steps of their own."""
         fit = self._latest_fit()
-        return fit is not None and fit.seconds(tokens, pairs) >= _WORTH_BASES * fit.base
+        return fit is not None and fit.seconds(tokens, pairs) >= max(_WORTH_BASES * fit.base, _WORTH_SECONDS)
 
     def share_of(self, num_tokens: int) -> float | None:
         """Return the share of a step's time that grows with its tokens, in a step of so many; contexts left out."""

@@ -89,7 +89,9 @@ async def serve(path: str) -> int:
     from streamserve.clients.process.config import engine_paths, listening, locked, prepare_folder
     from streamserve.clients.process.server import EngineServer
     from streamserve.conf import get_settings
+    from streamserve.engine.step_time import StepTime
 
+    StepTime.note = lambda self, plan, seconds: None  # a held step says nothing of the time that steps take
     settings = get_settings()
     spec = replace(settings.engine_spec(settings.default_model), autostart=False)
     prepare_folder(engine_paths(spec))
