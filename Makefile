@@ -20,7 +20,7 @@ PORT ?= 8000
 # Processes of `make test` and of `make proofs`, on two cores: many tests wait for servers. A file runs in one of them,
 # so that its tests share their server.
 JOBS ?= 5
-PROOF_JOBS ?= 4
+PROOF_JOBS ?= 5
 # Some hundred servers and commands are started, each of which would compile its modules.
 unexport PYTHONDONTWRITEBYTECODE
 # The folders whose tests have a long version: `scaled` and `IS_SOAK` of tests/proofs/scale.py, SIM_STEPS.

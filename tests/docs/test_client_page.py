@@ -12,9 +12,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import streamserve
-from tests.e2e.clients.conftest import manage
 from tests.support.docs.doc_blocks import ROOT, blocks_of
-from tests.support.plugins.migrated import Migrate
+from tests.support.plugins.migrated import KEY, Migrate
 from tests.support.servers.browser import chromium, echo_site, sse
 from tests.support.servers.node import node_of_tests
 
@@ -139,9 +138,7 @@ def test_the_program_runs_on_node(site: str, state: Path, tmp_path: Path) -> Non
     (tmp_path / "node_modules").mkdir()
     (tmp_path / "node_modules" / "streamserve-client").symlink_to(CLIENT)
     (tmp_path / "ask.mjs").write_text(program)
-    env = {"DJANGO_SETTINGS_MODULE": SETTINGS, "STREAMSERVE_STATE_DIR": str(state), "STREAMSERVE_MODEL": "echo"}
-    (key,) = [word for word in manage(env, "streamserve_key", "create").split() if len(word) > 30]
-    env = {"SITE": site, "KEY": key, "NO_PROXY": "*"}
+    env = {"SITE": site, "KEY": KEY, "NO_PROXY": "*"}
     done = subprocess.run(
         [node_of_tests(), "ask.mjs"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
     )

@@ -13,13 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.plugins.migrated import Migrate
-from tests.support.servers.browser import ADMIN_NAME, ADMIN_PASSWORD, echo_site, manage
+from tests.support.plugins.migrated import KEY, Migrate
+from tests.support.servers.browser import ADMIN_NAME, ADMIN_PASSWORD, echo_site
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(180)]
 
 SETTINGS = "tests.support.sites.pages.browser_site"
-KEY = {"Authorization": "Bearer live-sums-key-0001"}
+BY_KEY = {"Authorization": f"Bearer {KEY}"}
 LONG = {"prompt": "hi", "max_tokens": 6000, "ignore_eos": True}
 SECONDS = 60.0
 
@@ -29,8 +29,6 @@ def site(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterato
     """Serve the demo site with the echo engine in a process of its own."""
     state = tmp_path_factory.mktemp("state")
     with echo_site(SETTINGS, state, migrated) as url:
-        env = {"DJANGO_SETTINGS_MODULE": SETTINGS, "STREAMSERVE_STATE_DIR": str(state), "STREAMSERVE_MODEL": "echo"}
-        manage(env, "streamserve_key", "create", "--name", "sums", "--key", KEY["Authorization"].split()[1])
         yield url
 
 
@@ -54,7 +52,7 @@ def pictures(staff: httpx.Client) -> Iterator[Iterator[dict[str, Any]]]:
 def reads(site: str, stack: ExitStack, body: dict[str, Any]) -> None:
     """Ask, and read the answer in a thread until the block ends."""
     client = stack.enter_context(httpx.Client(base_url=site, timeout=SECONDS, trust_env=False))
-    answer = stack.enter_context(client.stream("POST", "/streams", json=body, headers=KEY))
+    answer = stack.enter_context(client.stream("POST", "/streams", json=body, headers=BY_KEY))
     assert answer.status_code == 200
     stopped = threading.Event()
 
@@ -93,7 +91,7 @@ def test_every_picture_adds_up(site: str, pictures: Iterator[dict[str, Any]]) ->
     with ExitStack() as stack:
         for number in range(6):
             reads(site, stack, {**LONG, **({"n": 3} if number == 0 else {})})
-        with httpx.stream("POST", f"{site}/streams", json=LONG, headers=KEY, timeout=SECONDS) as left:
+        with httpx.stream("POST", f"{site}/streams", json=LONG, headers=BY_KEY, timeout=SECONDS) as left:
             next(left.iter_raw())
         until = time.monotonic() + SECONDS
         for picture in pictures:
@@ -109,7 +107,7 @@ def test_every_picture_adds_up(site: str, pictures: Iterator[dict[str, Any]]) ->
         if not picture["streams"] and not picture["models"][0]["figures"]["num_requests_running"]:
             break
         for row in picture["streams"]:
-            httpx.post(f"{site}/streams/{row['id']}/stop", json={}, headers=KEY, timeout=SECONDS)
+            httpx.post(f"{site}/streams/{row['id']}/stop", json={}, headers=BY_KEY, timeout=SECONDS)
         assert time.monotonic() < until + SECONDS, picture
 
 
@@ -143,7 +141,7 @@ def test_windows_are_given(pictures: Iterator[dict[str, Any]]) -> None:
 def test_a_failed_streams_page_adds_up(site: str, staff: httpx.Client) -> None:
     """An answer whose time is over failed; on its page the phases add up to what it took, to the millisecond."""
     body = {**LONG, "timeout_seconds": 0.4}
-    answer = httpx.post(f"{site}/streams", json=body, headers=KEY, timeout=SECONDS)
+    answer = httpx.post(f"{site}/streams", json=body, headers=BY_KEY, timeout=SECONDS)
     stream_id = answer.headers["X-Stream-Id"]
     assert "event: error" in answer.text
     until = time.monotonic() + SECONDS

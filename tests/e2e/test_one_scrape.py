@@ -14,13 +14,13 @@ import pytest
 
 from streamserve.protocol.metrics import PREFIX
 from tests.support.docs.demo_site import end_engines, environment, manage
+from tests.support.plugins.migrated import KEY, Migrate
 from tests.support.processes import children_of, command_of
 from tests.support.servers.flow_driver import until
 from tests.support.servers.web_servers import Server, uvicorn, wait_until_ready
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(300)]
 
-KEY = "a-key-for-these-tests"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.jobs_site"}
 NUM_TOKENS = 8
@@ -30,14 +30,9 @@ LENGTH = '{finished_reason="length",model_name="echo"}'
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path: Path, migrated: Migrate) -> Iterator[Path]:
     """The folder of a site with a key."""
-    for arguments in (
-        ["migrate", "--verbosity=0"],
-        ["streamserve_key", "create", "--key", KEY, "--scope", "chat", "--scope", "ops"],
-    ):
-        done = manage(tmp_path, *arguments, **SETTINGS)
-        assert done.returncode == 0, done.stderr
+    migrated(tmp_path, ("streamserve_key", "create", "--key", KEY, "--scope", "chat", "--scope", "ops"))
     yield tmp_path
     end_engines(tmp_path)
 

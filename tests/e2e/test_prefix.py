@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import httpx
 import pytest
 
-from tests.support.plugins.migrated import Migrate
+from tests.support.plugins.migrated import KEY, MAKE_KEY, Migrate
+from tests.support.servers.browser import ADMIN_NAME, ADMIN_PASSWORD, ADMINISTRATOR, MAKE_ADMINISTRATOR
 from tests.support.servers.sockets import open_socket
-from tests.support.servers.web_servers import ROOT, Server, daphne, uvicorn, wait_until_ready
+from tests.support.servers.web_servers import Server, daphne, uvicorn, wait_until_ready
 
 pytestmark = pytest.mark.proof
 
 SETTINGS = "tests.support.sites.prefixed_site"
-KEY = "a-key-of-the-tests"
-LOGIN = {"username": "root", "password": "a-long-password"}
+LOGIN = {"username": ADMIN_NAME, "password": ADMIN_PASSWORD}
 
 
 class Site(NamedTuple):
@@ -36,15 +33,7 @@ def env(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> dict[str
     """The variables of the site, whose database has a superuser and a key: one for all servers."""
     state = tmp_path_factory.mktemp("state")
     env = {"DJANGO_SETTINGS_MODULE": SETTINGS, "STREAMSERVE_MODEL": "echo", "STREAMSERVE_STATE_DIR": str(state)}
-    migrated(state)
-    _manage(
-        {**env, "DJANGO_SUPERUSER_PASSWORD": LOGIN["password"]},
-        "createsuperuser",
-        "--no-input",
-        "--username=root",
-        "--email=root@example.org",
-    )
-    _manage(env, "streamserve_key", "create", "--key", KEY)
+    migrated(state, MAKE_ADMINISTRATOR, MAKE_KEY, **ADMINISTRATOR)
     return env
 
 
@@ -63,11 +52,6 @@ def site(request: pytest.FixtureRequest, env: dict[str, str]) -> Iterator[Site]:
         sent = "" if (name, way) == ("uvicorn", "--root-path") else seen
         wait_until_ready(f"{server.url}{sent}/ai")
         yield Site(server, sent, seen)
-
-
-def _manage(env: dict[str, str], *arguments: str) -> None:
-    command = [sys.executable, "manage.py", *arguments]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, check=True, capture_output=True)
 
 
 def test_http_and_websocket_answer_beside_each_other(site: Site) -> None:

@@ -18,15 +18,14 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from tests.support.checks.stream_checks import check_native, check_native_part, going_away_of, text_of
-from tests.support.docs.demo_site import end_engines, environment, manage
-from tests.support.plugins.migrated import Migrate
+from tests.support.docs.demo_site import end_engines, environment
+from tests.support.plugins.migrated import KEY, Migrate
 from tests.support.servers.flow_driver import until
 from tests.support.servers.sockets import open_socket
 from tests.support.servers.web_servers import ALL_SERVERS, Server, wait_until_ready
 
 pytestmark = pytest.mark.proof
 
-KEY = "a-key-for-these-tests"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.workers.two_workers_site", "DRAIN_SECONDS": "5"}
 _SECONDS = 60.0
@@ -44,10 +43,7 @@ PROBE_SEES = {
 def folder(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterator[Path]:
     """The site's folder: one engine and one log for all servers."""
     folder = tmp_path_factory.mktemp("site")
-    migrated(folder)
-    make_key = ["streamserve_key", "create", "--key", KEY, "--scope", "chat", "--scope", "ops"]
-    done = manage(folder, *make_key, **SETTINGS)
-    assert done.returncode == 0, done.stderr
+    migrated(folder, ("streamserve_key", "create", "--key", KEY, "--scope", "chat", "--scope", "ops"))
     yield folder
     end_engines(folder)
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.sim.simulation import Simulation
 
-MIN_STEPS = 300_000
+MIN_STEPS = 200_000
 NUM_SHARDS = 8  # of the random runs of test_seeds.py
 
 

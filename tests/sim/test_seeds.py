@@ -9,7 +9,7 @@ import pytest
 from tests.sim.conftest import NUM_SHARDS, StepCount
 from tests.sim.seeds import check_repeats, run
 
-STEPS_PER_SHARD = int(os.environ.get("SIM_STEPS", "170_000")) // NUM_SHARDS
+STEPS_PER_SHARD = int(os.environ.get("SIM_STEPS", "80_000")) // NUM_SHARDS
 # Each shard has its own seeds, so that a longer run repeats none.
 SEEDS_PER_SHARD = 1_000_000
 ONE_SEED = os.environ.get("SIM_SEED")

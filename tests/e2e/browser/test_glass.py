@@ -19,8 +19,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.e2e.browser.test_acks import HIDE
-from tests.e2e.clients.conftest import manage
-from tests.support.plugins.migrated import Migrate
+from tests.support.plugins.migrated import KEY, Migrate
 from tests.support.servers.browser import ask, echo_site, stored_turns, wait_for_status, wait_for_text, watching
 from tests.support.servers.node import node_of_tests
 from tests.support.servers.slow_relay import Plan, SlowRelay, slow_relay
@@ -86,14 +85,8 @@ def glass_site(glass_state: Path, migrated: Migrate) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def key(glass_site: str, glass_state: Path) -> str:
-    env = {
-        "DJANGO_SETTINGS_MODULE": SETTINGS,
-        "STREAMSERVE_STATE_DIR": str(glass_state),
-        "STREAMSERVE_MODEL": "echo",
-    }
-    (key,) = [word for word in manage(env, "streamserve_key", "create").split() if len(word) > 30]
-    return key
+def key() -> str:
+    return KEY
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Route, expect
 
 from tests.support.checks.axe import axe_violations
-from tests.support.plugins.migrated import Migrate
+from tests.support.plugins.migrated import KEY, Migrate
 from tests.support.servers.browser import (
     ADMIN_NAME,
     ADMIN_PASSWORD,
@@ -20,7 +20,6 @@ from tests.support.servers.browser import (
     ask,
     echo_site,
     log_text,
-    manage,
     server_log,
     signed_in,
     stored_turns,
@@ -131,22 +130,18 @@ SIDEWAYS = """() => [...document.querySelectorAll('#content *')]
   .filter((each) => each.scrollWidth > each.clientWidth + 1 && each.clientWidth > 2)
   .filter((each) => /auto|scroll/.test(getComputedStyle(each).overflowX)).map((each) => each.className)"""
 
-ALERTS_KEY = "live-alerts-key-0001"
-
 
 @pytest.fixture(scope="module")
 def alerting(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterator[str]:
     """A site whose answers are beyond two of its thresholds: as many as a rule needs, some of them stopped."""
     settings, state = "tests.support.sites.pages.alerts_site", tmp_path_factory.mktemp("alerts")
     with echo_site(settings, state, migrated) as url:
-        env = {"DJANGO_SETTINGS_MODULE": settings, "STREAMSERVE_STATE_DIR": str(state), "STREAMSERVE_MODEL": "echo"}
-        manage(env, "streamserve_key", "create", "--name", "alerts", "--key", ALERTS_KEY)
         yield url
 
 
 def have_answers(url: str, num: int, num_stopped: int) -> None:
     """Have so many answers; the readers of those that are stopped leave before the end."""
-    headers = {"Authorization": f"Bearer {ALERTS_KEY}"}
+    headers = {"Authorization": f"Bearer {KEY}"}
     body = {"prompt": "tell me", "ignore_eos": True}
     with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as client:
         for _ in range(num):

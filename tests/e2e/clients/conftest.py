@@ -16,7 +16,7 @@ import pytest
 from tests.support.docs.demo_site import end_engines
 from tests.support.models.thinking_model import thinking_model
 from tests.support.models.thinking_world import tool
-from tests.support.plugins.migrated import Migrate
+from tests.support.plugins.migrated import KEY, MAKE_KEY, Migrate
 from tests.support.servers.web_servers import ROOT, Server, daphne, wait_until_ready
 
 MODEL = "thinker"
@@ -39,7 +39,7 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="package")
 def site(env: dict[str, str], migrated: Migrate) -> Iterator[Server]:
     """The site, with its model loaded: one for all tests."""
-    migrated(Path(env["STREAMSERVE_STATE_DIR"]))
+    migrated(Path(env["STREAMSERVE_STATE_DIR"]), MAKE_KEY)
     with daphne("project.asgi:application", env=env) as server:
         wait_until_ready(server.url)
         yield server
@@ -47,10 +47,9 @@ def site(env: dict[str, str], migrated: Migrate) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="package")
-def key(env: dict[str, str], site: Server) -> str:
+def key() -> str:
     """An API key of the site."""
-    (key,) = [line for line in manage(env, "streamserve_key", "create", "--name", "clients").split() if len(line) > 30]
-    return key
+    return KEY
 
 
 def manage(env: dict[str, str], *arguments: str) -> str:

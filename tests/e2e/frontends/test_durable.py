@@ -12,10 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.clients.conftest import manage
 from tests.support.docs.demo_site import end_engines
 from tests.support.docs.doc_blocks import blocks_of
-from tests.support.plugins.migrated import Migrate
+from tests.support.plugins.migrated import KEY, MAKE_KEY, Migrate
 from tests.support.servers.node import FRONT_ENDS, run_script
 from tests.support.servers.ports import free_port
 from tests.support.servers.web_servers import Server, daphne, wait_until_ready
@@ -78,7 +77,7 @@ NOT_OURS = {
 def env(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate, node: str) -> Iterator[dict[str, str]]:
     """The variables of the site, with a state folder of its own."""
     state = tmp_path_factory.mktemp("state")
-    migrated(state)
+    migrated(state, MAKE_KEY)
     yield {"DJANGO_SETTINGS_MODULE": "tests.support.sites.tape_site", "STREAMSERVE_STATE_DIR": str(state)}
     end_engines(state)
 
@@ -91,9 +90,8 @@ def site(env: dict[str, str]) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def key(env: dict[str, str], site: Server) -> str:
-    (key,) = [line for line in manage(env, "streamserve_key", "create", "--name", "durable").split() if len(line) > 30]
-    return key
+def key() -> str:
+    return KEY
 
 
 def begin(client: httpx.Client, **fields: Any) -> str:

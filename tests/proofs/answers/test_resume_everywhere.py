@@ -17,12 +17,12 @@ from websockets.asyncio.client import connect as connect_websocket
 from tests.proofs.scale import IS_SOAK
 from tests.proofs.support.gated_engine import GatedEngine, gated_engine
 from tests.support.checks.stream_checks import Frame, check_native, check_native_part, check_tokens, text_of
-from tests.support.docs.demo_site import environment, manage
+from tests.support.docs.demo_site import environment
+from tests.support.plugins.migrated import KEY, MAKE_KEY, prepare
 from tests.support.servers.web_servers import Server, daphne, wait_until_ready
 
 pytestmark = [pytest.mark.timeout(3600)]
 
-KEY = "a-key-for-these-tests"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 NUM_TOKENS = 480 if IS_SOAK else 60
 # For streams in progress: the engine is held after so many tokens, and the reader resumes at these events.
@@ -58,9 +58,7 @@ class Reference:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
     env = environment(folder, DJANGO_SETTINGS_MODULE="tests.support.sites.pages.gated_site")
-    for arguments in (["migrate", "--verbosity=0"], ["streamserve_key", "create", "--key", KEY]):
-        done = manage(folder, *arguments)
-        assert done.returncode == 0, done.stderr
+    prepare(folder, MAKE_KEY)
     with ExitStack() as stack:
         engine = stack.enter_context(gated_engine(folder, env))
         server = stack.enter_context(daphne("project.asgi:application", env=env))

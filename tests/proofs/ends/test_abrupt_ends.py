@@ -22,9 +22,10 @@ import pytest
 
 from tests.proofs.scale import IS_SOAK, scaled
 from tests.proofs.support.gated_engine import GatedEngine, gated_engine, held_by
-from tests.proofs.support.leaving import KEY, WAYS, Client, HttpClient, fin
+from tests.proofs.support.leaving import WAYS, Client, HttpClient, fin
 from tests.support.checks.stream_checks import check_native, text_of
-from tests.support.docs.demo_site import environment, manage
+from tests.support.docs.demo_site import environment
+from tests.support.plugins.migrated import MAKE_KEY, prepare
 from tests.support.servers.web_servers import SERVERS, Server, wait_until_ready
 
 pytestmark = [pytest.mark.timeout(3600)]
@@ -101,9 +102,7 @@ class Site:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A site with its database."""
     folder = tmp_path_factory.mktemp("site")
-    for arguments in (["migrate", "--verbosity=0"], ["streamserve_key", "create", "--key", KEY]):
-        done = manage(folder, *arguments)
-        assert done.returncode == 0, done.stderr
+    prepare(folder, MAKE_KEY)
     return folder
 
 

@@ -24,12 +24,12 @@ import pytest
 from tests.proofs.scale import scaled
 from tests.support.checks.stream_checks import check_native, check_native_part, text_of
 from tests.support.docs.demo_site import ROOT, environment, manage, processes_of
+from tests.support.plugins.migrated import KEY, MAKE_KEY, MIGRATE, prepare
 from tests.support.servers.postgres_server import PostgresServer
 from tests.support.servers.web_servers import daphne, wait_until_ready
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(3600)]
 
-KEY = "a-key-for-these-tests"
 SECONDS = 300.0  # a worker on busy cores needs a while to start
 NUM_JOBS = 5
 NUM_KILLS = scaled(60)
@@ -88,9 +88,11 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with ExitStack() as stack:
         if request.param == "postgres":
             variables["JOBS_POSTGRES"] = str(stack.enter_context(PostgresServer()).port)
-        for arguments in (["migrate", "--verbosity=0"], ["streamserve_key", "create", "--key", KEY]):
-            done = manage(folder, *arguments, **variables)
-            assert done.returncode == 0, done.stderr
+            for arguments in (MIGRATE, MAKE_KEY):
+                done = manage(folder, *arguments, **variables)
+                assert done.returncode == 0, done.stderr
+        else:
+            prepare(folder, MAKE_KEY)
         web = stack.enter_context(daphne("project.asgi:application", env=environment(folder, **variables)))
         wait_until_ready(web.url)
         site = Site(folder, web.url, variables)

@@ -54,7 +54,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with ExitStack() as stack:
         if request.param == "postgres":
             variables["BILLS_POSTGRES"] = str(stack.enter_context(PostgresServer()).port)
-        yield stack.enter_context(two_workers(tmp_path_factory.mktemp("site"), variables=variables))
+        yield stack.enter_context(two_workers(tmp_path_factory.mktemp("site"), is_demo=False, variables=variables))
 
 
 class Crowd:

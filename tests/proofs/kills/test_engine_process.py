@@ -15,11 +15,11 @@ import pytest
 
 from project.settings import HELPDESK
 from tests.support.docs.demo_site import environment, manage, processes_of
+from tests.support.plugins.migrated import KEY, MAKE_KEY, prepare
 from tests.support.servers.web_servers import Server, daphne, wait_until_ready
 
 pytestmark = [pytest.mark.timeout(300)]
 
-KEY = "a-key-for-these-tests"
 # What `-X importtime` prints for each module: "import time: self | cumulative | name".
 IMPORTED = re.compile(r"^import time:[^|]*\|[^|]*\| *(\S+)$", re.MULTILINE)
 
@@ -28,9 +28,7 @@ IMPORTED = re.compile(r"^import time:[^|]*\|[^|]*\| *(\S+)$", re.MULTILINE)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state folder with a database and a key."""
     folder = tmp_path_factory.mktemp("site")
-    for arguments in (["migrate", "--verbosity=0"], ["streamserve_key", "create", "--key", KEY]):
-        done = manage(folder, *arguments)
-        assert done.returncode == 0, done.stderr
+    prepare(folder, MAKE_KEY)
     return folder
 
 

@@ -41,7 +41,8 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         variables = dict(SETTINGS)
         if request.param == "postgres":
             variables["JOBS_POSTGRES"] = str(stack.enter_context(PostgresServer()).port)
-        yield stack.enter_context(two_workers(tmp_path_factory.mktemp("site"), variables=variables))
+        folder, is_demo = tmp_path_factory.mktemp("site"), request.param == "sqlite"
+        yield stack.enter_context(two_workers(folder, is_demo=is_demo, variables=variables))
 
 
 class Gate:

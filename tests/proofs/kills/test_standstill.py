@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.proofs.kills.test_engine_process import KEY, ask, text_of
-from tests.support.docs.demo_site import environment, manage, processes_of
+from tests.proofs.kills.test_engine_process import ask, text_of
+from tests.support.docs.demo_site import end_engines, environment, processes_of
+from tests.support.plugins.migrated import MAKE_KEY, prepare
 from tests.support.servers.web_servers import Server, daphne, wait_until_ready
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
@@ -27,13 +28,11 @@ DISTURBED_AT = 5
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Server]:
     """A web process and its engine, with short time-outs for each other."""
-    for arguments in (["migrate", "--verbosity=0"], ["streamserve_key", "create", "--key", KEY]):
-        done = manage(tmp_path, *arguments, **SETTINGS)
-        assert done.returncode == 0, done.stderr
+    prepare(tmp_path, MAKE_KEY)
     with daphne("project.asgi:application", env=environment(tmp_path, **SETTINGS)) as server:
         wait_until_ready(server.url)
         yield server
-    manage(tmp_path, "streamserve_engine", "--stop", **SETTINGS)
+    end_engines(tmp_path)
 
 
 def engine_of(site: Server, folder: Path) -> int:

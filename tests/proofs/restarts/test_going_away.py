@@ -18,10 +18,10 @@ from tests.support.checks.stream_checks import (
     parse_sse,
     text_of,
 )
-from tests.support.docs.demo_site import environment, manage
+from tests.support.docs.demo_site import end_engines, environment
+from tests.support.plugins.migrated import KEY, MAKE_KEY, prepare
 from tests.support.servers.web_servers import Server, daphne, wait_until_ready
 
-KEY = "a-key-for-these-tests"
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.workers.short_drain_site"}
 NUM_TOKENS = 600  # six seconds at least, of which the drain waits one
 DEADLINE_SECONDS = 60.0
@@ -30,11 +30,9 @@ DEADLINE_SECONDS = 60.0
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("site")
-    for arguments in (["migrate", "--verbosity=0"], ["streamserve_key", "create", "--key", KEY]):
-        done = manage(folder, *arguments)
-        assert done.returncode == 0, done.stderr
+    prepare(folder, MAKE_KEY)
     yield folder
-    manage(folder, "streamserve_engine", "--stop", **SETTINGS)
+    end_engines(folder)
 
 
 @pytest.fixture

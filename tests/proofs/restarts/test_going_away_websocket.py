@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.docs.demo_site import environment, manage
+from tests.support.docs.demo_site import environment
+from tests.support.plugins.migrated import KEY, MAKE_KEY, prepare
 from tests.support.servers.sockets import Socket, open_socket, text_of
 from tests.support.servers.web_servers import Server, daphne, wait_until_ready
 
-KEY = "a-key-for-these-tests"
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.pages.own_engines_site"}
 ASK = {"messages": [{"role": "user", "content": "tell me"}], "max_tokens": 400, "seed": 7, "ignore_eos": True}
 END_SECONDS = 120.0
@@ -28,9 +28,7 @@ Start = Callable[[float], Server]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("farewell")
-    for arguments in (["migrate", "--verbosity=0"], ["streamserve_key", "create", "--key", KEY]):
-        done = manage(folder, *arguments)
-        assert done.returncode == 0, done.stderr
+    prepare(folder, MAKE_KEY)
     return folder
 
 

@@ -18,10 +18,10 @@ from websockets.sync.client import connect
 
 from tests.support.checks.stream_checks import check_native, check_native_part, going_away_of, text_of
 from tests.support.docs.demo_site import environment, manage, processes_of
+from tests.support.plugins.migrated import KEY, MAKE_KEY, prepare
 from tests.support.servers.flow_driver import get, printed_lines, read_all, read_until, until
 from tests.support.servers.web_servers import ROOT, Server, uvicorn, wait_until_ready
 
-KEY = "a-key-for-these-tests"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 SETTINGS = {
     "DJANGO_SETTINGS_MODULE": "tests.support.sites.workers.two_workers_site",
@@ -38,9 +38,7 @@ BY_SIGTERM = -signal.SIGTERM
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A site's folder; its engine is ended with it."""
     folder = tmp_path_factory.mktemp("site")
-    for arguments in (["migrate", "--verbosity=0"], ["streamserve_key", "create", "--key", KEY]):
-        done = manage(folder, *arguments, **SETTINGS)
-        assert done.returncode == 0, done.stderr
+    prepare(folder, MAKE_KEY)
     yield folder
     manage(folder, "streamserve_engine", "--stop", **SETTINGS)
     assert processes_of(folder) == set()

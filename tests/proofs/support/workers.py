@@ -18,10 +18,11 @@ from streamserve.protocol.events import Done, Token
 from streamserve.streams.log.base import EventLog
 from tests.support.checks.stream_checks import Frame, check_native_part, text_of
 from tests.support.docs.demo_site import environment, manage, processes_of
+from tests.support.plugins.migrated import KEY, MIGRATE, prepare
 from tests.support.servers.ports import free_port
 from tests.support.servers.web_servers import Server, daphne, wait_until_ready
 
-KEY, OTHER_KEY = "a-key-for-these-tests", "another-key-for-these"
+OTHER_KEY = "another-key-for-these"
 KEYS = (KEY, OTHER_KEY)
 # A worker on two busy cores needs a while; readers must not give up before the test's own limit.
 SECONDS = 120.0
@@ -98,12 +99,19 @@ class Site:
 
 
 @contextlib.contextmanager
-def two_workers(folder: Path, **options: Any) -> Iterator[Site]:
-    """Run a site with its keys while the block runs; its engine has ended afterwards. `options`: those of `Site`."""
+def two_workers(folder: Path, *, is_demo: bool = True, **options: Any) -> Iterator[Site]:
+    """Run a site with its keys while the block runs; its engine has ended afterwards. `options`: those of `Site`.
+
+    `is_demo`: its database is SQLite, and has the demo's tables.
+    """
     site = Site(folder, **options)
-    for arguments in (["migrate", "--verbosity=0"], *(["streamserve_key", "create", "--key", key] for key in KEYS)):
-        done = manage(folder, *arguments, **site.variables)
-        assert done.returncode == 0, done.stderr
+    commands = [("streamserve_key", "create", "--key", key) for key in KEYS]
+    if is_demo:
+        prepare(folder, *commands)
+    else:
+        for command in (MIGRATE, *commands):
+            done = manage(folder, *command, **site.variables)
+            assert done.returncode == 0, done.stderr
     try:
         for index in range(2):
             site.start(index)

@@ -23,7 +23,6 @@ def pytest_collection() -> Iterator[None]:
     """Collect the tests with the collector off; leave what they are out of its later runs."""
     gc.disable()
     yield
-    gc.collect()
     gc.freeze()
     gc.enable()
 

@@ -15,6 +15,7 @@ SHARED = ("tests/e2e/browser/test_tabs.py", "tests/e2e/browser/", "tests/e2e/cli
 # Files and folders of over ten seconds, about by their time. What waits for servers and what computes take turns.
 SLOWEST = (
     "tests/doctor/test_proxies.py",
+    "tests/e2e/browser/",
     "tests/native/test_sanitizers.py",
     "tests/proofs/kills/",
     "tests/proofs/restarts/",
@@ -22,8 +23,6 @@ SLOWEST = (
     "tests/proofs/memory/",
     "tests/web/sites/test_postgres.py",
     "tests/proofs/",
-    "tests/e2e/browser/test_tabs.py",
-    "tests/e2e/browser/",
     "tests/engine/model/test_engine.py",
     "tests/e2e/clients/",
     "tests/e2e/test_wheel.py",

@@ -33,7 +33,7 @@ from playwright.sync_api import (
 )
 
 from tests.support.docs.demo_site import end_engines
-from tests.support.plugins.migrated import Migrate
+from tests.support.plugins.migrated import MAKE_KEY, Migrate
 from tests.support.servers.web_servers import ROOT, daphne, wait_until_ready
 
 CHROMIUM_ARGS = [
@@ -46,6 +46,8 @@ CHROMIUM_ARGS = [
     "--disable-sync",
 ]
 ADMIN_NAME, ADMIN_PASSWORD = "admin", "a password for tests only"
+MAKE_ADMINISTRATOR = ("createsuperuser", "--noinput", "--username", ADMIN_NAME, "--email", "admin@example.com")
+ADMINISTRATOR = {"DJANGO_SUPERUSER_PASSWORD": ADMIN_PASSWORD}
 # The contrast of an element's text with what is painted behind it, by WCAG 2.2.
 CONTRAST = """(element) => {
   const isMixed = (text) => text.startsWith('color(srgb'); // by color-mix: 0 to 1
@@ -108,15 +110,13 @@ def site(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterato
 
 @contextmanager
 def echo_site(settings: str, state: Path, migrated: Migrate, prefix: str = "") -> Iterator[str]:
-    """Serve a site with the echo engine and an administrator through daphne; yield the address of its prefix."""
+    """Serve a site with the echo engine, an administrator and KEY through daphne; yield its prefix's address."""
     env = {
         "DJANGO_SETTINGS_MODULE": settings,
         "STREAMSERVE_STATE_DIR": str(state),
         "STREAMSERVE_MODEL": "echo",
-        "DJANGO_SUPERUSER_PASSWORD": ADMIN_PASSWORD,
     }
-    migrated(state)
-    manage(env, "createsuperuser", "--noinput", "--username", ADMIN_NAME, "--email", "admin@example.com")
+    migrated(state, MAKE_ADMINISTRATOR, MAKE_KEY, **ADMINISTRATOR)
     with daphne("project.asgi:application", env=env) as server:
         wait_until_ready(server.url + prefix)
         yield server.url + prefix

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.clients.conftest import manage
 from tests.support.docs.demo_site import end_engines
 from tests.support.docs.doc_blocks import blocks_of
-from tests.support.plugins.migrated import Migrate
+from tests.support.plugins.migrated import KEY, MAKE_KEY, Migrate
 from tests.support.servers.cutting_relay import cutting
 from tests.support.servers.node import FRONT_ENDS, run_script
 from tests.support.servers.web_servers import Server, daphne, wait_until_ready
@@ -34,7 +33,7 @@ FIND = {
 def env(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate, node: str) -> Iterator[dict[str, str]]:
     """The variables of the site, with a state folder of its own."""
     state = tmp_path_factory.mktemp("state")
-    migrated(state)
+    migrated(state, MAKE_KEY)
     yield {"DJANGO_SETTINGS_MODULE": "tests.support.sites.agents_site", "STREAMSERVE_STATE_DIR": str(state)}
     end_engines(state)
 
@@ -47,9 +46,8 @@ def site(env: dict[str, str]) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def key(env: dict[str, str], site: Server) -> str:
-    (key,) = [line for line in manage(env, "streamserve_key", "create", "--name", "agents").split() if len(line) > 30]
-    return key
+def key() -> str:
+    return KEY
 
 
 def agent(site: str, key: str, name: str, *runs: dict[str, Any], **plan: Any) -> list[dict[str, Any]]:

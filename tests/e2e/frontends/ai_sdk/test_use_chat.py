@@ -21,7 +21,7 @@ from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from tests.support.docs.demo_site import end_engines
 from tests.support.docs.doc_blocks import blocks_of
 from tests.support.plugins.migrated import Migrate
-from tests.support.servers.browser import ADMIN_NAME, ADMIN_PASSWORD, Watched, manage, signed_in
+from tests.support.servers.browser import ADMINISTRATOR, MAKE_ADMINISTRATOR, Watched, signed_in
 from tests.support.servers.cutting_relay import cutting
 from tests.support.servers.node import bundle
 from tests.support.servers.web_servers import daphne, wait_until_ready
@@ -50,11 +50,9 @@ def url(node: str, tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) 
         "DJANGO_SETTINGS_MODULE": "tests.support.sites.pages.ai_sdk_site",
         "STREAMSERVE_STATE_DIR": str(state),
         "STREAMSERVE_MODEL": "echo",
-        "DJANGO_SUPERUSER_PASSWORD": ADMIN_PASSWORD,
         "REACT": str(scripts),
     }
-    migrated(state)
-    manage(env, "createsuperuser", "--noinput", "--username", ADMIN_NAME, "--email", "admin@example.com")
+    migrated(state, MAKE_ADMINISTRATOR, **ADMINISTRATOR)
     with daphne("project.asgi:application", env=env) as server:
         wait_until_ready(server.url)
         yield server.url

@@ -12,6 +12,8 @@ import torch
 from streamserve.engine.model.linear import packs as module
 from streamserve.engine.model.linear.native import NativeLinear, quantize
 from streamserve.engine.model.linear.packs import Packs
+from streamserve.native.build import build
+from streamserve.native.levels import best_level
 from streamserve.native.library import Library
 from tests.native.conftest import library  # noqa: F401  (a fixture)
 from tests.support.models.model_driver import Driver, load_tiny, prompts
@@ -171,10 +173,13 @@ def test_without_room_nothing_is_written(
 
 def test_a_second_load_takes_what_the_first_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same answers, layers of the same bytes, a probe against the kept reference; without KEEP_PACKED no file."""
+    own = tmp_path / "cache" / "streamserve"
+    (own / "native").mkdir(mode=0o700, parents=True)
+    shutil.copy2(build(best_level()), own / "native")  # kernels that are compiled
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = save_model(tmp_path / "model", "llama", hidden_size=64, intermediate_size=96, head_dim=16)
     first = load_tiny(folder, quantize="int4", parity_probe=True, keep_packed=True)
-    (file,) = (tmp_path / "cache" / "streamserve" / "packs").glob("*.packs")
+    (file,) = (own / "packs").glob("*.packs")
     before = file.stat().st_ino
     second = load_tiny(folder, quantize="int4", parity_probe=True, keep_packed=True)
     assert file.stat().st_ino == before
