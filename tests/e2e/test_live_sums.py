@@ -16,7 +16,7 @@ import pytest
 from tests.support.plugins.migrated import KEY, Migrate
 from tests.support.servers.browser import ADMIN_NAME, ADMIN_PASSWORD, echo_site
 
-pytestmark = [pytest.mark.proof, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(300)]
 
 SETTINGS = "tests.support.sites.pages.browser_site"
 BY_KEY = {"Authorization": f"Bearer {KEY}"}

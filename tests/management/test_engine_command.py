@@ -16,7 +16,7 @@ from django.test.utils import override_settings
 
 from tests.support.docs.demo_site import ROOT, environment, manage, processes_of
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 ECHO = {"PATH": "echo"}
 

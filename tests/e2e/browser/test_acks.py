@@ -10,7 +10,7 @@ from playwright.sync_api import Page, Response
 
 from tests.support.servers.browser import Watched, ask, stored_turns, wait_for_status, wait_for_text
 
-pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(300)]
 
 # The tab is hidden, or shown again, as far as the page can tell.
 HIDE = """(isHidden) => {

@@ -20,7 +20,7 @@ from tests.support.servers.browser import (
     watching,
 )
 
-pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(300)]
 
 QUESTION = "What does the Team plan cost?"
 

@@ -25,7 +25,7 @@ from tests.support.servers.browser import (
     watching,
 )
 
-pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(300)]
 
 LENGTH = ("done", {"finish_reason": "length", "totalTokens": 3, "latency": 0.5, "breakdown": {"ttft": 0.1}})
 

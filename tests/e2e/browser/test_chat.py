@@ -38,7 +38,7 @@ RECORD = """() => {
     window.record.push([answer.querySelector('.ss-body').textContent.length, said, answer.getAttribute('aria-busy')]);
   }).observe(document.querySelector('.ss-chat'), { childList: true, subtree: true, attributes: true });
 }"""
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 
 def words(text: str) -> str:

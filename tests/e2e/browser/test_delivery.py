@@ -11,7 +11,7 @@ from tests.support.checks.axe import axe_violations
 from tests.support.servers.browser import ADMIN_NAME, ADMIN_PASSWORD, ANSWER_MS, Watched, watching
 from tests.support.servers.proxies import run
 
-pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(300)]
 
 
 def open_page(staff: Watched) -> Page:

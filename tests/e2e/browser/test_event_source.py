@@ -16,7 +16,7 @@ from tests.support.servers.browser import ANSWER_MS
 from tests.support.servers.cutting_relay import cutting
 from tests.support.servers.web_servers import daphne, wait_until_ready
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.pages.event_source_site"}
 PATH = "/v1/completions/stream"

@@ -23,7 +23,7 @@ from tests.support.servers.browser import (
 )
 from tests.support.servers.web_servers import daphne, wait_until_ready
 
-pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(300)]
 
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.pages.far_behind_site"}
 # What a device switched off long ago holds: an early event, and text that no token can mend.

@@ -28,7 +28,7 @@ from tests.support.servers.browser import (
     watching,
 )
 
-pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(300)]
 
 
 def open_live_page(staff: Watched) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.browser.conftest import html, render
 from tests.support.servers.browser import Watched, ask, fake_answer, sse, wait_for_status
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 
 # --- markdown --------------------------------------------------------------------------------------------------------

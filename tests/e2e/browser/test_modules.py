@@ -10,7 +10,7 @@ from playwright.sync_api import Page, Route
 from tests.e2e.browser.conftest import html, render
 from tests.support.servers.browser import Watched, ask, fake_answer, wait_for_status
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 # Hostile output of a model. Each must stay text: no such element, no request, no dialog.
 PAYLOADS = [

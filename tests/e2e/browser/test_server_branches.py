@@ -23,7 +23,7 @@ from tests.support.servers.browser import (
     wait_for_text,
 )
 
-pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(300)]
 
 SETTINGS = "tests.support.sites.pages.conversations_site"
 

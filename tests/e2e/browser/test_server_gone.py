@@ -24,7 +24,7 @@ from tests.support.servers.browser import (
 from tests.support.servers.ports import free_port
 from tests.support.servers.web_servers import Server, daphne, wait_until_ready
 
-pytestmark = [pytest.mark.browser, pytest.mark.proof, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser, pytest.mark.proof, pytest.mark.timeout(300)]
 
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.pages.browser_site"}
 GONE = "The server does not answer. Trying again…"

@@ -25,7 +25,7 @@ from tests.support.servers.browser import (
     watching,
 )
 
-pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(300)]
 
 SECONDS = 60.0
 

@@ -22,7 +22,7 @@ from tests.support.servers.browser import (
     watching,
 )
 
-pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.proof, pytest.mark.browser, pytest.mark.timeout(300)]
 
 GROUND = "getComputedStyle(document.querySelector('.ss-chat')).backgroundColor"
 

@@ -23,7 +23,7 @@ from streamserve.engine.plan import StepPlan
 from tests.support.processes import open_names, threads_of
 
 _ROOT = Path(__file__).resolve().parents[3]
-_READY_SECONDS = 60.0
+_READY_SECONDS = 240.0
 # A step that is not allowed within that time fails the test.
 _HOLD_SECONDS = 300.0
 _PAUSE_SECONDS = 0.005

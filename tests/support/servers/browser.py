@@ -66,7 +66,7 @@ CONTRAST = """(element) => {
 FAKE_ID = "0" * 32  # of `fake_answer`
 ANSWER_MS = 60_000  # enough for a whole answer of the echo engine on a busy machine
 
-expect.set_options(timeout=20_000)
+expect.set_options(timeout=ANSWER_MS)
 
 
 def chromium_path() -> str:
@@ -180,6 +180,7 @@ def watching(browser: Browser, origin: str, **options: Any) -> Iterator[Watched]
     """
     common = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"}
     context: BrowserContext = browser.new_context(**{**common, **options})
+    context.set_default_timeout(ANSWER_MS)
     try:
         watched = Watched(page=context.new_page(), origin=origin)
         watched.listen()
