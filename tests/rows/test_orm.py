@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -44,11 +44,23 @@ def handle() -> Any:
     return connection.connection
 
 
+async def occupied(run: Callable[[Callable[[], Any]], Any], go: threading.Event) -> asyncio.Task[Any]:
+    """Have a lane's thread wait for `go`. It waits on return: a thread that starts late would take the next job too."""
+    begun = threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        go.wait()
+
+    busy = asyncio.create_task(run(wait))
+    await until(begun.is_set)
+    return busy
+
+
 async def while_it_is_busy(thread: Lane, *works: Any) -> list[Any]:
     """Put `works` as writes while the thread does something else; return their results and errors."""
     go = threading.Event()
-    busy = asyncio.create_task(thread.run(go.wait))
-    await asyncio.sleep(0)
+    busy = await occupied(thread.run, go)
     writes = [asyncio.create_task(thread.run(work, can_share=True)) for work in works]
     await asyncio.sleep(0)  # each is queued in the first step of its task
     go.set()
@@ -114,8 +126,7 @@ async def test_a_write_that_fails_fails_alone(thread: Lane, caplog: pytest.LogCa
 async def all_at_once(function: Any, *arguments: Any) -> list[Any]:
     """Ask a function for each argument, while the thread does something else; return its results and errors."""
     go = threading.Event()
-    busy = asyncio.create_task(orm.call(go.wait))
-    await asyncio.sleep(0)
+    busy = await occupied(orm.call, go)
     asked = [asyncio.create_task(orm.write_all(function, argument)) for argument in arguments]
     await asyncio.sleep(0)  # each is queued in the first step of its task
     go.set()
@@ -267,8 +278,7 @@ async def test_posted_writes_have_a_bound(
     """What is posted beyond it is dropped and logged."""
     monkeypatch.setattr(orm, "MAX_POSTED", 2)
     go = threading.Event()
-    busy = asyncio.create_task(door.writes.run(go.wait))
-    await asyncio.sleep(0)
+    busy = await occupied(door.writes.run, go)
     for name in "abc":
         door.writes.post(make(name))
     go.set()
@@ -282,8 +292,7 @@ async def test_a_read_whose_caller_has_left_is_not_begun(door: Door) -> None:
     """A write is: its caller may have left after it was asked for."""
     for lane, is_done in ((door.reads, False), (door.writes, True)):
         go, done = threading.Event(), threading.Event()
-        busy = asyncio.create_task(lane.run(go.wait))
-        await asyncio.sleep(0)
+        busy = await occupied(lane.run, go)
         left = asyncio.create_task(lane.run(done.set))
         await asyncio.sleep(0)
         left.cancel()
