@@ -287,6 +287,8 @@ class EngineLink:
         self._without_engine_since = self._without_engine_since or now
         is_absent = isinstance(reason, EngineAbsent)
         is_late = now - self._without_engine_since > self._config.failure_seconds
+        if self._breaker.is_open and not is_absent and self.description.state == "failed":
+            return _RETRY_SECONDS  # why it failed is still what a reader should know
         has_failed = is_late or self._breaker.is_open or (is_absent and not self.description.was_ready)
         self._describe("failed" if has_failed else "loading", ABSENT if is_absent else "waiting", str(reason))
         return _RETRY_SECONDS

@@ -18,6 +18,7 @@ from streamserve.clients.base import until_loaded
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig, engine_paths, locked
 from streamserve.clients.process.embedder import ProcessEmbedder
+from streamserve.clients.process.link import NoEngine
 from streamserve.clients.process.memory import Entry, HostMemory, may_load, must_sleep, queue
 from streamserve.engine.capacity import ECHO_BYTES, GIB
 from streamserve.engine.config import EmbedderConfig, ModelConfig
@@ -203,6 +204,16 @@ async def test_a_model_larger_than_the_budget_is_refused(folder: Path) -> None:
         with pytest.raises(EngineUnavailable, match=r"a takes 0\.06 GiB, .* have 0\.03 GiB") as refused:
             await a.generate(ask())
         assert refused.value.code == "model_too_large"
+
+
+async def test_a_refusal_keeps_its_reason(folder: Path) -> None:
+    """Also where the next try finds that the refused engine has not ended yet."""
+    async with clients(folder, "a", memory_bytes=ECHO_BYTES // 2) as [a]:
+        a.wake()
+        await until(lambda: state(a) == "failed" and not a.is_connected)
+        a._link._wait(NoEngine("Another engine is starting or ending."))
+        with pytest.raises(EngineUnavailable, match=r"a takes 0\.06 GiB, .* have 0\.03 GiB"):
+            await a.generate(ask())
 
 
 @pytest.mark.parametrize("autostart", [True, False])
