@@ -10,13 +10,12 @@ import asyncio
 import random
 import secrets
 import sys
-from contextlib import suppress
 
 import django
 
 django.setup()
 
-from django.db import IntegrityError, OperationalError  # noqa: E402
+from django.db import IntegrityError  # noqa: E402
 
 from streamserve.api.usage import Used  # noqa: E402
 from streamserve.models import Stream  # noqa: E402
@@ -58,7 +57,7 @@ async def call(chance: random.Random) -> None:
         ask = rates.Ask(admission, lambda: rates.Needs(prompt=PROMPT, answer=ANSWER))
         try:
             await insert_stream(row, ask=ask)
-        except (RateLimited, IntegrityError):
+        except (RateLimited, IntegrityError, DatabaseUnavailable):  # the last: of a machine that is too busy
             continue
         await end(row, chance.randrange(ANSWER))
 
@@ -71,8 +70,13 @@ async def end(row: Stream, num_tokens: int) -> None:
         kind="answer",
         used=Used(requests=1, prompt_tokens=PROMPT, completion_tokens=num_tokens),
     )
-    await finish_stream(
-        row.pk, num_tokens=PROMPT + num_tokens, used=used, prompt_tokens=PROMPT, completion_tokens=num_tokens
+    await orm.insist(
+        finish_stream,
+        row.pk,
+        num_tokens=PROMPT + num_tokens,
+        used=used,
+        prompt_tokens=PROMPT,
+        completion_tokens=num_tokens,
     )
 
 
@@ -87,5 +91,4 @@ async def main(num_callers: int) -> None:
 
 
 if __name__ == "__main__":
-    with suppress(DatabaseUnavailable, OperationalError):
-        asyncio.run(main(int(sys.argv[1])))
+    asyncio.run(main(int(sys.argv[1])))
