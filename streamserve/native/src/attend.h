@@ -2,8 +2,8 @@
 // attend_prompts.h, of the same pieces.
 //
 // What a query sees is cut into tiles of `kTileKeys` positions and parts of `kPartKeys`, both at multiples of their
-// size: a score is summed in the order of its dims, a tile's weights lane by lane, values position by position, and
-// parts are joined in order. So a row's bits depend on its position and on what it sees: not on the rows beside it, the
+// size: a score's dims, a tile's weights and the values of its positions are summed in one order, and parts are joined
+// in order. So a row's bits depend on its position and on what it sees: not on the rows beside it, the
 // number of threads, or whether it is a decode or part of a prompt. All query heads of a group share one read of keys
 // and values. (Ideas: Dao et al., FlashAttention, the running softmax; Flash-Decoding, the parts; vLLM's paged
 // attention, the block tables.)
@@ -67,17 +67,10 @@ inline Vec pair_up(const bf16* a, const bf16* b, int64_t count) {
 inline Vec store_rounded(float*, Vec x) { return x; }  // never called
 #endif
 
-// Numbers of a float's size that a vector's copy has where it is multiplied, and how they are multiplied and added.
+// Numbers of a float's size that a vector's copy has where it is multiplied.
 template <class Kv>
 inline int64_t copy_size(int64_t dim) {
   return kInPairs<Kv> ? round_up(dim, 2 * kWidth) / 2 : padded(dim);
-}
-template <class Kv>
-inline Vec add_products(Vec total, Vec a, Vec b) {
-#if defined(__AVX512BF16__)
-  if constexpr (kInPairs<Kv>) return add_pairs_of(total, a, b);
-#endif
-  return fma(a, b, total);
 }
 
 // Write a group's queries (rows, padded(dim)) as they are multiplied, (rows, copy_size(dim)).
@@ -128,15 +121,16 @@ struct Partial {
   float* values;  // (padded(value_dim),)
 };
 
-// Memory of one thread: the group's queries as floats and as they are multiplied, a tile's scores, a part's outputs and
-// what they stand for.
+// Memory of one thread: the group's queries as floats and as they are multiplied, a tile's turned keys and its scores, a
+// part's outputs and what they stand for.
 struct AttentionScratch {
-  std::vector<float> read, query, scores, out;
+  std::vector<float> read, query, turned, scores, out;
   std::vector<Partial> partials;
 
   void reserve(int64_t group, int64_t key_dim, int64_t value_dim) {
     read.resize(group * padded(key_dim));
     query.resize(group * padded(key_dim));
+    turned.resize(padded(key_dim) * kTileKeys);
     scores.resize(kMostHeads * kTileKeys);
     out.resize(group * padded(value_dim));
     partials.resize(group);
@@ -173,28 +167,94 @@ inline void prefetch(const Kv* vector, int64_t dim) {
     __builtin_prefetch(reinterpret_cast<const char*>(vector) + byte);
 }
 
-// Scores of `Heads` queries and `Keys` keys. query (Heads, copy_size(dim)), padded with zeros.
+#if defined(__AVX512BF16__)
+
+// Write sixteen rows of sixteen pairs as columns, kTileKeys apart.
+inline void turn_pairs(const __m512i* rows, float* columns) {
+  __m512i a[16], b[16];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    for (int j = 0; j < 2; j++) {
+      b[i + 2 * j] = _mm512_unpacklo_epi64(a[i + j], a[i + j + 2]);
+      b[i + 2 * j + 1] = _mm512_unpackhi_epi64(a[i + j], a[i + j + 2]);
+    }
+  }
+  for (int i = 0; i < 4; i++) {  // b[4 r + i]: columns i, 4 + i, 8 + i, 12 + i of the rows 4 r to 4 r + 3
+    const __m512i low = _mm512_shuffle_i32x4(b[i], b[4 + i], 0x88), high = _mm512_shuffle_i32x4(b[i], b[4 + i], 0xdd);
+    const __m512i low2 = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0x88);
+    const __m512i high2 = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0xdd);
+    _mm512_storeu_si512(columns + i * kTileKeys, _mm512_shuffle_i32x4(low, low2, 0x88));
+    _mm512_storeu_si512(columns + (4 + i) * kTileKeys, _mm512_shuffle_i32x4(high, high2, 0x88));
+    _mm512_storeu_si512(columns + (8 + i) * kTileKeys, _mm512_shuffle_i32x4(low, low2, 0xdd));
+    _mm512_storeu_si512(columns + (12 + i) * kTileKeys, _mm512_shuffle_i32x4(high, high2, 0xdd));
+  }
+}
+
+// Turn a tile's keys, so that a lane is a key: (copy_size(dim), kTileKeys) pairs of dims. Positions that the tile does not
+// have get its neighbours' keys, in whole vectors.
+inline void turn_keys(const Tile<bf16>& tile, int64_t dim, float* columns) {
+  for (int64_t k = tile.begin / kWidth * kWidth; k < tile.end; k += kWidth) {
+    const bf16* keys[kWidth];
+    for (int64_t i = 0; i < kWidth; i++) keys[i] = tile.keys[std::min(std::max(k + i, tile.begin), tile.end - 1)];
+    for (int64_t d = 0; d < dim; d += 2 * kWidth) {
+      __m512i rows[kWidth];
+      for (int i = 0; i < kWidth; i++) rows[i] = _mm512_castps_si512(load_pairs(keys[i] + d, dim - d).v);
+      turn_pairs(rows, columns + d / 2 * kTileKeys + k);
+    }
+  }
+}
+
+// Scores (Rows, kTileKeys) of queries (Rows, stride) and `Vecs` vectors of turned keys: a score's pairs are added up in
+// their order.
+template <int Rows, int Vecs>
+inline void score_turned(const float* query, int64_t stride, const float* columns, float* scores) {
+  Vec total[Rows][Vecs];
+  for (int r = 0; r < Rows; r++)
+    for (int v = 0; v < Vecs; v++) total[r][v] = zero();
+  for (int64_t d = 0; d < stride; d++) {
+    Vec key[Vecs];
+    for (int v = 0; v < Vecs; v++) key[v] = load(columns + d * kTileKeys + v * kWidth);
+    for (int r = 0; r < Rows; r++) {
+      const Vec q = broadcast(query[r * stride + d]);
+      for (int v = 0; v < Vecs; v++) total[r][v] = add_pairs_of(total[r][v], q, key[v]);
+    }
+  }
+  for (int r = 0; r < Rows; r++)
+    for (int v = 0; v < Vecs; v++) store(scores + r * kTileKeys + v * kWidth, total[r][v]);
+}
+
+// The same for the tile's positions before `end`, in whole vectors.
+template <int Rows>
+inline void score_turned(const float* query, int64_t stride, const float* columns, int64_t end, float* scores) {
+  if (end <= kWidth) return score_turned<Rows, 1>(query, stride, columns, scores);
+  if (end <= 2 * kWidth) return score_turned<Rows, 2>(query, stride, columns, scores);
+  if (end <= 3 * kWidth) return score_turned<Rows, 3>(query, stride, columns, scores);
+  score_turned<Rows, 4>(query, stride, columns, scores);
+}
+
+#endif
+
+// Scores of `Heads` queries and `Keys` keys. query (Heads, padded(dim)), padded with zeros.
 template <int Heads, int Keys, class Kv>
 inline void score_keys(const float* query, int64_t dim, const Kv* const* keys, float* scores) {
-  const int64_t stride = copy_size<Kv>(dim);
+  const int64_t stride = padded(dim);
   Vec total[Heads][Keys];
   for (int h = 0; h < Heads; h++)
     for (int k = 0; k < Keys; k++) total[h][k] = zero();
-  const auto add = [&](int64_t place, const auto& read) {
+  const auto add = [&](int64_t d, const auto& read) {
     Vec key[Keys];
     for (int k = 0; k < Keys; k++) key[k] = read(keys[k]);
     for (int h = 0; h < Heads; h++) {
-      const Vec q = load(query + h * stride + place);
-      for (int k = 0; k < Keys; k++) total[h][k] = add_products<Kv>(total[h][k], q, key[k]);
+      const Vec q = load(query + h * stride + d);
+      for (int k = 0; k < Keys; k++) total[h][k] = fma(q, key[k], total[h][k]);
     }
   };
-  if constexpr (kInPairs<Kv>) {
-    for (int64_t d = 0; d < dim; d += 2 * kWidth) add(d / 2, [&](const Kv* key) { return load_pairs(key + d, dim - d); });
-  } else {
-    int64_t d = 0;
-    for (; d + kWidth <= dim; d += kWidth) add(d, [&](const Kv* key) { return load(key + d); });
-    if (d < dim) add(d, [&](const Kv* key) { return load_part(key + d, dim - d); });
-  }
+  int64_t d = 0;
+  for (; d + kWidth <= dim; d += kWidth) add(d, [&](const Kv* key) { return load(key + d); });
+  if (d < dim) add(d, [&](const Kv* key) { return load_part(key + d, dim - d); });
   for (int h = 0; h < Heads; h++) {
     if constexpr (Keys == 4) {
       const Quad four = sums(total[h][0], total[h][1], total[h][2], total[h][3]);
@@ -205,9 +265,14 @@ inline void score_keys(const float* query, int64_t dim, const Kv* const* keys, f
   }
 }
 
-// Scores (Heads, kTileKeys) of a tile; its values are on their way meanwhile.
+// Scores (Heads, kTileKeys) of a tile; its values are on their way meanwhile. `turned`: its keys, where those are
+// multiplied in pairs.
 template <int Heads, class Kv>
-inline void score_tile(const float* query, int64_t key_dim, int64_t value_dim, const Tile<Kv>& tile, float* scores) {
+inline void score_tile(const float* query, int64_t key_dim, int64_t value_dim, const Tile<Kv>& tile,
+                       [[maybe_unused]] const float* turned, float* scores) {
+#if defined(__AVX512BF16__)
+  if constexpr (kInPairs<Kv>) return score_turned<Heads>(query, copy_size<Kv>(key_dim), turned, tile.end, scores);
+#endif
   int64_t k = tile.begin;
   for (; k + 4 <= tile.end; k += 4) {
     for (int i = 0; i < 4; i++) prefetch(tile.values[k + i], value_dim);
@@ -215,6 +280,10 @@ inline void score_tile(const float* query, int64_t key_dim, int64_t value_dim, c
   }
   for (; k < tile.end; k++) score_keys<Heads, 1>(query, key_dim, tile.keys + k, scores + k);
 }
+
+// How far scores may be above what their weights are relative to: weights are at most exp(kMostRise), and outputs are
+// brought to another scale seldom.
+constexpr float kMostRise = 8;
 
 // Turn one row's scores of a tile, `num` positions, into weights, and bring `partial` to their scale. Positions that the
 // row does not see have the weight 0. Weights are floats, or where they are multiplied in pairs the tile's as bf16.
@@ -237,23 +306,23 @@ inline void weigh_tile(float* scores, int64_t num, Range seen, float scaling, fl
     std::fill(scores + seen.end, scores + kTileKeys, -kInfinity);
     for (int i = 0; i < kVecs; i++) x[i] = load(scores + i * kWidth);
   }
-  Vec high = broadcast(partial.most);
-  for (const Vec& one : x) high = max(high, one);
-  const float most = largest(high);
-  Vec total = zero();
-  for (int i = 0; i < kVecs; i++) {
-    Vec weight = exp(x[i] - broadcast(most));
-    if constexpr (kInPairs<Kv>) weight = store_rounded(scores + i * kWidth / 2, weight);  // what is multiplied is summed
-    else store(scores + i * kWidth, weight);
-    total = total + weight;
-  }
-  if (most != partial.most) {
+  Vec high = x[0];
+  for (int i = 1; i < kVecs; i++) high = max(high, x[i]);
+  if (exceeds(high, partial.most + kMostRise)) {
+    const float most = largest(high);
     const Vec shrink = exp(broadcast(partial.most) - broadcast(most));
     partial.sum *= first(shrink);
     map(partial.values, partial.values, padded(value_dim), [&](Vec value) { return value * shrink; });
+    partial.most = most;
+  }
+  Vec total = zero();
+  for (int i = 0; i < kVecs; i++) {
+    Vec weight = x[i] - broadcast(partial.most);
+    if constexpr (kInPairs<Kv>) weight = store_rounded(scores + i * kWidth / 2, rough_exp(weight));  // what is multiplied
+    else store(scores + i * kWidth, weight = exp(weight));                                           // is summed
+    total = total + weight;
   }
   partial.sum += sum(total);
-  partial.most = most;
 }
 
 // Add a tile's weighted values to `Heads` outputs (Heads, padded(dim)): `Wide` vectors at a time, held in registers.
@@ -341,7 +410,7 @@ inline void attend_tile(const AttentionLayer<Kv>& layer, AttentionScratch& scrat
                         const Tile<Kv>& tile) {
   float* scores = scratch.scores.data();
   const float* query = scratch.query.data() + head * copy_size<Kv>(layer.key_dim);
-  score_tile<Heads>(query, layer.key_dim, layer.value_dim, tile, scores);
+  score_tile<Heads>(query, layer.key_dim, layer.value_dim, tile, scratch.turned.data(), scores);
   for (int h = 0; h < Heads; h++) {
     float* own = scores + h * kTileKeys;
     apply_scales(own, tile.keys, tile.begin, tile.end, layer.key_dim);
@@ -363,6 +432,12 @@ void attend_part(const AttentionLayer<Kv>& layer, AttentionScratch& scratch, int
     const int64_t stop = std::min(end, round_up(position + 1, kTileKeys));
     const Tile<Kv> tile = tile_at(layer, kv_head, table, position, stop);
     position = stop;
+#if defined(__AVX512BF16__)
+    if constexpr (kInPairs<Kv>) {
+      for (int64_t k = tile.begin; k < tile.end; k++) prefetch(tile.values[k], layer.value_dim);
+      turn_keys(tile, layer.key_dim, scratch.turned.data());
+    }
+#endif
     int64_t head = 0;
     for (; head + kMostHeads <= group; head += kMostHeads) attend_tile<kMostHeads>(layer, scratch, head, tile);
     if (group - head == 3) attend_tile<3>(layer, scratch, head, tile);

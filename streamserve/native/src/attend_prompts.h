@@ -5,8 +5,9 @@
 //     rows of a piece   [position 0: heads 0 .. G-1 | position 1: heads 0 .. G-1 | ...]
 //
 // It goes through the keys that any of its rows sees, tile by tile. A tile's keys are turned, so that a lane is a key, and
-// a score's dims are added up in the order in which decodes add theirs (`sum` of simd.h). What follows is done by what
-// decodes do it with. So a row's numbers are bitwise those of a decode at its position, wherever a chunk begins and ends.
+// a score's dims are added up in the order in which decodes add theirs (`sum` of simd.h; pairs of bf16 in their own
+// order). What follows is done by what decodes do it with. So a row's numbers are bitwise those of a decode at its
+// position, wherever a chunk begins and ends.
 #pragma once
 
 #include "attend.h"
@@ -14,8 +15,11 @@
 namespace ss {
 
 constexpr int64_t kPieceRows = 128;  // more read keys less often, and leave less work to share among threads
-constexpr int kBlockRows = 4;        // rows that go through a tile together
 constexpr int kBlockVecs = 2;        // vectors of keys whose scores are summed together
+
+// Rows that go through a tile together: pairs need no room for halves of sums.
+template <class Kv>
+constexpr int kBlockRows = kInPairs<Kv> ? 6 : 4;
 
 // Neighbouring rows of a prompt; `start` is the position of the first.
 struct PromptPiece {
@@ -37,10 +41,10 @@ struct PromptScratch {
   std::vector<float> read, query, scores, keys, values, row, part_values, whole_values;
   std::vector<Partial> part, whole;
 
-  void reserve(int64_t num_rows, int64_t group, int64_t key_dim, int64_t value_dim) {
+  void reserve(int64_t num_rows, int64_t block_rows, int64_t group, int64_t key_dim, int64_t value_dim) {
     read.resize(group * padded(key_dim));
     query.resize(num_rows * padded(key_dim));
-    scores.resize(kBlockRows * kTileKeys);
+    scores.resize(block_rows * kTileKeys);
     keys.resize(padded(key_dim) * kTileKeys);
     row.resize(4 * padded(key_dim));
     values.resize(kTileKeys * padded(value_dim));
@@ -53,12 +57,12 @@ struct PromptScratch {
 
 // Sums of a block's products over the dims that leave `first` when divided by Step, for each row and key.
 struct BlockSums {
-  Vec at[kBlockRows][kBlockVecs];
+  Vec at[4][kBlockVecs];
 };
 
-// query (kBlockRows, stride), keys (stride, kTileKeys). Halves are added in the order of `sum`: dims that are kWidth
+// query (4, stride), keys (stride, kTileKeys). Halves are added in the order of `sum`: dims that are kWidth
 // apart, then lanes l and l + kWidth / 2, and so on.
-template <class Kv, int Step>
+template <int Step>
 __attribute__((always_inline)) inline BlockSums sum_dims(const float* query, int64_t stride, const float* keys,
                                                          int64_t first) {
   BlockSums total;
@@ -68,15 +72,15 @@ __attribute__((always_inline)) inline BlockSums sum_dims(const float* query, int
     for (int64_t d = first; d < stride; d += kWidth) {
       Vec key[kBlockVecs];
       for (int v = 0; v < kBlockVecs; v++) key[v] = load(keys + d * kTileKeys + v * kWidth);
-      for (int r = 0; r < kBlockRows; r++) {
+      for (int r = 0; r < 4; r++) {
         const Vec q = broadcast(query[r * stride + d]);
-        for (int v = 0; v < kBlockVecs; v++) total.at[r][v] = add_products<Kv>(total.at[r][v], q, key[v]);
+        for (int v = 0; v < kBlockVecs; v++) total.at[r][v] = fma(q, key[v], total.at[r][v]);
       }
     }
   } else {
-    total = sum_dims<Kv, 2 * Step>(query, stride, keys, first);
-    const BlockSums other = sum_dims<Kv, 2 * Step>(query, stride, keys, first + Step);
-    for (int r = 0; r < kBlockRows; r++)
+    total = sum_dims<2 * Step>(query, stride, keys, first);
+    const BlockSums other = sum_dims<2 * Step>(query, stride, keys, first + Step);
+    for (int r = 0; r < 4; r++)
       for (int v = 0; v < kBlockVecs; v++) total.at[r][v] = total.at[r][v] + other.at[r][v];
   }
   return total;
@@ -114,7 +118,7 @@ struct PromptAttention {
   void run(int64_t index, PromptScratch& scratch) const {
     const PromptPiece& piece = pieces[index / layer.num_kv_heads];
     const int64_t kv_head = index % layer.num_kv_heads, group = layer.group();
-    const int64_t num_rows = round_up(piece.num_rows * group, kBlockRows);
+    const int64_t num_rows = round_up(piece.num_rows * group, kBlockRows<Kv>);
     begin(piece, kv_head, num_rows, scratch);
     const int64_t last = piece.start + piece.num_rows;
     for (int64_t position = first_key(piece.start, layer.window); position < last;) {
@@ -134,7 +138,7 @@ struct PromptAttention {
 
   void begin(const PromptPiece& piece, int64_t kv_head, int64_t num_rows, PromptScratch& scratch) const {
     const int64_t group = layer.group(), stride = copy_size<Kv>(layer.key_dim);
-    scratch.reserve(num_rows, group, layer.key_dim, layer.value_dim);
+    scratch.reserve(num_rows, kBlockRows<Kv>, group, layer.key_dim, layer.value_dim);
     for (int64_t i = 0; i < piece.num_rows; i++) {
       queries.read(piece.first_row + i, kv_head, scratch.read.data());
       copy_queries<Kv>(scratch.read.data(), group, layer.key_dim, scratch.query.data() + i * group * stride);
@@ -172,14 +176,12 @@ struct PromptAttention {
     const int64_t group = layer.group(), stride = copy_size<Kv>(layer.key_dim), origin = end - tile.end;
     float* scores = scratch.scores.data();
     // Rows before `first` see nothing of the tile: it comes after them.
-    const int64_t first = std::max<int64_t>(0, (begin - piece.start) * group) / kBlockRows * kBlockRows;
-    for (int64_t row = first; row < num_rows; row += kBlockRows) {
-      for (int64_t k = 0; k < tile.end; k += kBlockVecs * kWidth) {
-        const BlockSums sums = sum_dims<Kv, 1>(scratch.query.data() + row * stride, stride, scratch.keys.data() + k, 0);
-        for (int r = 0; r < kBlockRows; r++)
-          for (int v = 0; v < kBlockVecs; v++) store(scores + r * kTileKeys + k + v * kWidth, sums.at[r][v]);
-      }
-      for (int r = 0; r < kBlockRows; r++) {
+    const int64_t first = std::max<int64_t>(0, (begin - piece.start) * group) / kBlockRows<Kv> * kBlockRows<Kv>;
+    for (int64_t row = first; row < num_rows; row += kBlockRows<Kv>) {
+      // No row of the block sees more of the tile than its last.
+      const int64_t most = std::min(piece.start + (row + kBlockRows<Kv> - 1) / group + 1 - origin, tile.end);
+      score_block(scratch.query.data() + row * stride, stride, most, scratch);
+      for (int r = 0; r < kBlockRows<Kv>; r++) {
         const int64_t position = piece.start + (row + r) / group;
         const Range seen{std::max(first_key(position, layer.window) - origin, tile.begin),
                          std::min(position + 1 - origin, tile.end)};
@@ -189,42 +191,50 @@ struct PromptAttention {
           continue;
         }
         apply_scales(own, from.keys, tile.begin, tile.end, layer.key_dim);
-        weigh_tile<Kv>(own, tile.end, seen, layer.scaling, layer.softcap, layer.value_dim, scratch.part[row + r]);
+        weigh_tile<Kv>(own, most, seen, layer.scaling, layer.softcap, layer.value_dim, scratch.part[row + r]);
         apply_scales(own, from.values, tile.begin, tile.end, layer.value_dim);
       }
-      add_values(scores, tile, scratch.part[row].values, scratch);
+      add_values(scores, tile, most, scratch.part[row].values, scratch);
     }
   }
 
-  // Add a copied tile's weighted values to kBlockRows outputs.
-  void add_values(const float* weights, const Tile<float>& tile, float* out,
+  // Scores of a block's rows for a tile's positions before `end`, in whole vectors.
+  void score_block(const float* query, int64_t stride, int64_t end, PromptScratch& scratch) const {
+#if defined(__AVX512BF16__)
+    if constexpr (kInPairs<Kv>)
+      return score_turned<kBlockRows<Kv>>(query, stride, scratch.keys.data(), end, scratch.scores.data());
+#endif
+    for (int64_t k = 0; k < end; k += kBlockVecs * kWidth) {
+      const BlockSums sums = sum_dims<1>(query, stride, scratch.keys.data() + k, 0);
+      for (int r = 0; r < 4; r++)
+        for (int v = 0; v < kBlockVecs; v++) store(scratch.scores.data() + r * kTileKeys + k + v * kWidth, sums.at[r][v]);
+    }
+  }
+
+  // Add the weighted values of a copied tile's positions before `end` to a block's outputs.
+  void add_values(const float* weights, const Tile<float>& tile, [[maybe_unused]] int64_t end, float* out,
                   [[maybe_unused]] const PromptScratch& scratch) const {
     const int64_t stride = padded(layer.value_dim);
 #if defined(__AVX512BF16__)
     if constexpr (kInPairs<Kv>) {
       const float* values = scratch.values.data();
       const auto value = [&](int64_t pair, int64_t d) { return load(values + pair * stride + d); };
-      return add_pairs_of_tile<kBlockRows>(weights, tile.begin / 2, (tile.end + 1) / 2, stride, value, out);
+      return add_pairs_of_tile<kBlockRows<Kv>>(weights, tile.begin / 2, (end + 1) / 2, stride, value, out);
     }
 #endif
-    add_tile<kBlockRows>(weights, tile, stride, out);
+    add_tile<kBlockRows<Kv>>(weights, tile, stride, out);
   }
 
   // Copy a tile as it is multiplied: its keys turned, (copy_size(key_dim), kTileKeys); its values as floats, or by pairs
   // of positions, (kTileKeys / 2, padded(value_dim)).
   Tile<float> copy_tile(const Tile<Kv>& from, PromptScratch& scratch) const {
-    const int64_t stride = copy_size<Kv>(layer.key_dim), value_stride = padded(layer.value_dim);
+    [[maybe_unused]] const int64_t stride = padded(layer.key_dim);
+    const int64_t value_stride = padded(layer.value_dim);
     Tile<float> tile;
     tile.begin = from.begin, tile.end = from.end;
-    for (int64_t k = from.begin / 4 * 4; k < from.end; k += 4) {
-      for (int64_t i = 0; i < 4; i++) {
-        const Kv* key = from.keys[std::min(std::max(k + i, from.begin), from.end - 1)];
-        copy_key(key, scratch.row.data() + i * stride);
-      }
-      turn_rows(scratch.row.data(), stride, scratch.keys.data() + k);
-    }
 #if defined(__AVX512BF16__)
     if constexpr (kInPairs<Kv>) {
+      turn_keys(from, layer.key_dim, scratch.keys.data());
       for (int64_t k = from.begin / 2 * 2; k < from.end; k += 2) {
         const Kv *even = k < from.begin ? nullptr : from.values[k], *odd = k + 1 < from.end ? from.values[k + 1] : nullptr;
         for (int64_t d = 0; d < layer.value_dim; d += kWidth)
@@ -234,22 +244,19 @@ struct PromptAttention {
       return tile;
     }
 #endif
+    for (int64_t k = from.begin / 4 * 4; k < from.end; k += 4) {
+      for (int64_t i = 0; i < 4; i++) {
+        const Kv* key = from.keys[std::min(std::max(k + i, from.begin), from.end - 1)];
+        copy_padded(scratch.row.data() + i * stride, key, layer.key_dim);
+      }
+      turn_rows(scratch.row.data(), stride, scratch.keys.data() + k);
+    }
     for (int64_t k = from.begin; k < from.end; k++) {
       float* to = scratch.values.data() + k * value_stride;
       copy_padded(to, from.values[k], layer.value_dim);
       tile.values[k] = to;
     }
     return tile;
-  }
-
-  void copy_key(const Kv* key, float* to) const {
-#if defined(__AVX512BF16__)
-    if constexpr (kInPairs<Kv>) {
-      for (int64_t d = 0; d < layer.key_dim; d += 2 * kWidth) store(to + d / 2, load_pairs(key + d, layer.key_dim - d));
-      return;
-    }
-#endif
-    copy_padded(to, key, layer.key_dim);
   }
 
   void store_row(int64_t row, int64_t head, Partial& whole, const Partial& part) const {

@@ -47,16 +47,18 @@ inline float quantize_group(const float* x, int8_t* q, int32_t& sum_of_q) {
   return most / 127 + finite;
 }
 
-// Write the inputs [begin, end) of a row, `x`, in the form of `kind` to `out`, input_stride() bytes. `begin` is a multiple
-// of kGroup, and so is `end` or it is the row's.
+// Write the inputs [begin, end) of a row, which are at `x`, in the form of `kind` to the row `out`, input_stride() bytes.
+// `begin` is a multiple of kGroup, and so is `end` or it is the row's.
 template <class T>
 void prepare_part(int64_t kind, int64_t num_inputs, const T* x, Range part, uint8_t* out) {
   if (kind != kInt8 && kind != kInt4) {
     const auto copy = [&](auto* target) {
-      int64_t i = part.begin;
-      for (; i + kWidth <= part.end; i += kWidth) store(target + i, load(x + i));
-      for (; i < part.end; i++) from_float(to_float(x[i]), target[i]);
-      for (; i < round_up(part.end, kGroup); i++) from_float(0.0f, target[i]);
+      const int64_t count = part.end - part.begin;
+      target += part.begin;
+      int64_t i = 0;
+      for (; i + kWidth <= count; i += kWidth) store(target + i, load(x + i));
+      for (; i < count; i++) from_float(to_float(x[i]), target[i]);
+      for (; i < round_up(count, kGroup); i++) from_float(0.0f, target[i]);
     };
     return kind == kDenseBf16 ? copy(reinterpret_cast<Bf16Input*>(out)) : copy(reinterpret_cast<float*>(out));
   }
@@ -64,13 +66,13 @@ void prepare_part(int64_t kind, int64_t num_inputs, const T* x, Range part, uint
   int8_t* q = reinterpret_cast<int8_t*>(out);
   float* scales = reinterpret_cast<float*>(out + num_groups * kGroup);
   float* sums = scales + num_groups;
-  for (int64_t first = part.begin; first < part.end; first += kGroup) {
+  for (int64_t first = part.begin; first < part.end; first += kGroup, x += kGroup) {
     const int64_t group = first / kGroup, count = std::min(kGroup, part.end - first);
     float values[kGroup] = {};
     if (count == kGroup) {
-      for (int64_t i = 0; i < kGroup; i += kWidth) store(values + i, load(x + first + i));
+      for (int64_t i = 0; i < kGroup; i += kWidth) store(values + i, load(x + i));
     } else {
-      for (int64_t i = 0; i < count; i++) values[i] = to_float(x[first + i]);
+      for (int64_t i = 0; i < count; i++) values[i] = to_float(x[i]);
     }
     int32_t sum;
     scales[group] = quantize_group(values, q + first, sum);

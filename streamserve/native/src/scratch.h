@@ -11,7 +11,8 @@ namespace ss {
 // One buffer each; a function that calls another while it uses a buffer needs another name.
 enum ScratchName {
   kLinearInputs, kStepInputs, kStepRow, kExperts, kExpertInputs, kExpertRow, kAdapterInputs, kAdapterInner,
-  kStepHidden, kStepQkv, kStepAttended, kStepChange, kStepBoth, kStepPartials, kStepAllInputs, kStepInner, kNumScratch
+  kStepHidden, kStepQkv, kStepAttended, kStepChange, kStepBoth, kStepPartials, kStepAllInputs, kStepInner, kStepGated,
+  kNumScratch
 };
 
 class ScratchBuffer {

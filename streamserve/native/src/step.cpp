@@ -31,6 +31,8 @@ namespace {
 constexpr int64_t kFewNumbers = 4096;
 // So many rows are multiplied by all of a thread's panels before the next ones.
 constexpr int64_t kTurnRows = 128;
+// So many panels of gate, and of up, are multiplied by a turn's rows before they are gated: whole groups and whole tiles.
+constexpr int64_t kTurnPanels = 6;
 
 struct Rotation {
   int64_t num_pairs;
@@ -385,40 +387,58 @@ class StepThread {
     team_.barrier();
   }
 
-  // Each thread computes the same columns of gate and up, so that it can multiply them without waiting. Where rows are
-  // many it also prepares what it has multiplied for the next linear, while that is in the second-level cache.
+  // Each thread computes the same columns of gate and up, so that it can multiply them without waiting.
   void feed_forward(const StepLayer& layer, int64_t index) {
     const Linear& down = layer.down;
     const int64_t inner = down.num_inputs, num_rows = call_.num_rows, stride = 2 * inner;
-    const bool prepares = num_adapted_ == 0 && num_rows * inner > kFewNumbers;
-    const int64_t input_bytes = input_stride(layer.gate_up.kind, layer.gate_up.num_inputs);
-    const int64_t down_bytes = input_stride(down.kind, inner);
     const uint8_t* inputs = prepare(layer.gate_up, normal(layer.mlp_norm), num_rows);
-    const Range panels = team_.part(inner / kLanes, prepares ? kGroup / kLanes : 1);
-    const Range upper{panels.begin + inner / kLanes, panels.end + inner / kLanes};
-    const Range columns{panels.begin * kLanes, panels.end * kLanes};
-    const auto gate_rows = [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; row++) {
-        float* both = memory_.both + row * stride;
-        gate(model_.activation, both + columns.begin, both + inner + columns.begin, columns.end - columns.begin);
-        if (prepares) prepare_part(down.kind, inner, both, columns, memory_.inner + row * down_bytes);
-      }
-    };
-    for (int64_t row = 0; row < num_rows; row += kTurnRows) {
-      const int64_t count = std::min(kTurnRows, num_rows - row);
-      for (const Range& part : {panels, upper})
-        multiply_part(layer.gate_up, inputs + row * input_bytes, count, part, memory_.both + row * stride, stride, false);
-      if (num_adapted_ == 0) gate_rows(row, row + count);
+    if (num_adapted_ == 0 && num_rows * inner > kFewNumbers) {
+      gate_prepared(layer, inputs);
+      return add(down, index, kDown, plain(memory_.both, stride), memory_.inner, layer.after_mlp_norm);
     }
+    const Range panels = team_.part(inner / kLanes);
+    const Range upper{panels.begin + inner / kLanes, panels.end + inner / kLanes};
+    for (const Range& part : {panels, upper})
+      multiply_part(layer.gate_up, inputs, num_rows, part, memory_.both, stride, false);
     if (num_adapted_ > 0) {
       team_.barrier();
       add_loras(index, kGateUp, normal(layer.mlp_norm), memory_.both, stride);
-      gate_rows(0, num_rows);
+    }
+    const Range columns{panels.begin * kLanes, panels.end * kLanes};
+    for (int64_t row = 0; row < num_rows; row++) {
+      float* both = memory_.both + row * stride;
+      gate(model_.activation, both + columns.begin, both + inner + columns.begin, columns.end - columns.begin);
     }
     team_.barrier();
-    const auto gated = plain(memory_.both, stride);
-    if (prepares) add(down, index, kDown, gated, memory_.inner, layer.after_mlp_norm);
-    else add(down, index, kDown, gated, layer.after_mlp_norm);
+    add(down, index, kDown, plain(memory_.both, stride), layer.after_mlp_norm);
+  }
+
+  // Gate and up of many rows: some columns of some rows at a time, which stay in the second-level cache until they are
+  // multiplied and prepared for the next linear.
+  void gate_prepared(const StepLayer& layer, const uint8_t* inputs) {
+    const Linear& down = layer.down;
+    const int64_t inner = down.num_inputs, width = kTurnPanels * kLanes;
+    const int64_t input_bytes = input_stride(layer.gate_up.kind, layer.gate_up.num_inputs);
+    const int64_t down_bytes = input_stride(down.kind, inner);
+    const Range own = team_.part(inner / kLanes, kGroup / kLanes);
+    float* both = reinterpret_cast<float*>(scratch<kStepGated>(kTurnRows * 2 * width * int64_t(sizeof(float))));
+    for (int64_t row = 0; row < call_.num_rows; row += kTurnRows) {
+      const int64_t count = std::min(kTurnRows, call_.num_rows - row);
+      for (int64_t first = own.begin; first < own.end; first += kTurnPanels) {
+        const Range panels{first, std::min(first + kTurnPanels, own.end)};
+        const Range upper{panels.begin + inner / kLanes, panels.end + inner / kLanes};
+        const Range columns{panels.begin * kLanes, panels.end * kLanes};
+        multiply(layer.gate_up, inputs + row * input_bytes, count, panels, Outputs{both - columns.begin, kFloat32, 2 * width});
+        multiply(layer.gate_up, inputs + row * input_bytes, count, upper,
+                 Outputs{both + width - upper.begin * kLanes, kFloat32, 2 * width});
+        for (int64_t i = 0; i < count; i++) {
+          float* gates = both + i * 2 * width;
+          gate(model_.activation, gates, gates + width, columns.end - columns.begin);
+          prepare_part(down.kind, inner, gates, columns, memory_.inner + (row + i) * down_bytes);
+        }
+      }
+    }
+    team_.barrier();
   }
 
   void end() {

@@ -82,6 +82,31 @@ inline Vec exp(Vec input) {
 #endif
 }
 
+// Whether a number is above `least`.
+inline bool exceeds(Vec x, float least) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(least), _CMP_GT_OQ) != 0;
+#else
+  return largest(x) > least;
+#endif
+}
+
+#if defined(__AVX512F__)
+// exp within 5e-5, for what is rounded to bf16: 2^n times a polynomial of 2^r, r from -1/2 to 1/2. NaN in, NaN out.
+inline Vec rough_exp(Vec x) {
+  const Vec y = max(broadcast(-200), x * broadcast(1.44269504088896341f));  // of a NaN and a number the second, NaN
+  const Vec n = round(y), r = y - n;
+  Vec p = broadcast(9.6181291e-3f);
+  p = fma(p, r, broadcast(5.5504109e-2f));
+  p = fma(p, r, broadcast(2.4022651e-1f));
+  p = fma(p, r, broadcast(6.9314718e-1f));
+  p = fma(p, r, broadcast(1));
+  return {_mm512_scalef_ps(p.v, n.v)};
+}
+#else
+inline Vec rough_exp(Vec x) { return exp(x); }  // never called
+#endif
+
 // Four lanes whose sum is the vector's.
 inline Quad fold(Vec x) {
 #if defined(__AVX512F__)
