@@ -190,6 +190,19 @@ def test_a_prompt_equals_the_plain_sum(library: Library, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_scores_may_rise_from_tile_to_tile(library: Library, dtype: torch.dtype) -> None:
+    """Scores that grow with their position, a little or in leaps, are weighed as those that come in any other order."""
+    kernels = Kernels(library)
+    for seed in range(NUM_CASES // 3):
+        case = make_case(random.Random(seed), dtype)
+        for row in range(len(case.positions)):
+            slots = slots_of(case, row)
+            case.keys[:, slots] *= torch.linspace(0, 1 + seed % 4, len(slots)).to(dtype)[:, None]
+        error = float((attend(kernels, case).double() - reference(case)).abs().max())
+        assert error < 2 * TOLERANCE[dtype], f"seed {seed}: {error}"
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 def test_a_prompts_rows_are_decodes(library: Library, dtype: torch.dtype) -> None:
     """Bit for bit: what a token sees decides, not whether it is computed alone or beside its neighbours."""
     kernels = Kernels(library)
