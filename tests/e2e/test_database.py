@@ -71,10 +71,10 @@ def test_a_locked_database_harms_no_running_stream(key: str, settings_of_server:
             pieces = running.iter_raw()
             data = next(pieces)
             other.execute("BEGIN IMMEDIATE")
-            began = time.monotonic()
             refused = list(pool.map(lambda _: client.post("/streams", json=ASK), range(6)))
             assert other.in_transaction, "no request has waited for the lock's end"
-            assert time.monotonic() - began < 15, "they are refused together, not one after the other"
+            seconds = [one.elapsed.total_seconds() for one in refused]
+            assert max(seconds) < 3 * max(1.0, min(seconds)), "they are refused together, not one after the other"
             assert [one.status_code for one in refused] == [503] * 6
             assert {one.json()["error"]["code"] for one in refused} == {"database_unavailable"}
             assert {one.headers["retry-after"] for one in refused} == {"2"}

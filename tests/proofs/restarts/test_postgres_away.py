@@ -85,9 +85,9 @@ def test_postgres_is_away_for_a_while(
         data = next(pieces)
         begin()
         try:
-            began = time.monotonic()
             refused = list(pool.map(lambda _: client.post("/streams", json=ASK), range(NUM_AT_ONCE)))
-            assert time.monotonic() - began < 20, "they are refused together, not one after the other"
+            seconds = [one.elapsed.total_seconds() for one in refused]
+            assert max(seconds) < 3 * max(1.0, min(seconds)), "they are refused together, not one after the other"
             assert [(one.status_code, one.json()["error"]["code"]) for one in refused] == [
                 (503, "database_unavailable")
             ] * NUM_AT_ONCE
