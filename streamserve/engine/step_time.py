@@ -33,7 +33,7 @@ _MAX_SURPRISE = 4.0
 _MAX_STRETCH = 2
 # A step of so many times its base is worth its start: what joins it would hardly cost more in a step of its own. Of one
 # that is shorter than a reader notices nothing is left to the next.
-_WORTH_BASES = 4
+_WORTH_BASES = 8
 _WORTH_SECONDS = 0.02
 _SINGULAR = 1e-7
 _BASE, _PER_TOKEN, _PER_PAIR = range(3)
