@@ -108,10 +108,10 @@ async def test_there_is_one_engine_for_all() -> None:
     await complete("legal")
     assert own.clients["base"].stats().steps > own.clients["other"].stats().steps
     assert own.clients["legal"].stats().steps == 0
-    await own.ops.control("base", "pause")
+    await own.services.ops.control("base", "pause")
     assert (await complete("legal")).status_code == 503
     assert (await complete("other")).status_code == 200
-    await own.ops.control("legal", "resume")
+    await own.services.ops.control("legal", "resume")
     assert (await complete("base")).status_code == 200
 
 
