@@ -78,7 +78,14 @@ class Liveness:
         return bool(self._is_locked(process_id))
 
     def tidy(self) -> None:
-        """Remove the files of dead processes. A process without a file counts as dead."""
+        """Remove the files of dead processes; make that of this process anew, where somebody has removed the folder.
+
+        A process without a file counts as dead.
+        """
+        if self._fd is not None and self._is_locked(self.own_id) is None:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            removed, self._fd = self._fd, self._create_lock()
+            os.close(removed)
         for path in self._folder.glob("*.lock"):
             if not self._is_locked(path.stem):
                 path.unlink(missing_ok=True)

@@ -69,6 +69,14 @@ def open_file(path: Path, lock: FileLock, *, is_full_sync: bool, busy_seconds: f
     return db
 
 
+def identity(file: Path | int) -> tuple[int, int] | None:
+    """Return what tells a file from one that takes its name later; None: there is no file."""
+    with contextlib.suppress(FileNotFoundError):
+        status = os.stat(file)
+        return status.st_dev, status.st_ino
+    return None
+
+
 def _make_tables(db: sqlite3.Connection) -> None:
     if _version(db) == 0:
         _set(db, "page_size", _PAGE_BYTES)
@@ -91,7 +99,8 @@ _POLL_SECONDS = 0.0005
 class FileLock:
     """A `flock` on its own file, which the kernel frees when its holder dies, also by kill -9.
 
-    The file is never removed: waiters would hold a lock that new processes do not see.
+    We never remove the file: waiters would hold a lock that new processes do not see. Where somebody else has, with the
+    folder perhaps, it is made anew.
     """
 
     def __init__(self, path: Path, seconds: float) -> None:
@@ -105,14 +114,15 @@ class FileLock:
         if self._is_held:
             yield
             return
-        if self._fd is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fd, give_up_at = self._fd, time.monotonic() + self._seconds
+        give_up_at = time.monotonic() + self._seconds
         while True:  # a blocking `flock` would wait for ever on a holder that is stopped (SIGSTOP)
+            fd = self._fd = self._open() if self._fd is None else self._fd
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                if identity(self._path) == identity(fd):
+                    break
+                self.close()
+                continue
             except BlockingIOError:
                 if not waits or time.monotonic() >= give_up_at:
                     raise TimeoutError(f"{self._path} is held by another process") from None
@@ -123,6 +133,10 @@ class FileLock:
         finally:
             self._is_held = False
             fcntl.flock(fd, fcntl.LOCK_UN)
+
+    def _open(self) -> int:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def close(self) -> None:
         """Close the file."""

@@ -42,7 +42,7 @@ from streamserve.streams.log.base import (
     LogUnavailable,
     Result,
 )
-from streamserve.streams.log.file_database import FileLock, open_file
+from streamserve.streams.log.file_database import FileLock, identity, open_file
 
 _HEADS = """
 SELECT json_group_array(json_array(
@@ -113,7 +113,9 @@ class _Head:
 
 
 class FileStore:
-    """One connection. The first call opens it, as does the first call after an error. For one thread at a time."""
+    """One connection. The first call opens it, as does the first call after an error, or after somebody has removed the
+    file: what was in it is lost then, and an append that goes on from it is refused so. For one thread at a time.
+    """
 
     def __init__(self, path: Path, *, is_full_sync: bool = False, busy_seconds: float = 5.0) -> None:
         self.path = path
@@ -121,6 +123,7 @@ class FileStore:
         self._busy_seconds = busy_seconds
         self._lock = FileLock(Path(f"{path}.lock"), busy_seconds)
         self._opened: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None
         self._version: int | None = None
         self._heads: dict[str, _Head] = {}
         self._pages: list[tuple[int, int, bytes]] = []  # of the open transaction, not inserted yet
@@ -142,7 +145,7 @@ class FileStore:
         """
         try:
             with self._lock.held(waits=waits):
-                db = self._opened or self._open()
+                db = self._current()
                 db.execute("BEGIN IMMEDIATE")
                 try:
                     known = self._heads
@@ -245,7 +248,7 @@ class FileStore:
     def read(self, log_id: str, after: int, limit: int) -> list[LoggedEvent]:
         """Return up to `limit` events that follow `after`. Raises KeyError for an unknown log."""
         try:
-            db = self._opened or self._open()
+            db = self._current()
             row = db.execute(_READ, {"log_id": log_id, "after": after, "limit": limit}).fetchone()
         except (sqlite3.Error, OSError) as error:
             raise self._unavailable(error) from error
@@ -263,12 +266,13 @@ class FileStore:
     def last_seqs(self, log_ids: Iterable[str]) -> dict[str, int]:
         """Return the last seq of each of these logs that exists."""
         with self._errors():
+            self._current()
             return {log_id: head.last_seq for log_id, head in self._find(log_ids).items()}
 
     def has_changed(self) -> bool:
         """Return whether another connection has committed since the previous call."""
         with self._errors():
-            return self._note_version(self._db())
+            return self._note_version(self._current())
 
     # Upkeep
 
@@ -315,6 +319,12 @@ class FileStore:
             for log_id, row_id, fence, last_seq, is_ended, touched_at in json.loads(found)
         }
 
+    def _current(self) -> sqlite3.Connection:
+        """Return the connection to the file that has the path now."""
+        if self._opened is not None and identity(self.path) != self._identity:
+            self._forget()
+        return self._db()
+
     def _db(self) -> sqlite3.Connection:
         return self._opened or self._open()
 
@@ -322,6 +332,7 @@ class FileStore:
         self._opened = open_file(
             self.path, self._lock, is_full_sync=self._is_full_sync, busy_seconds=self._busy_seconds
         )
+        self._identity = identity(self.path)
         return self._opened
 
     def _forget(self) -> None:

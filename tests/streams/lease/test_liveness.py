@@ -61,6 +61,21 @@ def test_the_folder_is_private(tmp_path: Path) -> None:
     worker.close()
 
 
+def test_a_worker_whose_folder_is_removed_comes_back(tmp_path: Path) -> None:
+    """Its siblings take it for dead until it looks after its file."""
+    one, two = Liveness(tmp_path / "workers"), Liveness(tmp_path / "workers")
+    shutil.rmtree(tmp_path / "workers")
+    assert not two.is_alive(one.own_id)
+    for worker in (one, two):
+        worker.tidy()
+    assert two.is_alive(one.own_id)
+    assert one.is_alive(two.own_id)
+    one.close()
+    one.tidy()
+    assert not two.is_alive(one.own_id)
+    two.close()
+
+
 def test_a_worker_of_another_host_is_not_judged(tmp_path: Path) -> None:
     """A worker id names its host, because the lock of another host's worker is not visible from this one."""
     here, there = Liveness(tmp_path / "here"), Liveness(tmp_path / "there")

@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import random
 import resource
+import shutil
 import signal
 import sqlite3
 import stat
@@ -25,7 +26,7 @@ from hypothesis import strategies as st
 from streamserve.protocol.events import Done, Token
 from streamserve.protocol.frames import FrameError
 from streamserve.streams.log import file_log, file_store
-from streamserve.streams.log.base import Committed, LogFull, LogUnavailable, append, make_batch, new_log_id
+from streamserve.streams.log.base import Committed, LogFull, LogLost, LogUnavailable, append, make_batch, new_log_id
 from streamserve.streams.log.file_database import SCHEMA_VERSION
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.log.file_store import FileStore
@@ -330,6 +331,35 @@ async def test_an_impossible_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "state").unlink()
     assert await append(log, "a", 1, [tok("x")]) == 1
     await log.aclose()
+
+
+async def test_a_folder_that_is_removed_is_made_anew(path: Path, log: FileLog) -> None:
+    """What it held is lost, and said to be; what comes then is where other processes find it."""
+    await append(log, "a", 1, [tok("x")])
+    assert await everything(log, "a") == numbered([tok("x")])
+    shutil.rmtree(path.parent)
+    with pytest.raises(KeyError):
+        await log.read("a", 0)
+    (result,) = await log.commit([make_batch("a", 1, 1, [tok("y")])])
+    assert isinstance(result, LogLost)
+    assert await append(log, "b", 1, [tok("z")]) == 1
+    other = FileLog(path)
+    assert await everything(other, "b") == await everything(log, "b") == numbered([tok("z")])
+    await other.aclose()
+
+
+async def test_a_file_that_another_process_has_made_anew(path: Path, log: FileLog) -> None:
+    """Both write the new file, one at a time: its lock is the new one too."""
+    await append(log, "a", 1, [tok("x")])
+    shutil.rmtree(path.parent)
+    other = FileLog(path)
+    await append(other, "b", 1, [tok("y")])
+    assert await everything(log, "b") == numbered([tok("y")])
+    appended = [append(log if number % 2 else other, f"log-{number}", 1, [tok("z")]) for number in range(50)]
+    assert await asyncio.gather(*appended) == [1] * 50
+    await other.aclose()
+    assert {await log.last_seq(f"log-{number}") for number in range(50)} == {1}
+    assert _is_sound(path)
 
 
 async def test_a_file_that_is_no_log_is_left_alone(path: Path) -> None:
