@@ -72,8 +72,8 @@ lint: ## Run ruff and mypy
 soak: ## Run the long versions (hours); their figures come at the end; docs/reliability.md says what they showed
 	@$(PYTHON) project/install.py --venv $(VENV) $(TESTED)
 	export STREAMSERVE_SOAK=1 SIM_STEPS=1_000_000; \
-	$(BIN)/python -m pytest -rP -m "not alone" -n $(PROOF_JOBS) --dist loadfile $(SOAK); soak=$$?; \
-	$(BIN)/python -m pytest -rP -m alone $(SOAK) && exit $$soak
+	$(BIN)/python -m pytest -o timeout=14400 -rP -m "not alone" -n $(PROOF_JOBS) --dist loadfile $(SOAK); soak=$$?; \
+	$(BIN)/python -m pytest -o timeout=14400 -rP -m alone $(SOAK) && exit $$soak
 
 gpu: ## Run the GPU's tests and benchmark by a Python that has torch with CUDA and triton (PYTHON=...); no Django
 	$(PYTHON) -m pytest --confcutdir tests/gpu -c /dev/null --rootdir . -p no:django -p no:cacheprovider -n 8 tests/gpu

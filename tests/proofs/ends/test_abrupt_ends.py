@@ -139,7 +139,7 @@ def test_abrupt_ends(site: Site, request: pytest.FixtureRequest) -> None:
     companion_starts(site, prompt)
     reference = companion_ends(site)
     companion_starts(site, prompt)
-    one_round(site, num_readers=len(WAYS))
+    one_round(site, num_readers=NUM_READERS)  # as large as the rounds that are counted: pools have their threads
     assert companion_ends(site) == reference
     before = at_rest(site)
     site.num_ends = site.num_late = 0

@@ -198,7 +198,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._seen: dict[Body | Relay, None] = {}
-        self._lock = threading.Lock()  # clients read in threads
+        self._lock = threading.RLock()  # clients read in threads
 
     def note(self, one: Body | Relay) -> None:
         """Note that bytes of a stream came, or its end."""
@@ -231,7 +231,7 @@ def install(watch: Watch) -> Callable[[], None]:
 
 def _listen_to_sockets(patches: pytest.MonkeyPatch, watch: Watch) -> None:
     connections: WeakKeyDictionary[socket.socket, Connection] = WeakKeyDictionary()
-    lock = threading.Lock()
+    lock = threading.RLock()  # a collection in here may close a generator of a loop, which sends a byte
     recv, recv_into = socket.socket.recv, socket.socket.recv_into
     send, sendall = socket.socket.send, socket.socket.sendall
 

@@ -26,6 +26,7 @@ from streamserve.protocol.requests import Admission
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
+from tests.support.checks import stream_watch
 from tests.support.checks.planted_streams import (
     DONE,
     GOOD,
@@ -297,3 +298,22 @@ def test_a_test_with_a_wrong_stream_fails(tmp_path: Path) -> None:
         "test_excused": "PASSED",
         "test_gap_and_cut": "ERROR",
     }, run.stdout
+
+
+@pytest.mark.timeout(60)
+def test_what_is_collected_may_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collection that begins while a connection is noted may close a generator, whose loop wakes by a byte."""
+    (one, _), (other, reader) = pairs = socket.socketpair(), socket.socketpair()
+    make, others = stream_watch.Connection, [other]
+
+    def collecting(watch: Watch) -> stream_watch.Connection:
+        if others:
+            others.pop().send(b"x")
+        return make(watch)
+
+    monkeypatch.setattr(stream_watch, "Connection", collecting)
+    one.send(b"y")
+    assert reader.recv(1) == b"x"
+    for pair in pairs:
+        for end in pair:
+            end.close()
