@@ -145,6 +145,23 @@ test("an acknowledgement that another web process must count is sent again", asy
   assert.deepEqual(sent, [2, 2]);
 });
 
+test("after a slow acknowledgement the next waits as long as after a quick one", async (t) => {
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  const [sent, answers] = [[], []];
+  let now = 0;
+  const acks = new Acks((ack) => (sent.push(ack.seq), new Promise((resolve) => answers.push(resolve))), () => now);
+  acks.begin("r1");
+  acks.shown(2);
+  acks.shown(3);
+  now = 9;
+  answers.shift()(true);
+  for (let turn = 0; turn < 4; turn += 1) await Promise.resolve();
+  assert.deepEqual(sent, [2], "the server has counted it only now");
+  now = 10;
+  t.mock.timers.tick(1000);
+  assert.deepEqual(sent, [2, 3]);
+});
+
 test("a formula is whole between the delimiters that belong together", () => {
   assert.deepEqual(cut("\\(x\\)"), { tex: "x", isDisplay: false });
   assert.deepEqual(cut("$$x$$"), { tex: "x", isDisplay: true });

