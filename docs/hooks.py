@@ -83,15 +83,16 @@ def navigation(index: str) -> list[Any]:
             path = row[2].removeprefix("../") if row[2].startswith("../") else row[2]
             sections[-1].append({row[1].replace("`", ""): ROOT_PAGES.get(path, path) if ".." in row[2] else path})
     nav[-2][next(iter(nav[-2]))].extend({title: path} for title, path in UNLISTED)
-    nav[-2][next(iter(nav[-2]))].extend(_decisions())
+    nav[-2][next(iter(nav[-2]))].extend([_one_by_one("Figures"), _one_by_one("Decisions")])
     return nav
 
 
-def _decisions() -> list[Any]:
-    """Return the entry of the decisions, which their own index lists."""
-    pages = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
-    titles = {path: path.read_text().partition("\n")[0].lstrip("# ") for path in pages}
-    return [{"Decisions, one by one": [{titles[path]: f"decisions/{path.name}"} for path in pages]}]
+def _one_by_one(title: str) -> Any:
+    """Return the entry of a folder's pages, which another page lists."""
+    folder = title.lower()
+    pages = sorted(path for path in (ROOT / "docs" / folder).glob("*.md") if path.name != INDEX)
+    titles = {path: path.read_text().partition("\n")[0].lstrip("# ").replace("`", "") for path in pages}
+    return {f"{title}, one by one": [{titles[path]: f"{folder}/{path.name}"} for path in pages]}
 
 
 def with_links(markdown: str, source: str, path: str) -> str:

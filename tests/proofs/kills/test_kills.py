@@ -108,8 +108,8 @@ def helpdesk(folder: Path) -> LaunchConfig:
 def check_counts(killer: Killer, signals: list[Signals], caplog: pytest.LogCaptureFixture) -> None:
     """Each signal costs one engine, and nothing else does; only hanging engines are detected by their silence.
 
-    Of the steady readers, at least half are in mid-answer at each kill that is not an early one: those see a pause. Of a
-    few kills no such share is known, and one reader is enough.
+    Of the steady readers, at least half are in mid-answer at each kill that is not an early one: those see a pause. A
+    few kills show no such share, and one reader at each is enough.
     """
     num_silent = sum("is silent: killed" in record.getMessage() for record in caplog.records)
     assert killer.num_lost == len(signals)
