@@ -84,7 +84,7 @@ class Constraints:
     ) -> tuple[SampleSpec, ...]:
         """Return how to choose the token after the known and pending tokens, and after each of the proposed tokens.
 
-        None is returned after a proposed token that ends the answer or that the grammar forbids.
+        The proposed tokens are followed up to the first that ends the answer or that the grammar forbids.
         """
         matcher = self.matcher
         mask, may_end = (None, False) if matcher is None else (matcher.mask, matcher.may_end)

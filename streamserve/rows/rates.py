@@ -5,8 +5,8 @@
     ends of answers   ──► `settle_all`: what was used stays counted, the rest is given back  (after the rows' updates)
 
 Both are in the transaction of the streams' rows: what has no row holds nothing, and an answer whose process was killed
-is settled by whoever writes its end. Starts that share a transaction are one statement for all their windows, and ends
-are. Windows are locked in the order of their names by every transaction, once: none waits for another in a circle.
+is settled by the process that writes its end. Starts that share a transaction are one statement for all their windows,
+and so are ends. Every transaction locks its windows once, in the order of their names: no two wait for each other.
 Without RATES nothing is asked. Blocks.
 """
 

@@ -25,7 +25,7 @@ class Loading:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody has asked for the model yet."""
+        """Whether loading has not begun."""
         return self.description.state == "idle"
 
     def begin(self) -> None:

@@ -71,7 +71,7 @@ export class Acks {
     }
     if (this.reader !== reader) return; // another connection meanwhile
     this.isSending = false;
-    this.acked.at = this.now(); // a busy server counts an acknowledgement when it answers, and the next from then on
+    this.acked.at = this.now(); // the server took it by now: the pause begins here, however long it was under way
     if (isCounted === null) this.acked.seq = -1; // sent again, over another connection
     if (isCounted !== false) this.sendWhenDue();
     else this.end();

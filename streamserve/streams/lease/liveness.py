@@ -78,7 +78,7 @@ class Liveness:
         return bool(self._is_locked(process_id))
 
     def tidy(self) -> None:
-        """Remove the files of dead processes; make that of this process anew, where somebody has removed the folder.
+        """Remove the files of dead processes; make the file of this process anew if it was removed.
 
         A process without a file counts as dead.
         """

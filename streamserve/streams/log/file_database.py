@@ -70,7 +70,7 @@ def open_file(path: Path, lock: FileLock, *, is_full_sync: bool, busy_seconds: f
 
 
 def identity(file: Path | int) -> tuple[int, int] | None:
-    """Return what tells a file from one that takes its name later; None: there is no file."""
+    """Return the device and inode of a file: another file of the same name has others. None if there is no file."""
     with contextlib.suppress(FileNotFoundError):
         status = os.stat(file)
         return status.st_dev, status.st_ino
@@ -99,8 +99,8 @@ _POLL_SECONDS = 0.0005
 class FileLock:
     """A `flock` on its own file, which the kernel frees when its holder dies, also by kill -9.
 
-    We never remove the file: waiters would hold a lock that new processes do not see. Where somebody else has, with the
-    folder perhaps, it is made anew.
+    It is never removed here: waiters would hold a lock that new processes do not see. If it was removed by other means,
+    with its folder perhaps, it is made anew.
     """
 
     def __init__(self, path: Path, seconds: float) -> None:

@@ -113,8 +113,10 @@ class _Head:
 
 
 class FileStore:
-    """One connection. The first call opens it, as does the first call after an error, or after somebody has removed the
-    file: what was in it is lost then, and an append that goes on from it is refused so. For one thread at a time.
+    """One connection. The first call opens it, as does the first call after an error. For one thread at a time.
+
+    If the file was removed, the next call makes a new file: what was in the old file is lost, and an append that
+    continues from it is refused with LogLost.
     """
 
     def __init__(self, path: Path, *, is_full_sync: bool = False, busy_seconds: float = 5.0) -> None:

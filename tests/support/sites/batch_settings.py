@@ -11,6 +11,7 @@ import os
 from project.settings import *  # noqa: F403
 from project.settings import HELPDESK, INSTALLED_APPS
 from project.settings import STREAMSERVE as DEMO
+from tests.support.sites.databases import postgres_at
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.support.sites.batch_app"]
 ENGINE = {"NUM_BLOCKS": 512, "MAX_NUM_SEQS": 16}
@@ -27,12 +28,4 @@ STREAMSERVE = {
     "LIMITS": {**DEMO.get("LIMITS", {}), **json.loads(os.environ.get("LIMITS", "{}"))},
 }
 if os.environ.get("POSTGRES"):
-    DATABASES = {
-        "default": {
-            "ENGINE": "django.db.backends.postgresql",
-            "NAME": "streamserve",
-            "USER": "postgres",
-            "HOST": "127.0.0.1",
-            "PORT": os.environ["POSTGRES"],
-        },
-    }
+    DATABASES = postgres_at(os.environ["POSTGRES"], "streamserve")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from tests.support.sites.databases import postgres_at
 from tests.support.sites.workers.two_workers_site import *  # noqa: F403
 from tests.support.sites.workers.two_workers_site import INSTALLED_APPS as OF_THE_DEMO
 from tests.support.sites.workers.two_workers_site import STREAMSERVE as TWO_WORKERS
@@ -22,12 +23,4 @@ STREAMSERVE = {
     },
 }
 if os.environ.get("BILLS_POSTGRES"):
-    DATABASES = {
-        "default": {
-            "ENGINE": "django.db.backends.postgresql",
-            "NAME": "postgres",
-            "USER": "postgres",
-            "HOST": "127.0.0.1",
-            "PORT": os.environ["BILLS_POSTGRES"],
-        }
-    }
+    DATABASES = postgres_at(os.environ["BILLS_POSTGRES"])

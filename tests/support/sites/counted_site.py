@@ -6,6 +6,7 @@ import os
 
 from project.settings import *  # noqa: F403
 from project.settings import STREAMSERVE as DEMO
+from tests.support.sites.databases import postgres_at
 
 STREAMSERVE = {
     **DEMO,
@@ -18,12 +19,4 @@ STREAMSERVE = {
     },
 }
 if os.environ.get("COUNTED_POSTGRES"):
-    DATABASES = {
-        "default": {
-            "ENGINE": "django.db.backends.postgresql",
-            "NAME": "postgres",
-            "USER": "postgres",
-            "HOST": "127.0.0.1",
-            "PORT": os.environ["COUNTED_POSTGRES"],
-        }
-    }
+    DATABASES = postgres_at(os.environ["COUNTED_POSTGRES"])

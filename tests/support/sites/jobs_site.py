@@ -11,19 +11,12 @@ from project.settings import *  # noqa: F403
 from project.settings import DATABASES as DEMO_DATABASES
 from project.settings import INSTALLED_APPS as DEMO_APPS
 from project.settings import STREAMSERVE as DEMO
+from tests.support.sites.databases import postgres_at
 
 INSTALLED_APPS = [*DEMO_APPS, "tests.support.sites.jobs_app"]
 DATABASES = DEMO_DATABASES
 if os.environ.get("JOBS_POSTGRES"):
-    DATABASES = {
-        "default": {
-            "ENGINE": "django.db.backends.postgresql",
-            "NAME": "postgres",
-            "USER": "postgres",
-            "HOST": "127.0.0.1",
-            "PORT": os.environ["JOBS_POSTGRES"],
-        }
-    }
+    DATABASES = postgres_at(os.environ["JOBS_POSTGRES"])
 STREAMSERVE = {
     **DEMO,
     "ECHO_STEP_SECONDS": 0.02,
